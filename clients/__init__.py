@@ -1,0 +1,1 @@
+"""The clients' side of each method: Flower NumPyClients."""

@@ -1,0 +1,80 @@
+"""The bridge between Flower's Message API and the NumPyClients of a node."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, ConfigRecordValues, Message, RecordDict
+
+from hyperfl_flwr.cohort import CohortResult, MakeClient, evaluate_cohort, train_cohort
+from hyperfl_flwr.messages import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    PROPERTIES,
+    WEIGHTS,
+    Reduction,
+    Report,
+    Request,
+    pack_arrays,
+    unpack_arrays,
+    weights_record,
+)
+from hyperfl_flwr.metrics.memory import peak_memory, process_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """The clients of one node.
+
+    Attributes:
+        make_client: Builds one of them.
+        reductions: How each shared group is reduced.
+        send_tracebacks: Whether the traceback of a failure leaves the node.
+    """
+
+    make_client: MakeClient
+    reductions: Mapping[str, Reduction]
+    send_tracebacks: bool
+
+
+def train(cohort: Cohort, message: Message) -> Message:
+    """Answer a TRAIN message: sums of the shared arrays, their weights, and a report."""
+    began = time.perf_counter()
+    received = unpack_arrays(message.content.array_records[ARRAYS])
+    request = Request.from_record(message.content.config_records[CONFIG])
+    result = train_cohort(
+        cohort.make_client, request, received, cohort.reductions, send_tracebacks=cohort.send_tracebacks
+    )
+    content = RecordDict(
+        {
+            ARRAYS: pack_arrays(result.sums),
+            WEIGHTS: weights_record(result.num_examples, len(result.results)),
+            CLIENTS: _report(result, began).to_record(),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+def evaluate(cohort: Cohort, message: Message) -> Message:
+    """Answer an EVALUATE message: a report."""
+    began = time.perf_counter()
+    received = unpack_arrays(message.content.array_records[ARRAYS])
+    request = Request.from_record(message.content.config_records[CONFIG])
+    result = evaluate_cohort(cohort.make_client, request, received, send_tracebacks=cohort.send_tracebacks)
+    return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
+
+
+def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
+    """Answer the handshake with a node's properties."""
+    return Message(RecordDict({PROPERTIES: ConfigRecord(dict(properties))}), reply_to=message)
+
+
+def _report(result: CohortResult, began: float) -> Report:
+    return Report(
+        results=result.results,
+        failures=result.failures,
+        process=process_name(),
+        peak_memory=peak_memory(),
+        seconds=time.perf_counter() - began,
+    )

@@ -1,0 +1,205 @@
+"""What all clients share: parameter groups, private state, the two accuracies."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from flwr.common import Scalar
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import ClientData, FederatedData
+from hyperfl_flwr.messages import Reduction, group_of, layout_problem, not_finite
+from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
+from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.state import INITIAL, PrivateState
+from hyperfl_flwr.training.sgd import Epochs, Predict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSetting:
+    """What a client works with.
+
+    Attributes:
+        config: The run's settings.
+        client: The client's id.
+        data: Its samples, on `device`.
+        device: Where it trains.
+        state: Its private arrays on the node's disk.
+        learning_rate: The setting, or the data set's own where that is `auto`.
+    """
+
+    config: RunConfig
+    client: int
+    data: ClientData
+    device: torch.device
+    state: PrivateState
+    learning_rate: float
+
+
+def client_setting(
+    config: RunConfig, data: FederatedData, client: int, device: torch.device, state: PrivateState
+) -> ClientSetting:
+    """Put together what one client works with."""
+    return ClientSetting(
+        config=config,
+        client=client,
+        data=data.client(client).to(device),
+        device=device,
+        state=state,
+        learning_rate=data.dataset.learning_rate if config.learning_rate == "auto" else config.learning_rate,
+    )
+
+
+class BaseClient(NumPyClient):
+    """A client whose model is a set of parameter groups, some shared with the server, some private.
+
+    A method's client declares its groups, builds a module for each, and trains. Receiving, merging, storing and sending
+    are done here.
+
+    Attributes:
+        shared: Names of the shared groups and how the server reduces each.
+        private: Names of the groups that never leave the node.
+    """
+
+    shared: ClassVar[Mapping[str, Reduction]] = {}
+    private: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, setting: ClientSetting) -> None:
+        self.setting = setting
+        self.groups = self.build_groups()
+
+    @abstractmethod
+    def build_groups(self) -> dict[str, nn.Module]:
+        """Return a module for each group; its values do not matter and may be on the meta device."""
+
+    @abstractmethod
+    def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the initial values of the private groups: group -> parameters by name."""
+
+    @abstractmethod
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train the groups' modules in place on the client's data; returns numbers to report."""
+
+    @abstractmethod
+    def predictor(self) -> Predict:
+        """Return the client's model as it is now."""
+
+    def new_target(self) -> Target:
+        """Return the target network for the client's data, on the meta device."""
+        channels, height, width = self.setting.data.train_images.shape[1:]
+        return build_target(self.setting.config.target, (channels, height, width), self.setting.data.num_classes)
+
+    def epochs(self) -> Epochs:
+        """Return the local epochs that the run's settings ask for."""
+        config = self.setting.config
+        return Epochs(
+            epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
+        """Evaluate what was received, train, evaluate again, and store the private groups.
+
+        Args:
+            parameters: The shared groups' arrays, in the order of `keys`.
+            config: `round`, `version` (of the private state to start from) and `kept-version`.
+
+        Returns:
+            The trained shared arrays, the number of training samples, and the client's numbers; among them
+            `aggregate-accuracy` (received parameters with the client's private ones) and `own-accuracy` (after local
+            training), both on the client's test data.
+
+        Raises:
+            ValueError: If the arrays do not fit the client's model.
+            FloatingPointError: If a private parameter is not finite after training.
+            StateError: If the private state cannot be read.
+        """
+        setting = self.setting
+        began = time.perf_counter()
+        self._load(parameters, config["version"])
+        metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
+        evaluated = time.perf_counter()
+        metrics |= self.train(numpy_generator(setting.config.seed, "training", setting.client, config["round"]))
+        trained = time.perf_counter()
+        metrics |= _accuracy("own", self._evaluate())
+        self._store(config["round"], {config["round"], config["version"], config["kept-version"]})
+        shared = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
+        metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
+        return shared, len(setting.data.train_labels), metrics
+
+    def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
+        """Evaluate received parameters with the client's private ones on its test data; see `fit`."""
+        self._load(parameters, config["version"])
+        sums = self._evaluate()
+        return sums.mean_loss, sums.total, _accuracy("aggregate", sums)
+
+    def keys(self) -> list[str]:
+        """Return the names `group/name` of the shared arrays, in the order in which they travel."""
+        return [f"{group}/{name}" for group in self.shared for name in self.groups[group].state_dict()]
+
+    def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
+        keys = self.keys()
+        if len(parameters) != len(keys):
+            raise ValueError(f"received {len(parameters)} arrays, expected {len(keys)}: {', '.join(keys)}")
+        received = dict(zip(keys, parameters, strict=True))
+        if version == INITIAL:
+            private = {
+                f"{group}/{name}": tensor
+                for group, tensors in (self.initial_private() if self.private else {}).items()
+                for name, tensor in tensors.items()
+            }
+        else:
+            stored = self.setting.state.load(version) if self.private else {}
+            private = {key: torch.from_numpy(value) for key, value in stored.items()}
+        tensors = {key: torch.tensor(value) for key, value in received.items()} | private
+        for group, module in self.groups.items():
+            expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
+            got = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
+            if problem := layout_problem(expected, got):
+                raise ValueError(problem)
+            values = {key.partition("/")[2]: tensors[key].to(self.setting.device) for key in got}
+            module.load_state_dict(values, assign=True)
+
+    def _store(self, version: int, kept: set[int]) -> None:
+        if not self.private:
+            return
+        arrays = {
+            f"{group}/{name}": _to_numpy(tensor)
+            for group in self.private
+            for name, tensor in self.groups[group].state_dict().items()
+        }
+        if key := not_finite(arrays):
+            raise FloatingPointError(f"{key} is not finite after training")
+        self.setting.state.save(version, arrays)
+        self.setting.state.keep_only(kept)
+
+    def _evaluate(self) -> ClassificationSums:
+        data = self.setting.data
+        return evaluate(self.predictor(), data.test_images, data.test_labels)
+
+
+def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:
+    return {f"{kind}-accuracy": sums.accuracy, f"{kind}-loss": sums.mean_loss, "test-examples": float(sums.total)}
+
+
+def _to_numpy(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _shape_of(tensor: Tensor) -> NDArray[Any]:
+    """Return an array of a tensor's shape and type that takes no memory."""
+    dtype = torch.empty((), dtype=tensor.dtype).numpy().dtype
+    return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))

@@ -1,0 +1,1 @@
+"""From settings to runs, and from runs to tables and figures."""

@@ -1,0 +1,86 @@
+"""What a run will cost, before it runs: one client's round is really trained, the rest is arithmetic."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from clients.base import client_setting
+from hyperfl_flwr.checkpoint import KEPT
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.grid import Federation, Node
+from hyperfl_flwr.messages import unpack_arrays
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.metrics.memory import peak_memory
+from hyperfl_flwr.state import PrivateState
+from strategies.base import Setting
+
+STARTUP_SECONDS = 12.0
+"""What starting and stopping Flower's engine and Ray takes; measured on two cores."""
+
+WIRE_BYTES_PER_SECOND = 100e6
+"""What passes between server and nodes of a simulation, both ways; measured on two cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run will cost.
+
+    Attributes:
+        bytes_per_client_round: A client's own payload in each direction.
+        bytes_on_wire_per_round: Between the server and all nodes, both directions.
+        disk_bytes: Checkpoints and private state.
+        memory_bytes: Resident memory of the server and the processes that train.
+        seconds: Wall time of all rounds, with the start.
+        client_seconds: One client's round, measured.
+    """
+
+    bytes_per_client_round: int
+    bytes_on_wire_per_round: int
+    disk_bytes: int
+    memory_bytes: int
+    seconds: float
+    client_seconds: float
+
+
+def estimate(config: RunConfig, num_nodes: int, num_actors: int) -> Estimate:
+    """Estimate a planned run by training one client for one epoch; its result is thrown away.
+
+    Args:
+        config: A planned run.
+        num_nodes: Number of nodes P.
+        num_actors: Processes that train at the same time.
+    """
+    method, data = METHODS[config.method], load_federated_data(config.data_settings())
+    properties = {"input-shape": list(data.dataset.input_shape), "num-classes": data.dataset.num_classes}
+    node = Node(id=0, partition=0, clients=list(range(config.num_clients)), properties=properties)
+    setting = Setting(
+        config=config, federation=Federation([node]), reductions=method.client.shared, experiment="", run_directory=""
+    )
+    arrays = unpack_arrays(method.strategy(setting).initial_arrays())
+    shared = sum(value.nbytes for value in arrays.values())
+    server_memory = peak_memory()
+    torch.set_num_threads(config.threads)
+    device = resolve_device(config.device)
+    with tempfile.TemporaryDirectory() as folder:
+        one_epoch = config.model_copy(update={"local_epochs": 1})
+        client = method.client(client_setting(one_epoch, data, 0, device, PrivateState(Path(folder), "", 0)))
+        names = client.keys()
+        _, _, metrics = client.fit([arrays[name] for name in names], {"round": 1, "version": 0, "kept-version": 0})
+        private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
+    client_seconds = float(metrics["seconds"]) + (config.local_epochs - 1) * float(metrics["train-seconds"])
+    trained = max(1, round(config.fraction_train * config.num_clients))
+    busy = min(num_actors, num_nodes)
+    wire = 2 * shared * min(num_nodes, config.num_clients)
+    seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
+    return Estimate(
+        bytes_per_client_round=shared,
+        bytes_on_wire_per_round=wire,
+        disk_bytes=KEPT * shared + 2 * config.num_clients * private,
+        memory_bytes=server_memory + 2 * wire + busy * peak_memory(),
+        seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
+        client_seconds=client_seconds,
+    )

@@ -1,0 +1,216 @@
+"""A Flower SuperLink of its own for every run, which leaves no process behind however the run ends.
+
+Flower's default is one SuperLink per user that stays for ever, keeps the environment and the working directory of the
+first run, and is found by its port alone. Here each run has a private FLWR_HOME, a free port, an empty working
+directory, and a supervisor (`experiments.processes`) that ends the whole process tree when the run is stopped, when an
+exception or Ctrl-C leaves the `with` block, and also when this process is killed and can do nothing any more.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from experiments import processes
+from experiments.flower import FlowerClient, RunStatus, flower_command, flower_environment, plain_text
+from hyperfl_flwr.errors import RunFailedError
+
+STOP_SECONDS = 15.0
+"""How long the supervisor may take to end everything; it needs 1 to 5 seconds."""
+
+
+class LocalSuperLink:
+    """A SuperLink with the simulation engine, for as long as the `with` block lasts.
+
+    Example::
+
+        with LocalSuperLink() as superlink:
+            run_id = superlink.submit(app, run_config, federation_config(4, 2))
+            while not superlink.status(run_id).finished:
+                time.sleep(1)
+
+    Args:
+        home: Its private FLWR_HOME, kept afterwards with its logs; by default a temporary folder that is removed.
+        start_timeout: Seconds after which a SuperLink that does not answer is given up.
+        environment: Settings to add to Flower's environment.
+    """
+
+    def __init__(
+        self, home: Path | None = None, *, start_timeout: float = 60.0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._wanted_home = home
+        self._start_timeout = start_timeout
+        self._additions = dict(environment or {})
+        self._temporary: list[Path] = []
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._client: FlowerClient | None = None
+        self.home = Path()
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """The address it listens on."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log_file(self) -> Path:
+        """The SuperLink's own log; a run's output is not in it, see `read_log`."""
+        return self.home / "superlink.log"
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def submit(self, app: Path, run_config: Path, federation: str) -> int:
+        """Start a run.
+
+        Args:
+            app: The folder of the Flower app.
+            run_config: A TOML file with the settings to override.
+            federation: See `experiments.flower.federation_config`.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            RunFailedError: Flower did not accept it.
+        """
+        return self._running().submit(app, run_config, federation)
+
+    def status(self, run_id: int) -> RunStatus:
+        """Return how a run stands; cheap enough to ask several times a second.
+
+        Raises:
+            RunFailedError: The SuperLink ended, or does not know the run.
+        """
+        client = self._running()
+        status = client.status(run_id)
+        if not status.finished and not self._supervisor_lives():
+            raise RunFailedError(f"The SuperLink ended in the middle of the run.\n{self._own_log()}")
+        if status.status == "running" and not self._simulation_lives():
+            status = client.status(run_id)  # it may have ended regularly in between
+            if not status.finished:  # Flower itself notices after a minute
+                return RunStatus(status="finished:failed", details="The simulation's process was killed.")
+        return status
+
+    def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
+        """Return what the run printed after `position`, and the position to go on from."""
+        return self._running().read_log(run_id, position)
+
+    def log_tail(self, run_id: int, lines: int = 20) -> str:
+        """Return the last lines that the run printed, for an error message."""
+        return self._running().log_tail(run_id, lines)
+
+    def stop(self) -> None:
+        """End the SuperLink and every process that came of it; may be called at any time and more than once."""
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.terminate()  # first of all: from here on it goes through even if we are interrupted
+            try:
+                supervisor.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                processes.kill_all(self._below)
+                supervisor.kill()
+                supervisor.wait()
+            processes.kill_all(self._leftovers)  # a supervisor that was itself killed leaves some
+        while self._temporary:
+            shutil.rmtree(self._temporary.pop(), ignore_errors=True)
+
+    def _start(self) -> None:
+        if self._supervisor is not None:
+            raise ValueError("a LocalSuperLink can be entered only once")
+        if self._wanted_home is None:
+            self._temporary.append(Path(tempfile.mkdtemp(prefix="hyperfl-")))
+        self.home = (self._wanted_home or self._temporary[0]).resolve()
+        (self.home / "empty").mkdir(parents=True, exist_ok=True)
+        short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes a folder of our own in it
+        self._temporary.append(Path(tempfile.mkdtemp(prefix="hf-", dir=short)))
+        environment = {**flower_environment(self.home, self._temporary[-1]), **self._additions}
+        for _attempt in range(3):  # somebody may take the free port before the SuperLink does
+            self._launch(environment)
+            if self._wait_until_ready():
+                return
+            if "address already in use" not in self._own_log():
+                break
+        raise RunFailedError(f"Flower's SuperLink must start, but it ended.\n{self._own_log()}")
+
+    def _launch(self, environment: Mapping[str, str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._client = FlowerClient(self.home, self.address, environment)
+        command = [str(flower_command("flower-superlink")), "--insecure", "--simulation"]
+        command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--database", str(self.home / "state.db")]
+        self._supervisor = processes.start_supervised(
+            command,
+            environment=environment,
+            folder=self.home / "empty",
+            log=self.log_file,
+            polite="flwr-simulation",
+            remove=self._temporary,
+        )
+
+    def _wait_until_ready(self) -> bool:
+        """Wait until the SuperLink answers; return False if it ended instead."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        deadline = time.monotonic() + self._start_timeout
+        while self._supervisor_lives():
+            try:
+                opener.open(f"http://{self.address}/health", timeout=1).close()
+                return self._supervisor_lives()
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.05)
+            if time.monotonic() > deadline:
+                raise RunFailedError(
+                    f"Flower's SuperLink must answer within {self._start_timeout:g} s, but did not.\n{self._own_log()}"
+                )
+        return False
+
+    def _running(self) -> FlowerClient:
+        if self._client is None:
+            raise ValueError("a LocalSuperLink can be used only inside its `with` block")
+        return self._client
+
+    def _supervisor_lives(self) -> bool:
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def _below(self) -> list[processes.Process]:
+        roots = [] if self._supervisor is None else [self._supervisor.pid]
+        return list(processes.descendants(roots, processes.process_table()).values())
+
+    def _simulation_lives(self) -> bool:
+        return any("flwr-simulation" in process.command for process in self._below())
+
+    def _leftovers(self) -> Iterable[processes.Process]:
+        """Return Flower's processes that name our port, and all below them."""
+        table = processes.process_table()
+        ours = [p for p in table.values() if self._names_port(f"{p.command} ")]
+        return [*ours, *processes.descendants([p.pid for p in ours], table).values()]
+
+    def _names_port(self, command: str) -> bool:
+        if "flower-superlink " in command:
+            return f"--port {self.port} " in command
+        return f"--runtime-api-address {self.address} " in command
+
+    def _own_log(self, lines: int = 15) -> str:
+        if not self.log_file.is_file():
+            return "It wrote no log."
+        return "\n".join(plain_text(self.log_file.read_text(errors="replace")).splitlines()[-lines:])

@@ -1,0 +1,74 @@
+"""The server's checkpoints: all that is needed to go on after a round."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.messages import SharedArrays
+from hyperfl_flwr.storage import read_arrays, write_arrays
+
+KEPT = 2
+"""Checkpoints that are kept; the older of them also serves a run that is resumed with more rounds."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where a run stands after a round.
+
+    Attributes:
+        round: The last finished round; 0 before the first.
+        versions: For each client the round whose private state is its last; 0 if it was never trained.
+        trainings: Client trainings that were asked for so far.
+        failed_trainings: How many of them failed.
+        failed_rounds: Rounds in a row, up to this one, in which no sampled client finished.
+    """
+
+    round: int = 0
+    versions: dict[int, int] = field(default_factory=dict)
+    trainings: int = 0
+    failed_trainings: int = 0
+    failed_rounds: int = 0
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        directory: Their folder; it exists.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def save(self, arrays: SharedArrays, progress: Progress) -> None:
+        """Write a checkpoint; it is on disk when this returns. Older ones than the last two are deleted."""
+        write_arrays(self.path(progress.round), arrays, asdict(progress))
+        for number in self.rounds()[:-KEPT]:
+            self.path(number).unlink(missing_ok=True)
+
+    def load(self, number: int) -> tuple[SharedArrays, Progress]:
+        """Read the checkpoint of a round.
+
+        Raises:
+            StateError: If it is missing or damaged.
+        """
+        arrays, meta = read_arrays(self.path(number))
+        try:
+            versions = {int(client): int(version) for client, version in meta.pop("versions").items()}
+            return arrays, Progress(versions=versions, **meta)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"{self.path(number)} is not a checkpoint of this version: {error}") from None
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that have a checkpoint, ascending."""
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.directory.glob("round-*.npz"))
+
+    def path(self, number: int) -> Path:
+        """Return the file of a round."""
+        return self.directory / f"round-{number:06d}.npz"
+
+
+def kept_versions(durable: Mapping[int, int], clients: list[int]) -> list[int]:
+    """Return for each client the private version that the last durable checkpoint needs; 0 if none."""
+    return [durable.get(client, 0) for client in clients]

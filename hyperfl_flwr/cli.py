@@ -1,0 +1,213 @@
+"""The command line: parses, calls one function, prints."""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from experiments.cores import usable_cores
+from experiments.estimate import Estimate, estimate
+from experiments.quickstart import quickstart as run_quickstart
+from experiments.run import Observer, default_num_nodes, launch, plan
+from hyperfl_flwr import __version__
+from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
+from hyperfl_flwr.data.datasets import DATASETS
+from hyperfl_flwr.errors import ConfigError, HyperFLError
+from hyperfl_flwr.methods import METHODS
+
+cli = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Federated learning with hypernetworks and without sharing models, on Flower.",
+)  # fmt: skip
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def main() -> None:
+    """Run the command line; a problem that the user can act on ends it with one message and its exit code."""
+    try:
+        cli()
+    except HyperFLError as error:
+        err.print(f"error: {error}", markup=False)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+@cli.command()
+def run(
+    method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="One of `hyperfl datasets`, or npz:FILE.")] = None,
+    num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
+    num_nodes: Annotated[
+        int | None, typer.Option(help="Number of simulated nodes P that host them; default: 2, or as resumed.", min=1)
+    ] = None,
+    num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new one below ./runs.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything but the partition (data.seed).")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; repeatable.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would cost.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the server's and Flower's log.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
+) -> None:
+    """Train a federation in Flower's simulation engine; the last line printed is the run's folder."""
+    named: dict[str, Scalar | None] = {
+        "method": method, "dataset": dataset, "num-clients": num_clients, "num-rounds": num_rounds, "seed": seed,
+        "data-root": _absolute(data_root), "output": _absolute(output), "resume": _absolute(resume),
+    }  # fmt: skip
+    changes: dict[str, Scalar] = {} if config is None else _read_settings(config)
+    changes |= dict(_parse_setting(text) for text in set_ or ())
+    changes |= {key: value for key, value in named.items() if value is not None}
+    if isinstance(npz := changes.get("dataset"), str) and npz.startswith("npz:"):
+        changes["dataset"] = f"npz:{Path(npz.removeprefix('npz:')).absolute()}"
+    planned = plan(changes)
+    nodes = num_nodes or default_num_nodes(planned)
+    if dry_run:
+        _print_estimate(estimate(planned, nodes, min(nodes, len(usable_cores()))), planned.num_rounds)
+        return
+    with _progress(planned.method, verbose=verbose, quiet=quiet) as observer:
+        directory = launch(planned, nodes, observer)
+    out.print(str(directory), markup=False)
+
+
+@cli.command()
+def quickstart(
+    output: Annotated[Path | None, typer.Option(help="Folder of the runs; default: a new one below ./runs.")] = None,
+    num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
+) -> None:
+    """Train HyperFL, FedAvg and local-only on scikit-learn's handwritten digits and compare them."""
+
+    def observed(title: str) -> _Progress:
+        return _progress(title, verbose=False, quiet=False)
+
+    result = run_quickstart(output and output.absolute(), num_rounds, observed)
+    table = Table("method", "own", "aggregate", "worst client", "MB per client and round", "seconds per round")
+    for row in result.summaries:
+        megabytes = (
+            f"{row['bytes_up_per_client_round'] / 1e6:.2f} up, {row['bytes_down_per_client_round'] / 1e6:.2f} down"
+        )
+        accuracies = (row["test_accuracy"], row["test_accuracy_aggregate"], row["test_accuracy_worst"])
+        cells = [row["method"], *(f"{100 * share:.1f} %" for share in accuracies)]
+        table.add_row(*cells, megabytes, f"{row['seconds_per_round']:.2f}")
+    out.print(table)
+    out.print("own: after local training; aggregate: as received, before it; both on each client's own test data.")
+    out.print(f"plot: {result.picture}", markup=False)
+    out.print(str(result.folder), markup=False)
+
+
+@cli.command()
+def methods() -> None:
+    """List the methods."""
+    table = Table("name", "what it does", "leaves the client", "paper", "state")
+    for name, method in METHODS.items():
+        table.add_row(name, method.title, method.leaves, method.paper, "ready")
+    out.print(table)
+
+
+@cli.command()
+def datasets() -> None:
+    """List the data sets."""
+    table = Table("name", "what it is", "classes", "shape", "download", "source")
+    for name, info in DATASETS.items():
+        size = f"{info.download_mb} MB" if info.download_mb else "none"
+        table.add_row(name, info.title, str(info.num_classes or "any"), _shape(info.input_shape), size, info.source)
+    out.print(table)
+
+
+@cli.command()
+def settings() -> None:
+    """List all settings with their defaults."""
+    table = Table("setting", "default", "may change on --resume")
+    for key, value in default_settings().items():
+        table.add_row(key, repr(value), "yes" if key in RESUMABLE_CHANGES else "")
+    out.print(table)
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    out.print(__version__)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
+def _print_estimate(cost: Estimate, num_rounds: int) -> None:
+    table = Table("estimate", "")
+    table.add_row("a client's payload per round", f"{cost.bytes_per_client_round / 1e6:.2f} MB down, the same up")
+    table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")
+    table.add_row("disk", f"{cost.disk_bytes / 1e6:.0f} MB")
+    table.add_row("memory", f"{cost.memory_bytes / 1e6:.0f} MB")
+    table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch)")
+    table.add_row(f"time for {num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
+    out.print(table)
+
+
+def _shape(shape: Any) -> str:  # noqa: ANN401
+    return "any" if shape is None else "x".join(map(str, shape))
+
+
+def _parse_setting(text: str) -> tuple[str, Scalar]:
+    """Turn KEY=VALUE into a setting; VALUE is TOML, or else a text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set takes KEY=VALUE, got {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _read_settings(path: Path) -> dict[str, Scalar]:
+    try:
+        return flatten(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is no TOML file: {error}") from None
+
+
+class _Progress:
+    """Shows a run's progress on standard error."""
+
+    def __init__(self, title: str, *, verbose: bool, quiet: bool) -> None:
+        self._verbose, self._quiet = verbose, quiet
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[accuracy]}"),
+            TimeElapsedColumn(), TimeRemainingColumn(), console=err, disable=quiet,
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=None, accuracy="starting")
+
+    def __enter__(self) -> Observer:
+        self._bar.start()
+        return Observer(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _on_round(self, finished: int, total: int, accuracy: float | None) -> None:
+        text = "starting" if accuracy is None else f"own accuracy {100 * accuracy:.1f} %"
+        self._bar.update(self._task, completed=finished, total=total, accuracy=text)
+
+    def _on_log(self, lines: str) -> None:
+        for line in lines.splitlines():
+            if self._verbose or "is left out" in line or "warning:" in line:
+                self._bar.console.print(line, markup=False)
+
+    def _on_note(self, note: str) -> None:
+        if not self._quiet:
+            self._bar.console.print(note, markup=False)
+
+
+def _progress(title: str, *, verbose: bool, quiet: bool) -> _Progress:
+    return _Progress(title, verbose=verbose, quiet=quiet)

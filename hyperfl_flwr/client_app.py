@@ -1,0 +1,127 @@
+"""Flower's client app: a message comes in, the node's clients are built, and the adapter answers.
+
+The node's owner decides about its machine: `device`, `threads`, `data-root`, `dataset` and `state-dir` in the node
+config win over the run's settings.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecordValues, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.supercore.utils import get_flwr_home
+
+from clients import adapter
+from clients.base import BaseClient, client_setting
+from hyperfl_flwr import __version__
+from hyperfl_flwr.cohort import clients_of_node
+from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.messages import CONFIG, Request
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.packages import APP, refuse_foreign_packages
+from hyperfl_flwr.ray_pool import replace_dead_actors
+from hyperfl_flwr.state import PrivateState
+
+refuse_foreign_packages(APP)
+replace_dead_actors()
+
+app = ClientApp()
+
+OWNERS_SETTINGS = ("dataset", "data-root", "device", "threads")
+"""Settings that a node's owner may set in the node config."""
+
+SIMULATED = "simulated"
+"""Node config by which an in-process node says that nobody's own data are at stake."""
+
+
+class NodeApp:
+    """What one message finds on its node.
+
+    Args:
+        context: Flower's context.
+    """
+
+    def __init__(self, context: Context) -> None:
+        owner: dict[str, Scalar] = dict(context.node_config)
+        settings: dict[str, Scalar] = dict(context.run_config)
+        settings |= {key: owner[key] for key in OWNERS_SETTINGS if key in owner}
+        self.config = RunConfig.from_flat(settings, methods=METHODS)
+        if missing := [key for key in ("partition-id", "num-partitions") if key not in owner]:
+            raise ConfigError(
+                f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
+                f"--node-config 'partition-id=0 num-partitions=2'"
+            )
+        self.partition, self.num_nodes = int(owner["partition-id"]), int(owner["num-partitions"])
+        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.num_clients)
+        ray = sys.modules.get("ray")
+        self.simulated = bool(owner.get(SIMULATED)) or (ray is not None and ray.is_initialized())
+        self.state_directory = owner.get("state-dir")
+        self.device = resolve_device(self.config.device)
+        torch.set_num_threads(self.config.threads)
+
+    def data(self) -> FederatedData:
+        """Return the data of all clients; a process reads them once."""
+        return load_federated_data(self.config.data_settings())
+
+    def cohort(self, request: Request) -> adapter.Cohort:
+        """Return what trains the clients that the request names."""
+        client_class = METHODS[self.config.method].client
+        data = self.data()
+        states = self._states(request)
+
+        def make_client(client: int) -> BaseClient:
+            state = PrivateState(states, request.experiment, client)
+            return client_class(client_setting(self.config, data, client, self.device, state))
+
+        return adapter.Cohort(make_client=make_client, reductions=client_class.shared, send_tracebacks=self.simulated)
+
+    def _states(self, request: Request) -> Path:
+        """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""
+        if self.state_directory:
+            return Path(str(self.state_directory)) / request.experiment
+        if self.simulated:
+            return Path(request.run_directory) / "clients"
+        return Path(get_flwr_home()) / "hyperfl-state" / request.experiment
+
+    def properties(self) -> dict[str, ConfigRecordValues]:
+        """Return the node's answer to the handshake; label counts only where nobody's own data are at stake."""
+        data = self.data()
+        properties: dict[str, ConfigRecordValues] = {
+            "partition": self.partition,
+            "num-nodes": self.num_nodes,
+            "clients": self.clients,
+            "input-shape": list(data.dataset.input_shape),
+            "num-classes": data.dataset.num_classes,
+            "device": str(self.device),
+            "version": __version__,
+        }
+        if self.simulated:
+            for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
+                properties[f"{split}-label-counts"] = counts[self.clients].flatten().tolist()
+            properties["data-reuse"] = json.dumps(data.reuse)
+        return properties
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train the sampled clients of this node."""
+    request = Request.from_record(message.content.config_records[CONFIG])
+    return adapter.train(NodeApp(context).cohort(request), message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the clients of this node."""
+    request = Request.from_record(message.content.config_records[CONFIG])
+    return adapter.evaluate(NodeApp(context).cohort(request), message)
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Tell the server which clients this node hosts."""
+    return adapter.introduce(message, NodeApp(context).properties())

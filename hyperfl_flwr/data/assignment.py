@@ -1,0 +1,131 @@
+"""From the settings of a federation to the samples of every client."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hyperfl_flwr.data import partition
+from hyperfl_flwr.data.allocation import class_counts
+from hyperfl_flwr.data.splits import Dataset, IntArray
+from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.rng import numpy_generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Everything that decides which client holds which sample.
+
+    Attributes:
+        dataset: Name for `load_dataset`.
+        data_root: Folder of the data sets, "" for the default.
+        num_clients: N.
+        partition: A name from `PARTITIONS`. A data set that knows whose image is whose is always partitioned naturally.
+        seed: Seed of the partition.
+        train_samples: Training samples per client, or "auto".
+        test_samples: Test samples per client, or "auto".
+        iid_fraction: Share of uniform data in [0, 1] (similarity).
+        dirichlet_alpha: Concentration, > 0 (dirichlet, dirichlet-per-label).
+        shards_per_client: At least 1 (shards).
+    """
+
+    dataset: str
+    data_root: str
+    num_clients: int
+    partition: str
+    seed: int
+    train_samples: int | Literal["auto"]
+    test_samples: int | Literal["auto"]
+    iid_fraction: float
+    dirichlet_alpha: float
+    shards_per_client: int
+
+    def __post_init__(self) -> None:
+        if self.partition not in partition.PARTITIONS:
+            raise DataError(f"data.partition must be one of {', '.join(partition.PARTITIONS)}, got {self.partition!r}")
+        if not 0.0 <= self.iid_fraction <= 1.0:
+            raise DataError(f"data.iid-fraction must be between 0 and 1, got {self.iid_fraction}")
+        if not 0.0 < self.dirichlet_alpha < float("inf"):
+            raise DataError(f"data.dirichlet-alpha must be a number above 0, got {self.dirichlet_alpha}")
+        counts = {
+            "num-clients": self.num_clients,
+            "data.shards-per-client": self.shards_per_client,
+            "data.train-samples": 1 if self.train_samples == "auto" else self.train_samples,
+            "data.test-samples": 1 if self.test_samples == "auto" else self.test_samples,
+        }
+        for key, value in counts.items():
+            if value < 1:
+                raise DataError(f"{key} must be at least 1, got {value}")
+
+
+def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray], list[IntArray]]:
+    """Decide which client holds which samples.
+
+    Args:
+        settings: See `DataSettings`.
+        dataset: The data set that the settings name.
+
+    Returns:
+        The name of the partition in use; per client, sorted positions in ``dataset.train`` and in ``dataset.test``.
+
+    Raises:
+        DataError: The data set is too small for the federation, or does not fit the partition.
+    """
+    name = settings.partition if dataset.train.clients is None else "natural"
+    train = _train_partition(name, settings, dataset)
+    empty = [client for client, indices in enumerate(train) if len(indices) == 0]
+    if empty:
+        raise DataError(f"every client must hold training samples, client {empty[0]} has none; lower num-clients")
+    rng = numpy_generator(settings.seed, "partition", name, "test")
+    samples = None if settings.test_samples == "auto" else settings.test_samples
+    if name == "natural" and dataset.test.clients is not None:
+        test = partition.natural(dataset.test.clients, rng, num_clients=settings.num_clients, samples=samples)
+    else:
+        cap = dataset.test_samples if name in partition.EQUAL_SIZES else None
+        counts = class_counts(train, dataset.train.labels, dataset.num_classes)
+        test = partition.follow(counts, dataset.test.labels, rng, samples=samples, cap=cap)
+    return name, train, test
+
+
+def _train_partition(name: str, settings: DataSettings, dataset: Dataset) -> list[IntArray]:
+    labels, num_clients, num_classes = dataset.train.labels, settings.num_clients, dataset.num_classes
+    samples = None if settings.train_samples == "auto" else settings.train_samples
+    cap, alpha = dataset.train_samples, settings.dirichlet_alpha
+    rng = numpy_generator(settings.seed, "partition", name, "train")
+    if name == "natural":
+        clients = _natural_clients(settings, dataset)
+        return partition.natural(clients, rng, num_clients=num_clients, samples=samples)
+    if name == "iid":
+        return partition.iid(labels, rng, num_clients=num_clients, samples=samples, cap=cap)
+    if name == "shards":
+        count = settings.shards_per_client
+        return partition.shards(labels, rng, num_clients=num_clients, shards_per_client=count, samples=samples)
+    if name == "dirichlet-per-label":
+        return partition.dirichlet_per_label(labels, rng, num_clients=num_clients, alpha=alpha, samples=samples)
+    if name == "dirichlet":
+        return partition.dirichlet(
+            labels, rng, num_classes=num_classes, num_clients=num_clients, alpha=alpha, samples=samples, cap=cap
+        )
+    return partition.similarity(
+        labels,
+        rng,
+        num_classes=num_classes,
+        num_clients=num_clients,
+        iid_fraction=settings.iid_fraction,
+        samples=samples,
+        cap=cap,
+    )
+
+
+def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
+    """Return whose image each training image is, one client of the federation per client id."""
+    if dataset.train.clients is None:
+        raise DataError(
+            f"data.partition natural needs a data set with client ids, {dataset.name} has none; "
+            "use an npz: data set with the key clients, or choose another partition"
+        )
+    count = int(dataset.train.clients.max()) + 1
+    if settings.num_clients != count:
+        raise DataError(
+            f"num-clients must be the number of client ids in {dataset.name}, which is {count}, "
+            f"got {settings.num_clients}; set num-clients to {count}"
+        )
+    return dataset.train.clients

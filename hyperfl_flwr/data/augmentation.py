@@ -1,0 +1,54 @@
+"""Random crops and flips of a whole batch at once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Pad with black, crop back to the size at a random place, flip left and right with probability 1/2.
+
+    The distribution of torchvision's RandomCrop(size, padding) and RandomHorizontalFlip, drawn per image, but on images
+    that are normalised already.
+
+    Attributes:
+        padding: Pixels added on every side; an image moves by -padding..padding in both directions.
+        pad_value: Per channel, what black is after normalisation.
+        flip: Whether to flip.
+    """
+
+    padding: int = 4
+    pad_value: tuple[float, ...]
+    flip: bool = True
+
+    def __call__(self, images: Tensor, rng: np.random.Generator) -> Tensor:
+        """Augment a batch.
+
+        Args:
+            images: [B, C, H, W], on any device.
+            rng: Source of the offsets and flips, drawn on the CPU, so that every device gets the same ones.
+
+        Returns:
+            A new tensor of the same shape, type and device.
+        """
+        batch, channels, height, width = images.shape
+        offsets = rng.integers(0, 2 * self.padding + 1, size=(2, batch, 1))
+        flipped = (rng.random((batch, 1)) < 0.5) & self.flip
+        rows = offsets[0] + np.arange(height)
+        columns = offsets[1] + np.where(flipped, np.arange(width)[::-1], np.arange(width))
+        padded_width = width + 2 * self.padding
+        pixels = (rows[:, :, None] * padded_width + columns[:, None, :]).reshape(batch, 1, height * width)
+        positions = torch.from_numpy(pixels).to(images.device).expand(batch, channels, height * width)
+        padded = self._pad(images).reshape(batch, channels, -1)
+        return padded.gather(2, positions).reshape(images.shape)
+
+    def _pad(self, images: Tensor) -> Tensor:
+        batch, channels, height, width = images.shape
+        inner = slice(self.padding, self.padding + height), slice(self.padding, self.padding + width)
+        black = torch.tensor(self.pad_value, dtype=images.dtype, device=images.device).reshape(1, channels, 1, 1)
+        padded = black.repeat(batch, 1, height + 2 * self.padding, width + 2 * self.padding)
+        padded[:, :, inner[0], inner[1]] = images
+        return padded

@@ -1,0 +1,175 @@
+"""What each client of a federation holds.
+
+`load_federated_data` decides, as a function of its settings alone, which training and test samples belong to which
+client; `FederatedData.client` makes one client's tensors. Positions are cheap to hold for all clients, images are not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hyperfl_flwr.data.allocation import class_counts, reuse_report
+from hyperfl_flwr.data.assignment import DataSettings, assign
+from hyperfl_flwr.data.augmentation import Augmentation
+from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.data.splits import Dataset, IntArray, Split
+
+__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClientData:
+    """One client's samples, ready for a model.
+
+    Attributes:
+        train_images: float32 [n, C, H, W], normalised.
+        train_labels: int64 [n].
+        test_images: float32 [m, C, H, W], normalised.
+        test_labels: int64 [m].
+        augmentation: For training batches; None where the data set is used without.
+        num_classes: K.
+    """
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    augmentation: Augmentation | None
+    num_classes: int
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "ClientData":
+        """Return the same data on a device.
+
+        Args:
+            device: Where to.
+            dtype: Type of the images, None to keep it.
+
+        Returns:
+            A new object; tensors that are there already are shared.
+        """
+        return ClientData(
+            train_images=self.train_images.to(device, dtype),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device, dtype),
+            test_labels=self.test_labels.to(device),
+            augmentation=self.augmentation,
+            num_classes=self.num_classes,
+        )
+
+
+class FederatedData:
+    """Which client of a federation holds which samples of a data set.
+
+    Attributes:
+        dataset: The data set.
+        partition: The partition in use: ``natural`` where the data set knows its clients, otherwise the settings'.
+        num_clients: N.
+        reuse: ``{"train": ..., "test": ...}``, plain numbers and lists for a manifest, see `reuse_report`.
+    """
+
+    def __init__(
+        self, *, dataset: Dataset, partition: str, train: Sequence[IntArray], test: Sequence[IntArray]
+    ) -> None:
+        """Store a finished partition.
+
+        Args:
+            dataset: The data set.
+            partition: Name of the partition.
+            train: Per client, positions in ``dataset.train``.
+            test: Per client, positions in ``dataset.test``.
+        """
+        self.dataset = dataset
+        self.partition = partition
+        self.num_clients = len(train)
+        self._train = tuple(train)
+        self._test = tuple(test)
+        for indices in (*self._train, *self._test):
+            indices.flags.writeable = False  # shared by everyone who loads the same settings
+        self.reuse = {
+            "train": reuse_report(train, dataset.train.labels, dataset.num_classes),
+            "test": reuse_report(test, dataset.test.labels, dataset.num_classes),
+        }
+
+    def train_indices(self, client: int) -> IntArray:
+        """Return the sorted positions in ``dataset.train`` of one client's training samples."""
+        return self._train[self._checked(client)]
+
+    def test_indices(self, client: int) -> IntArray:
+        """Return the sorted positions in ``dataset.test`` of one client's test samples."""
+        return self._test[self._checked(client)]
+
+    def label_counts(self) -> tuple[IntArray, IntArray]:
+        """Return how many training and test samples of each class every client holds, [N, K] both."""
+        dataset = self.dataset
+        return (
+            class_counts(self._train, dataset.train.labels, dataset.num_classes),
+            class_counts(self._test, dataset.test.labels, dataset.num_classes),
+        )
+
+    def client(self, client: int) -> ClientData:
+        """Make one client's tensors on the CPU.
+
+        Args:
+            client: In 0..N-1.
+
+        Returns:
+            Newly made tensors; nothing is kept.
+
+        Raises:
+            IndexError: There is no such client.
+        """
+        train_images, train_labels = self._tensors(self.dataset.train, self.train_indices(client))
+        test_images, test_labels = self._tensors(self.dataset.test, self.test_indices(client))
+        black = tuple(-mean / std for mean, std in zip(self.dataset.mean, self.dataset.std, strict=True))
+        return ClientData(
+            train_images=train_images,
+            train_labels=train_labels,
+            test_images=test_images,
+            test_labels=test_labels,
+            augmentation=Augmentation(pad_value=black) if self.dataset.augment else None,
+            num_classes=self.dataset.num_classes,
+        )
+
+    def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
+        images = split.scaled(indices)
+        images -= _per_channel(self.dataset.mean)
+        images /= _per_channel(self.dataset.std)
+        return torch.from_numpy(images), torch.from_numpy(split.labels[indices])
+
+    def _checked(self, client: int) -> int:
+        if not 0 <= client < self.num_clients:
+            raise IndexError(f"client must be in 0..{self.num_clients - 1}, got {client}")
+        return client
+
+
+def load_federated_data(settings: DataSettings) -> FederatedData:
+    """Load a data set and share it out; equal settings give the same object within a process.
+
+    Args:
+        settings: See `DataSettings`.
+
+    Returns:
+        The federation's data, equal in every process and on every machine that has the same files.
+
+    Raises:
+        DataError: The data set cannot be loaded or is too small for the federation.
+    """
+    return _share_out(
+        settings, load_dataset(settings.dataset, Path(settings.data_root) if settings.data_root else None)
+    )
+
+
+@lru_cache(maxsize=8)
+def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
+    name, train, test = assign(settings, dataset)
+    return FederatedData(dataset=dataset, partition=name, train=train, test=test)
+
+
+def _per_channel(values: tuple[float, ...]) -> npt.NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)[:, None, None]

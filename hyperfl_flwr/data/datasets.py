@@ -1,0 +1,210 @@
+"""The data sets by name: what they are, and loading them.
+
+An entry of `DATASETS` holds what the data set is and the sizes and rates that HyperFL's paper uses with it;
+`load_dataset` gives the images. The normalisation is the papers' (CIFAR-100 uses CIFAR-10's); of sets that no paper
+normalises it is computed from the training images.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from hyperfl_flwr.data.cache import cache_directory, fingerprint
+from hyperfl_flwr.data.npz import NPZ_PREFIX, read_npz
+from hyperfl_flwr.data.splits import Dataset, Split, channel_statistics, split_train_test
+from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES, load_arrays
+from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.rng import numpy_generator
+
+__all__ = ["DATASETS", "NPZ_PREFIX", "Dataset", "DatasetInfo", "Split", "default_data_root", "load_dataset"]
+
+_GREY = ((0.1307,), (0.3081,))
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+_DIGITS_SPLIT_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """What is known of a data set without loading it.
+
+    Attributes:
+        title: One line for people.
+        source: Citation, and the licence where there is one.
+        num_classes: K; None where the file decides.
+        input_shape: (C, H, W); None where the file decides.
+        train_size: Number of training images in all; None where the file decides.
+        test_size: Number of test images in all; None where the file decides.
+        download_mb: Size of the download in megabytes, 0 for none.
+        normalisation: Mean and standard deviation per channel; None where they are computed from the training images.
+        augment: Whether training crops and flips at random.
+        train_samples: Recommended training images per client (HyperFL's paper), None for no limit.
+        test_samples: Recommended test images per client (HyperFL's paper), None for no limit.
+        learning_rate: Recommended learning rate (HyperFL's paper).
+    """
+
+    title: str
+    source: str
+    num_classes: int | None
+    input_shape: tuple[int, int, int] | None
+    train_size: int | None
+    test_size: int | None
+    download_mb: int
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None
+    augment: bool
+    train_samples: int | None
+    test_samples: int | None
+    learning_rate: float
+
+
+def _grey(title: str, source: str, download_mb: int) -> DatasetInfo:
+    return DatasetInfo(
+        title=title,
+        source=source,
+        num_classes=10,
+        input_shape=(1, 28, 28),
+        train_size=60_000,
+        test_size=10_000,
+        download_mb=download_mb,
+        normalisation=_GREY,
+        augment=False,
+        train_samples=600,
+        test_samples=600,
+        learning_rate=0.01,
+    )
+
+
+def _cifar(title: str, num_classes: int, download_mb: int) -> DatasetInfo:
+    return DatasetInfo(
+        title=title,
+        source="Krizhevsky, Learning multiple layers of features from tiny images, 2009; no formal licence",
+        num_classes=num_classes,
+        input_shape=(3, 32, 32),
+        train_size=50_000,
+        test_size=10_000,
+        download_mb=download_mb,
+        normalisation=_CIFAR,
+        augment=True,
+        train_samples=600,
+        test_samples=300,
+        learning_rate=0.02,
+    )
+
+
+DATASETS: dict[str, DatasetInfo] = {
+    "digits": DatasetInfo(
+        title="1,797 handwritten digits, part of scikit-learn",
+        source="Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI 1998; CC BY 4.0",
+        num_classes=10,
+        input_shape=(1, 8, 8),
+        train_size=1347,
+        test_size=450,
+        download_mb=0,
+        normalisation=None,
+        augment=False,
+        train_samples=None,
+        test_samples=None,
+        learning_rate=0.01,
+    ),
+    "mnist": _grey("70,000 handwritten digits", "LeCun, Cortes and Burges, The MNIST database, 1998; CC BY-SA 3.0", 12),
+    "fashion-mnist": _grey("70,000 pieces of clothing", "Xiao, Rasul and Vollgraf, arXiv:1708.07747, 2017; MIT", 31),
+    "cifar10": _cifar("60,000 colour photographs of 10 kinds of things", 10, 171),
+    "cifar100": _cifar("60,000 colour photographs of 100 kinds of things", 100, 170),
+    "npz:PATH": DatasetInfo(
+        title="your own images: images, labels and optionally clients and test_* in a numpy .npz file",
+        source="the file's owner",
+        num_classes=None,
+        input_shape=None,
+        train_size=None,
+        test_size=None,
+        download_mb=0,
+        normalisation=None,
+        augment=False,
+        train_samples=None,
+        test_samples=None,
+        learning_rate=0.01,
+    ),
+}
+
+
+def default_data_root() -> Path:
+    """Return the folder for downloaded data sets of this user; it need not exist."""
+    return cache_directory() / "data"
+
+
+def load_dataset(name: str, data_root: Path | None = None) -> Dataset:
+    """Load a data set; a second call in the same process returns the same object at once.
+
+    Args:
+        name: A name from `DATASETS`, or ``npz:PATH``. A relative PATH depends on the working directory, which other
+            processes of a run need not share: the caller makes it absolute.
+        data_root: Folder of torchvision's data sets; None for `default_data_root`. Missing data sets are downloaded
+            to it.
+
+    Returns:
+        The data set; its arrays are shared and must not be written to.
+
+    Raises:
+        DataError: The name is unknown, or the files are missing or damaged.
+    """
+    if name.startswith(NPZ_PREFIX) and name != "npz:PATH":
+        path = Path(name.removeprefix(NPZ_PREFIX)).expanduser().absolute()
+        return _load(name, path, fingerprint([path]))
+    if name == "digits":
+        return _load(name, Path(), "")
+    if name in TORCHVISION_FILES:
+        root = (data_root or default_data_root()).expanduser().absolute()
+        return _load(name, root, fingerprint(TORCHVISION_FILES[name].paths(root)))
+    raise DataError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, location: Path, _state: str) -> Dataset:
+    """Load without looking back: `_state` is in the key so that changed files are read again."""
+    if name.startswith(NPZ_PREFIX):
+        return read_npz(name, location, learning_rate=DATASETS["npz:PATH"].learning_rate)
+    if name == "digits":
+        return _dataset(name, *_digits())
+    arrays = load_arrays(name, location)
+    return _dataset(
+        name,
+        Split(images=arrays["train_images"], labels=arrays["train_labels"]),
+        Split(images=arrays["test_images"], labels=arrays["test_labels"]),
+    )
+
+
+def _dataset(name: str, train: Split, test: Split) -> Dataset:
+    info = DATASETS[name]
+    if info.num_classes is None or info.input_shape is None:
+        raise ValueError(f"{name} has no fixed number of classes and input shape")
+    if train.images.shape[1:] != info.input_shape or max(train.labels.max(), test.labels.max()) >= info.num_classes:
+        raise DataError(
+            f"images of {name} must have the shape {info.input_shape} and labels below {info.num_classes}, "
+            f"got {train.images.shape[1:]} and labels up to {train.labels.max()}; replace the files"
+        )
+    mean, std = info.normalisation or channel_statistics(train.images)
+    return Dataset(
+        name=name,
+        num_classes=info.num_classes,
+        input_shape=info.input_shape,
+        train=train,
+        test=test,
+        mean=mean,
+        std=std,
+        augment=info.augment,
+        train_samples=info.train_samples,
+        test_samples=info.test_samples,
+        learning_rate=info.learning_rate,
+    )
+
+
+def _digits() -> tuple[Split, Split]:
+    """Return scikit-learn's digits, 0..16 scaled to 0..255, in a fixed split that keeps the class proportions."""
+    from sklearn.datasets import load_digits  # deferred: only this data set needs scikit-learn
+
+    bunch = load_digits()
+    images = np.rint(bunch.images[:, None] * (255.0 / 16.0)).astype(np.uint8)
+    labels = bunch.target.astype(np.int64)
+    train, test = split_train_test(labels, numpy_generator(_DIGITS_SPLIT_SEED, "digits", "split"))
+    return Split(images=images[train], labels=labels[train]), Split(images=images[test], labels=labels[test])

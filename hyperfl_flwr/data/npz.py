@@ -1,0 +1,222 @@
+"""A user's own images in a numpy `.npz` file.
+
+=====================================  ==============================================================================
+key                                    what it holds
+=====================================  ==============================================================================
+images                                 [n, H, W], [n, H, W, C] or [n, C, H, W], C = 1 or 3; uint8, or floats in [0, 1]
+labels                                 [n], integers 0..K-1
+clients (optional)                     [n], whose image it is: integers or strings, numbered in sorted order
+test_images, test_labels (optional)    as above; without them a quarter of the data, drawn with a fixed seed, becomes
+                                       the test data: of every client, or of every class where there are no clients
+test_clients (optional)                [n_test], ids that occur in `clients`; without them the test data are shared
+                                       out like a common pool
+=====================================  ==============================================================================
+
+Floats may be NaN (a federation must survive a client with broken data), but not infinite. They stay floats; files of
+uint8 are four times smaller. The file is read anew by every process and never copied to the cache: it may be private.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperfl_flwr.data.splits import Dataset, ImageArray, IntArray, Split, channel_statistics, split_train_test
+from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.rng import numpy_generator
+
+NPZ_PREFIX = "npz:"
+_REQUIRED = ("images", "labels")
+_OPTIONAL = ("clients", "test_images", "test_labels", "test_clients")
+_CHANNELS = (1, 3)
+_SPLIT_SEED = 0
+
+_RawArrays = Mapping[str, npt.NDArray[Any]]
+
+
+def read_npz(name: str, path: Path, *, learning_rate: float) -> Dataset:
+    """Read a data set from a `.npz` file.
+
+    Args:
+        name: The data set's name.
+        path: The file; see the module's docstring for its contents.
+        learning_rate: The rate to recommend.
+
+    Returns:
+        The data set, without augmentation and recommended sizes, normalised by its training images.
+
+    Raises:
+        DataError: The file is missing, is no `.npz` file, or holds something else than it must.
+    """
+    arrays = _read_arrays(path)
+    train, test, client_ids = _splits(arrays, path)
+    num_classes = int(max(train.labels.max(), test.labels.max())) + 1
+    if num_classes > len(train) + len(test):
+        raise _error(
+            path, f"labels must be 0..K-1 with at most one class per image, got a label {num_classes - 1}", "renumber"
+        )
+    mean, std = channel_statistics(train.images)
+    channels, height, width = (int(size) for size in train.images.shape[1:])
+    return Dataset(
+        name=name,
+        num_classes=num_classes,
+        input_shape=(channels, height, width),
+        train=train,
+        test=test,
+        mean=mean,
+        std=std,
+        augment=False,
+        train_samples=None,
+        test_samples=None,
+        learning_rate=learning_rate,
+        client_ids=client_ids,
+    )
+
+
+def _error(path: Path, problem: str, remedy: str) -> DataError:
+    return DataError(f"{path}: {problem}; {remedy}")
+
+
+def _read_arrays(path: Path) -> _RawArrays:
+    """Read all known arrays of the file, without ever unpickling."""
+    if not path.is_file():
+        raise _error(path, "must be an existing .npz file", "check the path after npz:")
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    key = "the archive"
+    try:
+        if not zipfile.is_zipfile(path):
+            raise _error(path, "must be an .npz archive, got something else or a part of one", "write it anew")
+        # The file is opened here, since numpy leaves it open where the archive is damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            for key in (*_REQUIRED, *_OPTIONAL):
+                if key in archive:
+                    arrays[key] = archive[key]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _error(
+            path,
+            f"must be an .npz archive of plain arrays (no pickled objects), but reading {key} failed: {error}",
+            "write it with numpy.savez from arrays of numbers and strings",
+        ) from error
+    missing = [name for name in _REQUIRED if name not in arrays]
+    if ("test_images" in arrays) != ("test_labels" in arrays):
+        missing.append("test_labels" if "test_images" in arrays else "test_images")
+    if "test_clients" in arrays:
+        missing += [name for name in ("clients", "test_images") if name not in arrays]
+    if missing:
+        raise _error(path, f"must hold {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them")
+    return arrays
+
+
+def _splits(arrays: _RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...] | None]:
+    images = _images(arrays["images"], "images", path)
+    labels = _labels(arrays["labels"], "labels", len(images), path)
+    clients, ids = _client_numbers(arrays, len(images), path)
+    names = None if ids is None else tuple(str(name) for name in ids)
+    if "test_images" not in arrays:
+        return (*_split(images, labels, clients, path), names)
+    test_images = _images(arrays["test_images"], "test_images", path)
+    if test_images.shape[1:] != images.shape[1:]:
+        raise _error(
+            path,
+            f"test_images must have the shape of images, got {test_images.shape[1:]} and {images.shape[1:]} (C, H, W)",
+            "convert one of them",
+        )
+    test_labels = _labels(arrays["test_labels"], "test_labels", len(test_images), path)
+    test_clients = None
+    if ids is not None and "test_clients" in arrays:
+        test_clients = _match_clients(arrays["test_clients"], ids, len(test_images), path)
+    train = Split(images=images, labels=labels, clients=clients)
+    return train, Split(images=test_images, labels=test_labels, clients=test_clients), names
+
+
+def _split(images: ImageArray, labels: IntArray, clients: IntArray | None, path: Path) -> tuple[Split, Split]:
+    """Make a quarter of the data the test data."""
+    groups = labels if clients is None else clients
+    smallest = int(np.bincount(groups)[np.unique(groups)].min())
+    if (clients is not None and smallest < 2) or len(images) < 2:
+        raise _error(
+            path,
+            f"without test_images every client must have 2 images, one to train and one to test, got {smallest}",
+            "add images, or give test_images and test_labels",
+        )
+    train, test = split_train_test(groups, numpy_generator(_SPLIT_SEED, "npz", "split"))
+    if len(test) == 0:
+        raise _error(path, "must hold a class with 2 images to take a test image from", "give test_images")
+    parts = [
+        Split(images=images[part], labels=labels[part], clients=None if clients is None else clients[part])
+        for part in (train, test)
+    ]
+    return parts[0], parts[1]
+
+
+def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
+    """Check images and bring them to [n, C, H, W]."""
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4:
+        first, last = array.shape[1] in _CHANNELS, array.shape[3] in _CHANNELS
+        if first == last:
+            problem = "cannot tell the channels from" if first else "must have 1 or 3 channels in"
+            raise _error(path, f"{problem} {key} of shape {array.shape}", "store it as [n, C, H, W] or [n, H, W, C]")
+        array = array if first else array.transpose(0, 3, 1, 2)
+    else:
+        raise _error(path, f"{key} must have 3 or 4 dimensions, got the shape {array.shape}", "store it as [n, H, W]")
+    if array.size == 0:
+        raise _error(path, f"{key} must not be empty, got the shape {array.shape}", "add images")
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind != "f":
+        raise _error(path, f"{key} must be uint8 or floats in [0, 1], got {array.dtype}", "convert it")
+    outside = array[~np.isnan(array) & ((array < 0) | (array > 1))]
+    if outside.size:
+        raise _error(
+            path, f"{key} must lie in [0, 1] where they are floats, got {outside[0]}", "divide by 255 or store uint8"
+        )
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _labels(array: npt.NDArray[Any], key: str, count: int, path: Path) -> IntArray:
+    if array.dtype.kind not in "iu" or array.shape != (count,):
+        raise _error(
+            path, f"{key} must be {count} integers, one per image, got {array.dtype} of shape {array.shape}", "fix it"
+        )
+    if array.min() < 0:
+        raise _error(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
+    return array.astype(np.int64)
+
+
+def _client_column(array: npt.NDArray[Any], key: str, count: int, path: Path) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "iuUS" or array.shape != (count,):
+        raise _error(
+            path,
+            f"{key} must be {count} integers or strings, one per image, got {array.dtype} of shape {array.shape}",
+            "fix it",
+        )
+    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+
+
+def _client_numbers(arrays: _RawArrays, count: int, path: Path) -> tuple[IntArray | None, npt.NDArray[Any] | None]:
+    """Number the client ids 0..N-1 in sorted order."""
+    if "clients" not in arrays:
+        return None, None
+    ids, numbers = np.unique(_client_column(arrays["clients"], "clients", count, path), return_inverse=True)
+    return numbers.astype(np.int64), ids
+
+
+def _match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, path: Path) -> IntArray:
+    """Number test clients like the training clients, and see that each of them has test data."""
+    column = _client_column(array, "test_clients", count, path)
+    same_kind = (column.dtype.kind in "US") == (ids.dtype.kind in "US")
+    unknown = np.setdiff1d(column, ids) if same_kind else np.unique(column)
+    if unknown.size:
+        raise _error(path, f"test_clients must occur in clients, got {unknown[0]!r}", "remove or rename it")
+    without = np.setdiff1d(ids, column)
+    if without.size:
+        raise _error(
+            path, f"every client must have test data, client {without[0]!r} has none", "add some, or drop test_clients"
+        )
+    return np.searchsorted(ids, column).astype(np.int64)

@@ -1,0 +1,118 @@
+"""What a data set is to this project: images and labels, for training and for testing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+ImageArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+
+TEST_FRACTION = 0.25
+_CHUNK = 4096
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Split:
+    """Images with their labels.
+
+    Attributes:
+        images: [n, C, H, W], uint8 in 0..255 or float32 in [0, 1]; float32 may hold NaN.
+        labels: [n], in 0..K-1.
+        clients: [n], in 0..N-1: whose image it is; None where the data set does not say.
+    """
+
+    images: ImageArray
+    labels: IntArray
+    clients: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def scaled(self, indices: IntArray) -> npt.NDArray[np.float32]:
+        """Return the chosen images as a new array, float32 [n, C, H, W] in [0, 1]."""
+        chosen = self.images[indices]
+        scale = 255.0 if chosen.dtype == np.uint8 else 1.0
+        return np.asarray(chosen, dtype=np.float32) / np.float32(scale)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """A data set with all that training on it takes.
+
+    Attributes:
+        name: As given to `load_dataset`.
+        num_classes: K.
+        input_shape: (C, H, W).
+        train: What clients train on.
+        test: What clients are tested on; shares no image with `train`.
+        mean: Per channel, of images scaled to [0, 1].
+        std: Per channel, of images scaled to [0, 1].
+        augment: Whether training crops and flips at random (see `augmentation.Augmentation`).
+        train_samples: The recommended number of training images per client, None for no limit.
+        test_samples: The recommended number of test images per client, None for no limit.
+        learning_rate: The recommended learning rate.
+        client_ids: The ids that `clients` numbers, in that order; None where there are none.
+    """
+
+    name: str
+    num_classes: int
+    input_shape: tuple[int, int, int]
+    train: Split
+    test: Split
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool
+    train_samples: int | None
+    test_samples: int | None
+    learning_rate: float
+    client_ids: tuple[str, ...] | None = None
+
+
+def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Divide samples 75/25 into training and test, within every group.
+
+    Args:
+        groups: [n], the group (class or client) of each sample.
+        rng: Source of the choice.
+
+    Returns:
+        Sorted indices of the training and of the test samples. A group of n gives a quarter of n to the test, rounded
+        half to even; of two or more samples at least one, of a single sample none.
+    """
+    test: list[IntArray] = []
+    for group in np.unique(groups):
+        members = rng.permutation(np.flatnonzero(groups == group))
+        count = max(round(TEST_FRACTION * len(members)), int(len(members) > 1))
+        test.append(members[:count])
+    chosen = np.sort(np.concatenate(test))
+    return np.setdiff1d(np.arange(len(groups)), chosen), chosen
+
+
+def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Compute mean and standard deviation per channel, leaving out NaN.
+
+    Args:
+        images: [n, C, H, W], uint8 or float32 in [0, 1].
+
+    Returns:
+        Mean and standard deviation of the images scaled to [0, 1]. A channel without any spread (or with nothing but
+        NaN) has the standard deviation 1, so that normalising only shifts it.
+    """
+    channels = images.shape[1]
+    count, total, square = np.zeros(channels), np.zeros(channels), np.zeros(channels)
+    for start in range(0, len(images), _CHUNK):
+        chunk = images[start : start + _CHUNK].astype(np.float64)
+        count += np.sum(~np.isnan(chunk), axis=(0, 2, 3))
+        total += np.nansum(chunk, axis=(0, 2, 3))
+        square += np.nansum(chunk * chunk, axis=(0, 2, 3))
+    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    mean = total / np.maximum(count, 1)
+    variance = np.maximum(square / np.maximum(count, 1) - mean**2, 0.0)
+    std = np.sqrt(variance) / scale
+    return _floats(mean / scale), _floats(np.where(std > 1e-6, std, 1.0))
+
+
+def _floats(values: Sequence[float] | npt.NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

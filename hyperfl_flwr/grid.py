@@ -1,0 +1,209 @@
+"""The server's side of the exchange with nodes: who is there, who hosts whom, and one try more for a node that dies."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.messages import HELLO, PROPERTIES
+
+POLL_SECONDS = 0.1
+
+_DIED = {ErrorCode.UNKNOWN, ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
+"""Errors of a process that ended, as opposed to one that answered with an exception. Flower's simulation reports a dead
+Ray actor as `UNKNOWN`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node's answer to the handshake.
+
+    Attributes:
+        id: Flower's node id; random in every run.
+        partition: The node's number, 0 .. num_nodes - 1.
+        clients: The clients it hosts, ascending; may be empty.
+        properties: All that it told.
+    """
+
+    id: int
+    partition: int
+    clients: Sequence[int]
+    properties: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The nodes of a run, in the order of their numbers."""
+
+    nodes: Sequence[Node]
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Shape (channels, height, width) of the clients' images."""
+        channels, height, width = self.nodes[0].properties["input-shape"]
+        return channels, height, width
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return int(self.nodes[0].properties["num-classes"])
+
+    def label_counts(self) -> dict[str, dict[int, list[int]]]:
+        """Return samples per class of each client, for `train` and `test`; empty where nodes do not tell."""
+        counts: dict[str, dict[int, list[int]]] = {}
+        for node in self.nodes:
+            for split in ("train", "test"):
+                flat = list(node.properties.get(f"{split}-label-counts", ()))
+                for row, client in enumerate(node.clients if flat else ()):
+                    row_counts = flat[row * self.num_classes : (row + 1) * self.num_classes]
+                    counts.setdefault(split, {})[client] = row_counts
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A message to a node and what came of it.
+
+    Attributes:
+        node: The receiver's Flower id.
+        content: The reply's content, or None.
+        problem: Why there is none.
+        died: Whether the process that should have answered ended.
+    """
+
+    node: int
+    content: RecordDict | None = None
+    problem: str = ""
+    died: bool = False
+
+
+def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
+    """Wait for all nodes and learn which clients each hosts.
+
+    In a simulation the server starts before all nodes are registered, and nobody tells it how many there will be: the
+    first node's answer does.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: Number of clients N; the nodes together must host 0 .. N-1, each once.
+        timeout: Longest wait in seconds.
+
+    Raises:
+        RunFailedError: If a node refuses, a client is missing after `timeout`, or two nodes claim the same one.
+    """
+    end = time.monotonic() + timeout
+    nodes: dict[int, Node] = {}
+    while True:
+        new = [node for node in grid.get_node_ids() if node not in nodes]
+        messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in new]
+        replies = exchange(grid, messages, timeout) if messages else []
+        for answer in match(messages, replies):
+            nodes[answer.node] = _introduce(answer)
+        expected = max((int(node.properties["num-nodes"]) for node in nodes.values()), default=None)
+        if expected is not None and len(nodes) >= expected:
+            return _agreed(sorted(nodes.values(), key=lambda node: node.partition), num_clients)
+        if time.monotonic() > end:
+            raise RunFailedError(
+                f"only {len(nodes)} of {expected or 'an unknown number of'} nodes answered within "
+                f"node-timeout = {timeout:g} s; start the missing ones or raise node-timeout"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _introduce(answer: Exchange) -> Node:
+    if answer.content is None:
+        raise RunFailedError(f"node {answer.node} cannot take part: {answer.problem}")
+    properties: dict[str, Any] = dict(answer.content.config_records[PROPERTIES])
+    return Node(
+        id=answer.node,
+        partition=int(properties["partition"]),
+        clients=list(properties["clients"]),
+        properties=properties,
+    )
+
+
+def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
+    hosts: dict[int, int] = {}
+    for node in nodes:
+        for client in node.clients:
+            if client in hosts:
+                raise RunFailedError(
+                    f"nodes {hosts[client]} and {node.partition} both claim client {client}; give each node its own "
+                    f"partition-id"
+                )
+            hosts[client] = node.partition
+    if missing := sorted(set(range(num_clients)) - set(hosts)):
+        raise RunFailedError(
+            f"no node hosts the clients {missing} of {num_clients}; check partition-id and num-partitions"
+        )
+    for key in ("input-shape", "num-classes"):
+        values = {str(node.properties[key]) for node in nodes}
+        if len(values) > 1:
+            raise RunFailedError(f"the nodes' data differ in {key}: {', '.join(sorted(values))}")
+    return Federation(nodes)
+
+
+def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
+    """Send messages to nodes and wait for the replies.
+
+    A message whose process died is sent once more; what it does is idempotent, see `hyperfl_flwr.state`.
+
+    Args:
+        grid: Flower's grid.
+        messages: At most one per node.
+        timeout: Longest wait for all replies, in seconds.
+
+    Returns:
+        The replies, errors among them; `match` tells which belongs to which message.
+
+    Raises:
+        RunFailedError: If the process died again.
+    """
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
+    dead = [answer.node for answer in match(messages, replies) if answer.died]
+    if not dead:
+        return replies
+    copies = [_copy(message) for message in messages if message.metadata.dst_node_id in dead]
+    again = list(grid.send_and_receive(copies, timeout=timeout))
+    for answer in match(copies, again):
+        if answer.died:
+            raise RunFailedError(f"the process of node {answer.node} died twice in a row: {answer.problem}")
+    return [reply for reply in replies if not _died(reply)] + again
+
+
+def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Exchange]:
+    """Return what came of each message, in the order of the messages.
+
+    A reply belongs to the message whose id it names or, if that one was sent again, to the one to its sender. (An error
+    that the SuperLink makes up for a node that is gone names the message, but not the node.)
+    """
+    replies = list(replies)
+    by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
+    by_node = {reply.metadata.src_node_id: reply for reply in replies}
+    found = []
+    for message in messages:
+        node = message.metadata.dst_node_id
+        reply = by_message.get(message.metadata.message_id) or by_node.get(node)
+        if reply is None:
+            found.append(Exchange(node=node, problem="no reply in time"))
+        elif reply.has_error():
+            # Flower gives the exception's type and text as one string, a dead actor's over many lines.
+            reason = " ".join((reply.error.reason or f"error code {reply.error.code}").split())
+            found.append(Exchange(node=node, problem=reason[:2000], died=_died(reply)))
+        else:
+            found.append(Exchange(node=node, content=reply.content))
+    return found
+
+
+def _copy(message: Message) -> Message:
+    metadata = message.metadata
+    return Message(message.content, dst_node_id=metadata.dst_node_id, message_type=metadata.message_type)
+
+
+def _died(reply: Message) -> bool:
+    return reply.has_error() and reply.error.code in _DIED

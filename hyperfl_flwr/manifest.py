@@ -1,0 +1,60 @@
+"""What a run was: settings, versions, code, hardware."""
+
+import importlib.metadata
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperfl_flwr import ROOT, __version__
+
+COMMIT_VARIABLE = "HYPERFL_COMMIT"
+"""Environment variable by which the command line tells the server the checkout's commit; Flower's copy has no git."""
+
+PACKAGES = ("flwr", "matplotlib", "numpy", "pydantic", "ray", "scikit-learn", "torch", "torchvision")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, this project and the packages that results depend on."""
+    found = {"python": platform.python_version(), "hyperfl-flwr": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Return processor, cores, memory and GPUs of this machine."""
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+    }
+
+
+def code() -> dict[str, Any]:
+    """Return the checkout's commit and whether files differ from it; None where it is not known."""
+    commit, _, dirty = os.environ.get(COMMIT_VARIABLE, "").partition("-")
+    return {"commit": commit or None, "dirty": dirty == "dirty" if commit else None, "app": str(ROOT)}
+
+
+def now() -> str:
+    """Return the time as an ISO 8601 text with the zone."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

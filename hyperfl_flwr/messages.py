@@ -1,0 +1,250 @@
+"""What travels between the server and the nodes: names and layouts, for both sides.
+
+A TRAIN or EVALUATE message to a node holds
+
+- `arrays`: the shared groups, keyed `group/name`;
+- `config`: a `Request`.
+
+A node hosts several clients and answers once, with
+
+- `arrays`: for each shared group the SUM over its trained clients of weight times parameters, keyed alike (TRAIN only);
+- `weights`: the two weights, and nothing else;
+- `clients`: a `Report`, the per-client numbers.
+
+Private groups are in none of them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+ARRAYS = "arrays"
+CLIENTS = "clients"
+CONFIG = "config"
+PROPERTIES = "properties"
+WEIGHTS = "weights"
+
+HELLO = "query.hello"
+"""Type of the handshake's message."""
+
+NUM_CLIENTS = "num-clients"
+NUM_EXAMPLES = "num-examples"
+
+SharedArrays = dict[str, NDArray[Any]]
+"""Shared parameters by `group/name`."""
+
+
+class Reduction(Enum):
+    """How the server reduces a shared group over the clients that were trained."""
+
+    MEAN_BY_EXAMPLES = "mean_by_examples"
+    """sum_i n_i x_i / sum_i n_i, with the numbers n_i of training samples."""
+    MEAN = "mean"
+    """sum_i x_i / number of clients."""
+    SUM = "sum"
+    """sum_i x_i; absent clients count as zero."""
+
+    def weight(self, num_examples: int) -> float:
+        """Return the weight of one client in the node's sum."""
+        return float(num_examples) if self is Reduction.MEAN_BY_EXAMPLES else 1.0
+
+    def divisor(self, num_examples: int, num_clients: int) -> float:
+        """Return what the server divides the sum over all nodes by."""
+        if self is Reduction.MEAN_BY_EXAMPLES:
+            return float(num_examples)
+        return float(num_clients) if self is Reduction.MEAN else 1.0
+
+
+def group_of(key: str) -> str:
+    """Return the group of a key `group/name`."""
+    return key.partition("/")[0]
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Pack arrays into a record, under the same keys."""
+    return ArrayRecord({key: Array(value) for key, value in arrays.items()})
+
+
+def unpack_arrays(record: ArrayRecord) -> SharedArrays:
+    """Unpack a record's arrays; they may be read-only views of the message."""
+    return {key: value.numpy() for key, value in record.items()}
+
+
+def layout_problem(expected: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str | None:
+    """Say in what way names, shapes or types of arrays differ from what is expected; None if they do not."""
+    if missing := sorted(set(expected) - set(got)):
+        return f"arrays are missing: {', '.join(missing)}"
+    if unknown := sorted(set(got) - set(expected)):
+        return f"unexpected arrays: {', '.join(unknown)}"
+    for key, want in expected.items():
+        if got[key].shape != want.shape:
+            return f"{key} has shape {got[key].shape}, expected {want.shape}"
+        if got[key].dtype != want.dtype:
+            return f"{key} has type {got[key].dtype}, expected {want.dtype}"
+    return None
+
+
+def not_finite(arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    """Return the name of an array that holds a NaN or an infinity; None if there is none."""
+    for key, value in arrays.items():
+        # One pass without a temporary: finite float32 values cannot overflow a float64 sum.
+        if value.dtype.kind == "f" and not np.isfinite(np.add.reduce(value, axis=None, dtype=np.float64)):
+            return key
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the server asks a node to do.
+
+    Attributes:
+        round: The federated round, from 1.
+        experiment: Identity of the run.
+        run_directory: The server's output folder; a simulated node keeps its clients' state below it.
+        clients: The sampled clients that this node hosts, ascending.
+        versions: For each of them the round whose private state to start from; 0 is the initial one.
+        kept_versions: For each of them the version that the last durable checkpoint needs.
+    """
+
+    round: int
+    experiment: str
+    run_directory: str
+    clients: Sequence[int]
+    versions: Sequence[int]
+    kept_versions: Sequence[int]
+
+    def to_record(self) -> ConfigRecord:
+        """Pack into a record."""
+        return ConfigRecord(
+            {
+                "round": self.round,
+                "experiment": self.experiment,
+                "run-directory": self.run_directory,
+                "clients": list(self.clients),
+                "versions": list(self.versions),
+                "kept-versions": list(self.kept_versions),
+            }
+        )
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> "Request":
+        """Unpack from a record."""
+        values: dict[str, Any] = dict(record)
+        return cls(
+            round=int(values["round"]),
+            experiment=str(values["experiment"]),
+            run_directory=str(values["run-directory"]),
+            clients=list(values["clients"]),
+            versions=list(values["versions"]),
+            kept_versions=list(values["kept-versions"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientResult:
+    """The numbers of one client after its part of a round.
+
+    Attributes:
+        client: The client's id.
+        num_examples: Its training samples (TRAIN) or test samples (EVALUATE).
+        metrics: Numbers by name, for example `own-accuracy`.
+    """
+
+    client: int
+    num_examples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a client was left out of a round.
+
+    Attributes:
+        client: The client's id.
+        reason: One line.
+        details: A traceback, where the node sends one.
+    """
+
+    client: int
+    reason: str
+    details: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a node tells about its clients in one reply.
+
+    Attributes:
+        results: Clients that finished, in the order of their ids.
+        failures: Clients that did not.
+        process: Id of the process that ran them.
+        peak_memory: Largest resident memory of that process so far, in bytes.
+        seconds: Wall time of the node's whole work on the message.
+    """
+
+    results: Sequence[ClientResult] = ()
+    failures: Sequence[Failure] = ()
+    process: str = ""
+    peak_memory: int = 0
+    seconds: float = 0.0
+
+    def to_record(self) -> ConfigRecord:
+        """Pack into a record: one list per metric, NaN where a client does not have it."""
+        names = sorted({name for result in self.results for name in result.metrics})
+        columns = {
+            f"metric/{name}": [float(result.metrics.get(name, float("nan"))) for result in self.results]
+            for name in names
+        }
+        values: dict[str, Any] = {
+            "client": [result.client for result in self.results],
+            "num-examples": [result.num_examples for result in self.results],
+            "failed": [failure.client for failure in self.failures],
+            "reason": [failure.reason for failure in self.failures],
+            "details": [failure.details for failure in self.failures],
+            "process": self.process,
+            "peak-memory": self.peak_memory,
+            "seconds": self.seconds,
+            **columns,
+        }
+        # Flower cannot count the bytes of an empty list.
+        return ConfigRecord({key: value for key, value in values.items() if value != []})
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> "Report":
+        """Unpack from a record."""
+        values: defaultdict[str, Any] = defaultdict(list, dict(record))
+        columns = {key.partition("/")[2]: value for key, value in record.items() if key.startswith("metric/")}
+        return cls(
+            results=[
+                ClientResult(client=client, num_examples=count, metrics=_row(columns, number))
+                for number, (client, count) in enumerate(zip(values["client"], values["num-examples"], strict=True))
+            ],
+            failures=[
+                Failure(client=client, reason=reason, details=details)
+                for client, reason, details in zip(values["failed"], values["reason"], values["details"], strict=True)
+            ],
+            process=str(values["process"]),
+            peak_memory=int(values["peak-memory"]),
+            seconds=float(values["seconds"]),
+        )
+
+
+def _row(columns: Mapping[str, Any], number: int) -> dict[str, float]:
+    """Return one client's metrics; those it does not have are NaN in the columns."""
+    return {name: column[number] for name, column in columns.items() if not np.isnan(column[number])}
+
+
+def weights_record(num_examples: int, num_clients: int) -> MetricRecord:
+    """Pack the weights of a node's sums."""
+    return MetricRecord({NUM_EXAMPLES: num_examples, NUM_CLIENTS: num_clients})
+
+
+def content_bytes(contents: Iterable[RecordDict]) -> int:
+    """Return the serialised size of messages' contents, in bytes."""
+    return sum(record.count_bytes() for content in contents for record in content.values())

@@ -1,0 +1,58 @@
+"""The methods: which strategy, client and paper belong together. The table of contents of this project."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clients.base import BaseClient
+from clients.fedavg import FedAvgClient
+from clients.hyperfl import HyperFLClient
+from clients.local import LocalClient
+from strategies.base import BaseStrategy
+from strategies.fedavg import FedAvg
+from strategies.hyperfl import HyperFL
+from strategies.local import Local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A federated learning method.
+
+    Attributes:
+        title: One line.
+        strategy: The server's side.
+        client: The clients' side.
+        paper: Citation.
+        leaves: What leaves a client in a round, in words.
+    """
+
+    title: str
+    strategy: type[BaseStrategy]
+    client: type[BaseClient]
+    paper: str
+    leaves: str
+
+
+METHODS: Mapping[str, Method] = {
+    "local": Method(
+        title="local-only training",
+        strategy=Local,
+        client=LocalClient,
+        paper="baseline",
+        leaves="nothing",
+    ),
+    "fedavg": Method(
+        title="federated averaging of the whole model",
+        strategy=FedAvg,
+        client=FedAvgClient,
+        paper="McMahan et al., AISTATS 2017",
+        leaves="the whole model",
+    ),
+    "hyperfl": Method(
+        title="averaging of a hypernetwork; classifier and embedding stay private",
+        strategy=HyperFL,
+        client=HyperFLClient,
+        paper="Guo et al., AAAI 2025",
+        leaves="the hypernetwork",
+    ),
+}
+"""All methods by name."""

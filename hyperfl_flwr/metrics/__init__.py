@@ -1,0 +1,1 @@
+"""Metrics as sums that merge exactly: over batches, over clients, over nodes."""

@@ -1,0 +1,1 @@
+"""Networks: the targets that clients use, and the hypernetwork that generates their weights."""

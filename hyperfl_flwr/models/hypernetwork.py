@@ -1,0 +1,151 @@
+"""The hypernetwork of HyperFL: a client embedding becomes the weights of a feature extractor.
+
+Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Against Gradient Inversion Attacks", AAAI
+2025, section 3.2 and appendix D.1: one hidden layer and one linear head per target tensor. All heads are held as ONE
+matrix here, which computes the same numbers and reads memory in one pass:
+
+    z = relu(W1 v + b1)        theta = z H + c        H in R^{p x P}, c in R^P
+
+with the embedding v (length d), the hidden activation z (length p) and theta the P extractor weights, flat, in the
+order of the extractor's `named_parameters()`.
+
+The scaled initialisations follow Chang, Flokas, Lipson: "Principled Weight Initialization for Hypernetworks", ICLR
+2020 ("hyperfan-in"): generated weights should have the variance that the target's own layers would be given.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hyperfl_flwr.models.targets import fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.rng import torch_generator
+
+Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
+"""`hyperfan-bias`: the head bias c carries the target's ordinary initialisation and H adds a tenth of its standard
+deviation. `hyperfan-weight`: H carries all of it and c is zero. `torch`: torch's defaults for every layer, as the
+paper's public code, which makes theta 2 to 13 times too large."""
+
+HEAD_SCALE: Mapping[str, float] = {"hyperfan-bias": 0.1, "hyperfan-weight": 1.0}
+"""Standard deviation that H contributes to a generated weight, in units of the ordinary one."""
+
+FIRST_LAYER_SCALE = 8.0
+"""Scale of W1 in the hyperfan initialisations: v lies on the unit sphere instead of at norm sqrt(64) = 8."""
+
+
+class Hypernetwork(nn.Module):
+    """Generates the parameters of a feature extractor from an embedding.
+
+    Args:
+        extractor: The network whose parameters are generated; only names and shapes are used.
+        embedding_dim: Length d of the embedding.
+        hidden_width: Width p of the hidden layer.
+    """
+
+    def __init__(self, extractor: nn.Module, *, embedding_dim: int = 64, hidden_width: int = 128) -> None:
+        super().__init__()
+        self.shapes = {name: parameter.shape for name, parameter in extractor.named_parameters()}
+        num_weights = sum(shape.numel() for shape in self.shapes.values())
+        with torch.device("meta"):
+            self.hidden = nn.Linear(embedding_dim, hidden_width)
+            self.head_weight = nn.Parameter(torch.empty(hidden_width, num_weights))
+            self.head_bias = nn.Parameter(torch.empty(num_weights))
+
+    def activation(self, embedding: Tensor) -> Tensor:
+        """Return the hidden activation z [p] of an embedding [d]."""
+        return torch.relu(self.hidden(embedding))
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Return theta [P], flat, of an embedding [d]."""
+        return torch.addmv(self.head_bias, self.head_weight.t(), self.activation(embedding))
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """Return views of a flat theta [P] as the extractor's parameters, by name."""
+        parts = torch.split(theta, [shape.numel() for shape in self.shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypernetworkHealth:
+    """Whether the hidden layer is alive: a dead one (z = 0) generates the head bias for every client."""
+
+    squared_norm: float
+    """|z|^2; the step on theta is (1 + |z|^2) times the learning rate."""
+    active_units: int
+    """Number of hidden units with z > 0."""
+    weight_norm: float
+    """|theta|_2."""
+
+
+@torch.no_grad()
+def health(hypernetwork: Hypernetwork, embedding: Tensor) -> HypernetworkHealth:
+    """Measure a hypernetwork at an embedding [d]."""
+    hidden = hypernetwork.activation(embedding)
+    theta = torch.addmv(hypernetwork.head_bias, hypernetwork.head_weight.t(), hidden)
+    return HypernetworkHealth(
+        squared_norm=float(hidden.square().sum()),
+        active_units=int((hidden > 0).sum()),
+        weight_norm=float(theta.norm()),
+    )
+
+
+def initial_embedding(embedding_dim: int, initialisation: Initialisation, generator: torch.Generator) -> Tensor:
+    """Draw an initial embedding [d]: standard normal, on the unit sphere unless `initialisation` is `torch`."""
+    embedding = torch.randn(embedding_dim, generator=generator)
+    return embedding if initialisation == "torch" else embedding / embedding.norm()
+
+
+def common_embedding(embedding_dim: int, initialisation: Initialisation, seed: int) -> Tensor:
+    """Return the embedding [d] that all clients of a run start from."""
+    return initial_embedding(embedding_dim, initialisation, torch_generator(seed, "embedding"))
+
+
+def initial_hypernetwork(
+    hypernetwork: Hypernetwork,
+    extractor: nn.Module,
+    initialisation: Initialisation,
+    embedding: Tensor,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Draw a hypernetwork's initial parameters.
+
+    Args:
+        hypernetwork: Gives names and shapes; its values are not used.
+        extractor: The network whose parameters are generated.
+        initialisation: See `Initialisation`.
+        embedding: The common initial embedding [d], at which the scale of the generated weights is set.
+        generator: A CPU generator.
+
+    Returns:
+        float32 CPU tensors by parameter name.
+    """
+    values = ordinary_parameters(hypernetwork.hidden, generator)
+    weight, bias = values["weight"], values["bias"]
+    if initialisation != "torch":
+        weight *= FIRST_LAYER_SCALE
+    hidden = torch.relu(weight @ embedding + bias)
+    head_weight = torch.empty(hypernetwork.head_weight.shape)
+    if initialisation == "torch":
+        bound = 1 / math.sqrt(head_weight.shape[0])
+        head_weight.uniform_(-bound, bound, generator=generator)
+        head_bias = torch.empty(hypernetwork.head_bias.shape).uniform_(-bound, bound, generator=generator)
+    else:
+        ordinary = ordinary_parameters(extractor, generator)
+        head_bias = torch.cat([value.flatten() for value in ordinary.values()])
+        # Uniform in +-bound has the variance bound^2 / 3, and theta - c = z H the variance |z|^2 times that of H.
+        bound_of_weight = HEAD_SCALE[initialisation] * _ordinary_bounds(hypernetwork, extractor) / hidden.norm()
+        head_weight.uniform_(-1, 1, generator=generator).mul_(bound_of_weight)
+        if initialisation == "hyperfan-weight":
+            head_bias.zero_()
+    return {"head_weight": head_weight, "head_bias": head_bias, "hidden.weight": weight, "hidden.bias": bias}
+
+
+def _ordinary_bounds(hypernetwork: Hypernetwork, extractor: nn.Module) -> Tensor:
+    """Return the bound 1/sqrt(fan_in) of each generated weight's ordinary uniform distribution, [P]."""
+    bounds = {name: 1 / math.sqrt(fan_in(layer)) for name, layer in weighted_layers(extractor).items()}
+    return torch.cat(
+        [torch.full((shape.numel(),), bounds[name.rpartition(".")[0]]) for name, shape in hypernetwork.shapes.items()]
+    )

@@ -1,0 +1,140 @@
+"""Target networks: the classifiers that clients train and use.
+
+Every target is split as HyperFL (Guo et al., AAAI 2025, section 3.2) splits it: a feature `extractor` with parameters
+theta and a linear `classifier` with parameters phi. The CNNs are those of the paper's experiments (appendix D.1) with
+the shapes of its public code.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+NUM_FEATURES = 128
+"""Width of the extractor's output, the classifier's input."""
+
+_CONVOLUTIONS: Mapping[int, Sequence[tuple[int, int, int]]] = {
+    # smallest image side: (output channels, kernel size, padding) of each convolution, a 2x2 max pooling after each
+    32: ((16, 5, 0), (32, 5, 1), (64, 3, 1)),
+    20: ((16, 5, 0), (32, 5, 1)),
+    8: ((16, 3, 1), (32, 3, 1)),
+}
+
+
+class Target(nn.Module):
+    """A classifier split into a feature extractor and a last linear layer.
+
+    Args:
+        extractor: Maps images [B, C, H, W] to features [B, F].
+        classifier: Maps features [B, F] to logits [B, K].
+    """
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits [B, K] of images [B, C, H, W]."""
+        logits: Tensor = self.classifier(self.extractor(images))
+        return logits
+
+
+def build_cnn(input_shape: tuple[int, int, int], num_classes: int) -> Target:
+    """Build the CNN of HyperFL's experiments for an image size.
+
+    28x28: two 5x5 convolutions of 16 and 32 channels (padding 0 and 1), 2x2 max pooling and LeakyReLU 0.01 after each,
+    a linear layer 800 -> 128 with LeakyReLU; 115,776 extractor parameters. 32x32 with three channels: a third
+    convolution (3x3, 64 channels), 576 -> 128; 106,400 parameters. Images of 8 to 19 pixels, which the paper does not
+    have, get two 3x3 convolutions with padding 1.
+
+    Args:
+        input_shape: (channels, height, width).
+        num_classes: Number of classes K.
+
+    Returns:
+        The target on the meta device; `initialise` gives it values.
+
+    Raises:
+        ValueError: If the images are smaller than 8x8.
+    """
+    channels, height, width = input_shape
+    side = min(height, width)
+    convolutions = next((layers for smallest, layers in _CONVOLUTIONS.items() if side >= smallest), None)
+    if convolutions is None:
+        raise ValueError(f"the cnn target needs images of at least 8x8 pixels, got {height}x{width}")
+    layers: list[tuple[str, nn.Module]] = []
+    with torch.device("meta"):
+        for number, (out_channels, kernel, padding) in enumerate(convolutions, start=1):
+            layers += [
+                (f"conv{number}", nn.Conv2d(channels, out_channels, kernel, padding=padding)),
+                (f"pool{number}", nn.MaxPool2d(2)),
+                (f"act{number}", nn.LeakyReLU(0.01)),
+            ]
+            channels = out_channels
+            height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
+        layers += [
+            ("flatten", nn.Flatten()),
+            ("fc", nn.Linear(channels * height * width, NUM_FEATURES)),
+            ("act", nn.LeakyReLU(0.01)),
+        ]
+        extractor = nn.Sequential()
+        for name, layer in layers:
+            extractor.add_module(name, layer)
+        return Target(extractor, nn.Linear(NUM_FEATURES, num_classes))
+
+
+TARGETS: Mapping[str, Callable[[tuple[int, int, int], int], Target]] = {"cnn": build_cnn}
+"""Target networks by name."""
+
+
+def build_target(name: str, input_shape: tuple[int, int, int], num_classes: int) -> Target:
+    """Build a target network on the meta device, see `TARGETS`.
+
+    Raises:
+        ValueError: If the name is unknown or the network cannot take such images.
+    """
+    if name not in TARGETS:
+        raise ValueError(f"unknown target network {name!r}; known: {', '.join(TARGETS)}")
+    return TARGETS[name](input_shape, num_classes)
+
+
+def fan_in(module: nn.Conv2d | nn.Linear) -> int:
+    """Return the number of inputs that one output of the layer sums."""
+    return module.weight[0].numel()
+
+
+def weighted_layers(module: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
+    """Return the layers that hold a module's parameters, by name.
+
+    Raises:
+        ValueError: If a parameter belongs to another kind of layer, for which no initialisation is defined here.
+    """
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    known = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
+    if unknown := [name for name, parameter in module.named_parameters() if id(parameter) not in known]:
+        raise ValueError(f"no initialisation is defined for the parameters {unknown}; use Conv2d and Linear layers")
+    return layers
+
+
+def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw a network's ordinary initial values: torch's defaults for convolutions and linear layers.
+
+    Weights and biases are uniform in +-1/sqrt(fan_in), so that their variance is 1/(3 fan_in).
+
+    Args:
+        module: A network made of Conv2d and Linear layers; its device does not matter.
+        generator: A CPU generator.
+
+    Returns:
+        float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
+    """
+    values: dict[str, Tensor] = {}
+    for name, layer in weighted_layers(module).items():
+        bound = 1 / math.sqrt(fan_in(layer))
+        for part, parameter in layer.named_parameters():
+            values[f"{name}.{part}".lstrip(".")] = torch.empty(parameter.shape).uniform_(
+                -bound, bound, generator=generator
+            )
+    return {name: values[name] for name, _ in module.named_parameters()}

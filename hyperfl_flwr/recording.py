@@ -1,0 +1,147 @@
+"""A run's folder: settings, metrics, checkpoints, failures, and in the end a summary.
+
+::
+
+    manifest.json    every setting, versions, commit, hardware, start and end; in a simulation the label counts
+    metrics.jsonl    one line per round and kind, and one per client
+    checkpoints/     see `hyperfl_flwr.checkpoint`
+    clients/         a simulation's private client state, readable by its owner alone
+    server.log       what the server and Flower said
+    failures/        why a client was left out, by round and client
+    plots/           pictures of metrics.jsonl
+    summary.json     the run's result
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from hyperfl_flwr.errors import RunDirectoryError, StateError
+from hyperfl_flwr.messages import Failure
+from hyperfl_flwr.storage import write_atomically
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl. `kind` is one of
+
+- `train`: means over the clients of a round's training, `own` accuracy among them;
+- `aggregate`: means of the global state AFTER a round, measured at the start of the next one;
+- `client`: one client's numbers of a round's training;
+- `client-aggregate`: one client's accuracy with the global state after a round.
+"""
+
+SUBFOLDERS = ("checkpoints", "failures", "plots")
+
+
+class RunDirectory:
+    """A run's folder, open for writing by this process alone.
+
+    Args:
+        path: Absolute path of an existing run folder; use `create` for a new one.
+
+    Raises:
+        RunDirectoryError: If another process is writing to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] = (path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(f"another process is writing to {path}; wait for it, or stop it") from None
+
+    @classmethod
+    def create(cls, path: Path) -> "RunDirectory":
+        """Make a new run folder; it may exist if it is empty.
+
+        Raises:
+            RunDirectoryError: If it exists and is not empty, or cannot be made.
+        """
+        refuse_used_directory(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for name in SUBFOLDERS:
+                (path / name).mkdir(exist_ok=True)
+            (path / "clients").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot make the output directory {path}: {error}") from None
+        return cls(path)
+
+    def close(self) -> None:
+        """Let other processes write."""
+        self._lock.close()
+
+    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
+        """Replace one of the folder's JSON files, atomically."""
+        write_atomically(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add lines to metrics.jsonl; they are on disk when this returns."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewind(self, last_round: int) -> None:
+        """Drop the lines of rounds after `last_round`, and of what was measured during them."""
+        kept = [
+            record
+            for record in read_metrics(self.path)
+            if record["round"] < last_round or (record["round"] == last_round and "aggregate" not in record["kind"])
+        ]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        write_atomically(self.path / "metrics.jsonl", text.encode())
+        for path in (self.path / "failures").glob("round-*"):
+            if int(path.name.split("-")[1]) > last_round:
+                path.unlink()
+
+    def write_failures(self, server_round: int, failures: Sequence[Failure]) -> None:
+        """Write why clients were left out of a round, one file each."""
+        for failure in failures:
+            path = self.path / "failures" / f"round-{server_round:06d}-client-{failure.client:05d}.txt"
+            write_atomically(path, f"{failure.reason}\n\n{failure.details}".encode())
+
+
+def refuse_used_directory(path: Path) -> None:
+    """Check that a path can become a run folder.
+
+    Raises:
+        RunDirectoryError: If something that is not an empty folder is there.
+    """
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"the output directory {path} exists and is no directory; choose another one")
+    if path.is_dir() and any(path.iterdir()):
+        raise RunDirectoryError(
+            f"the output directory {path} exists and is not empty; choose another one, or resume the run in it"
+        )
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest of a run folder.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder.
+        StateError: If the manifest is damaged.
+    """
+    file = path / "manifest.json"
+    if not file.is_file():
+        raise RunDirectoryError(f"{path} is not a run directory: it holds no manifest.json")
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_text())
+        manifest["settings"], manifest["experiment"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{file} is damaged: {type(error).__name__}: {error}") from None
+    return manifest
+
+
+def read_metrics(path: Path) -> Iterator[Record]:
+    """Yield the lines of a run folder's metrics.jsonl; a last line that is being written is left out."""
+    file = path / "metrics.jsonl"
+    if not file.is_file():
+        return
+    for line in file.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)

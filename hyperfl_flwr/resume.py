@@ -1,0 +1,71 @@
+"""Going on with a run: which settings may differ, and from which checkpoint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.checkpoint import Checkpoints, Progress
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar
+from hyperfl_flwr.errors import RunDirectoryError
+from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.state import INITIAL, PrivateState
+
+
+def resume_round(config: RunConfig) -> int:
+    """Return the round to go on after; 0 means from the start.
+
+    Args:
+        config: The settings of the resumed run; `config.resume` is its folder.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder, a setting differs that must not, or nothing is left to do.
+        StateError: If the checkpoint, or the private state that it needs, is missing or damaged.
+    """
+    path = Path(config.resume)
+    manifest = read_manifest(path)
+    old: Mapping[str, Scalar] = manifest["settings"]
+    refuse_changes(old, config.flat())
+    checkpoints = Checkpoints(path / "checkpoints")
+    rounds = checkpoints.rounds()
+    old_num_rounds = int(old["num-rounds"])
+    if config.num_rounds > old_num_rounds and config.fraction_train < 1:
+        # The old last round trained all clients; as a round among others it trains a sample.
+        rounds = [number for number in rounds if number < old_num_rounds]
+    newest = max(rounds, default=0)
+    if manifest.get("status") == "completed" and config.num_rounds <= old_num_rounds:
+        raise RunDirectoryError(
+            f"the run in {path} is complete after {old_num_rounds} rounds; raise num-rounds to go on with it"
+        )
+    if newest:
+        _, progress = checkpoints.load(newest)
+        _check_states(path / "clients", str(manifest["experiment"]), progress)
+    return newest
+
+
+def _check_states(directory: Path, experiment: str, progress: Progress) -> None:
+    """Check that a simulation's private state is there; a deployment's lies with the nodes, which check their own."""
+    if not any(directory.glob("client-*")):
+        return
+    for client, version in progress.versions.items():
+        if version != INITIAL:
+            PrivateState(directory, experiment, client).load(version)
+
+
+def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any]) -> None:
+    """Check that a resumed run computes what the old one did.
+
+    Raises:
+        RunDirectoryError: Naming every setting that differs and must not.
+    """
+    problems = [
+        f"{key} was {old.get(key)!r}, now {new.get(key)!r}"
+        for key in sorted(set(old) | set(new))
+        if old.get(key) != new.get(key) and key not in RESUMABLE_CHANGES
+    ]
+    if int(new["num-rounds"]) < int(old["num-rounds"]):
+        problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")
+    if problems:
+        raise RunDirectoryError(
+            "a resumed run must compute what the old one did; start a new run, or take back:\n"
+            + "\n".join(f"  - {problem}" for problem in problems)
+        )

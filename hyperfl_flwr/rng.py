@@ -1,0 +1,34 @@
+"""Randomness as a function of (seed, purpose, client, round).
+
+Nothing below the apps touches a global random number generator, and no generator's state is ever stored: whoever needs
+random numbers names what they are for, and the same name always gives the same numbers, on every machine.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def seed_for(seed: int, *path: str | int) -> int:
+    """Derive an independent seed for one purpose.
+
+    Args:
+        seed: The run's (or the data's) seed.
+        *path: What the numbers are for, for example ``("batches", client, round)``.
+
+    Returns:
+        An integer in [0, 2**63), equal on every platform and Python version.
+    """
+    text = repr((int(seed), *path)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
+    """Return a numpy generator for one purpose, see `seed_for`."""
+    return np.random.default_rng(seed_for(seed, *path))
+
+
+def torch_generator(seed: int, *path: str | int) -> torch.Generator:
+    """Return a CPU torch generator for one purpose, see `seed_for`."""
+    return torch.Generator().manual_seed(seed_for(seed, *path))

@@ -1,0 +1,62 @@
+"""The private state of a node's clients, on the node's own disk.
+
+Versions are keyed by the round that wrote them: a message names the version to start from, so a message that is sent
+twice gives the same result twice, and a run resumed from the checkpoint of round 10 finds the clients' round-10 state
+even if they had gone on. A version is deleted once the server has reported a durable checkpoint that does not need
+it.
+(Flower's own `Context.state` loses large states in a deployment and is copied with every message in a simulation.)
+"""
+
+from pathlib import Path
+
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.storage import Arrays, read_arrays, write_arrays
+
+INITIAL = 0
+"""The version of a client that was never trained; it is computed from the seed, not stored."""
+
+
+class PrivateState:
+    """One client's private arrays, by version.
+
+    Args:
+        directory: The node's folder for one experiment; made on the first save, readable by its owner alone.
+        experiment: Identity of the run, checked when a version is read.
+        client: The client's id.
+    """
+
+    def __init__(self, directory: Path, experiment: str, client: int) -> None:
+        self.client = client
+        self.experiment = experiment
+        self.directory = directory / f"client-{client:05d}"
+
+    def path(self, version: int) -> Path:
+        """Return the file of a version."""
+        return self.directory / f"round-{version:06d}.npz"
+
+    def save(self, version: int, arrays: Arrays) -> None:
+        """Store a version; it is on disk when this returns."""
+        for directory in (self.directory.parent, self.directory):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        meta = {"client": self.client, "experiment": self.experiment, "round": version}
+        write_arrays(self.path(version), arrays, meta, mode=0o600)
+
+    def load(self, version: int) -> Arrays:
+        """Read a version.
+
+        Raises:
+            StateError: If it is missing, damaged or another run's.
+        """
+        path = self.path(version)
+        arrays, meta = read_arrays(path)
+        expected = {"client": self.client, "experiment": self.experiment, "round": version}
+        if meta != expected:
+            raise StateError(f"{path} belongs to {meta}, not to {expected}")
+        return arrays
+
+    def keep_only(self, versions: set[int]) -> None:
+        """Delete all versions but these."""
+        kept = {self.path(version) for version in versions}
+        for path in self.directory.glob("round-*.npz"):
+            if path not in kept:
+                path.unlink(missing_ok=True)

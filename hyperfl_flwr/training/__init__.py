@@ -1,0 +1,1 @@
+"""What a client computes in a round, in plain torch."""

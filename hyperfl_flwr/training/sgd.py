@@ -1,0 +1,105 @@
+"""Local epochs of stochastic gradient descent."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Predict = Callable[[Tensor], Tensor]
+"""Maps images [B, C, H, W] to logits [B, K]."""
+
+
+class TrainingData(Protocol):
+    """The training samples of one client."""
+
+    @property
+    def train_images(self) -> Tensor:
+        """Images [n, C, H, W], normalised."""
+
+    @property
+    def train_labels(self) -> Tensor:
+        """Labels [n], int64."""
+
+    @property
+    def augmentation(self) -> Callable[[Tensor, np.random.Generator], Tensor] | None:
+        """Returns randomly changed copies of images [B, C, H, W]; None where training uses them as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterSet:
+    """Parameters that are stepped with one rate and clipped together.
+
+    Attributes:
+        parameters: Leaf tensors that require a gradient.
+        learning_rate: Step size.
+        clip_norm: Largest norm of their joint gradient; 0 leaves it as it is.
+    """
+
+    parameters: Sequence[Tensor]
+    learning_rate: float
+    clip_norm: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """How many passes over the data, and how.
+
+    Attributes:
+        epochs: Number of passes.
+        batch_size: Samples per step; the last batch of a pass may be shorter.
+        momentum: Of SGD; the buffers start empty.
+        weight_decay: L2 coefficient, added to the gradient after clipping.
+    """
+
+    epochs: int
+    batch_size: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one pass over the data in random order as (images, labels); the last batch may be shorter."""
+    order = torch.from_numpy(rng.permutation(len(data.train_labels))).to(data.train_labels.device)
+    for index in torch.split(order, batch_size):
+        images = data.train_images[index]
+        yield images if data.augmentation is None else data.augmentation(images, rng), data.train_labels[index]
+
+
+def train_epochs(
+    predict: Predict, sets: Sequence[ParameterSet], data: TrainingData, epochs: Epochs, rng: np.random.Generator
+) -> float:
+    """Minimise the mean cross-entropy by SGD, changing the parameters in place.
+
+    Args:
+        predict: The classifier; it must depend on the parameters of `sets`.
+        sets: What is trained, see `ParameterSet`.
+        data: The client's training samples.
+        epochs: Length and settings.
+        rng: Order of the samples and augmentation.
+
+    Returns:
+        Mean training loss of the last pass, in nats, each batch before its step; NaN without a pass.
+    """
+    optimiser = torch.optim.SGD(
+        [{"params": list(part.parameters), "lr": part.learning_rate} for part in sets],
+        momentum=epochs.momentum,
+        weight_decay=epochs.weight_decay,
+    )
+    mean_loss = float("nan")
+    for _ in range(epochs.epochs):
+        total = torch.zeros((), dtype=torch.float64, device=data.train_labels.device)
+        for images, labels in batches(data, epochs.batch_size, rng):
+            optimiser.zero_grad()
+            loss = functional.cross_entropy(predict(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for part in sets:
+                if part.clip_norm > 0:
+                    torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)
+            optimiser.step()
+            total += loss.detach() * len(labels)
+        mean_loss = float(total) / len(data.train_labels)
+    return mean_loss

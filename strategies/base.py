@@ -1,0 +1,257 @@
+"""What all strategies share: who is sampled, what each node is sent, how replies are reduced."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from hyperfl_flwr.checkpoint import Progress, kept_versions
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.grid import Exchange, Federation, match
+from hyperfl_flwr.messages import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    NUM_CLIENTS,
+    NUM_EXAMPLES,
+    WEIGHTS,
+    ClientResult,
+    Failure,
+    Reduction,
+    Report,
+    Request,
+    SharedArrays,
+    content_bytes,
+    group_of,
+    layout_problem,
+    not_finite,
+    pack_arrays,
+    unpack_arrays,
+    weights_record,
+)
+from hyperfl_flwr.metrics.memory import process_name
+from hyperfl_flwr.rng import numpy_generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where a strategy works.
+
+    Attributes:
+        config: The run's settings.
+        federation: Nodes and clients.
+        reductions: The method's shared groups and how each is reduced.
+        experiment: Identity of the run.
+        run_directory: The server's output folder.
+    """
+
+    config: RunConfig
+    federation: Federation
+    reductions: Mapping[str, Reduction]
+    experiment: str
+    run_directory: str
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of one phase (training or evaluation) of a round.
+
+    Attributes:
+        results: Clients that finished, by ascending id.
+        failures: Clients that did not.
+        bytes_down: A client's own payload from the server: the arrays of its message.
+        bytes_up: A client's own payload to the server.
+        bytes_on_wire: Serialised contents of all messages and replies between the server and its nodes.
+        processes: Peak memory in bytes of the other processes that ran clients, by machine and process id.
+    """
+
+    results: list[ClientResult] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    bytes_on_wire: int = 0
+    processes: dict[str, int] = field(default_factory=dict)
+
+
+class BaseStrategy(Strategy):
+    """Samples clients, sends each node one message, and divides the sums that come back once.
+
+    A method's own strategy says with which shared parameters the run starts.
+
+    Args:
+        setting: See `Setting`.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.progress = Progress(versions={client: 0 for node in setting.federation.nodes for client in node.clients})
+        self.durable_versions: dict[int, int] = {}
+        self.outcome = Outcome()
+        self._current: SharedArrays = {}
+        self._sent: list[Message] = []
+
+    @abstractmethod
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the shared groups' initial values: name -> parameters by name."""
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the shared groups' initial values as they travel."""
+        return pack_arrays(
+            {
+                f"{group}/{name}": tensor.numpy()
+                for group, tensors in self.initial_parameters().items()
+                for name, tensor in tensors.items()
+            }
+        )
+
+    def sampled(self, server_round: int) -> list[int]:
+        """Return the clients that are trained in a round: a share of all, in the last round all of them."""
+        config = self.setting.config
+        count = max(1, round(config.fraction_train * config.num_clients))
+        if server_round == config.num_rounds or count >= config.num_clients:
+            return list(range(config.num_clients))
+        rng = numpy_generator(config.seed, "sampling", server_round)
+        return sorted(rng.choice(config.num_clients, count, replace=False).tolist())
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Return one message for each node that hosts a sampled client."""
+        self.progress.round = server_round
+        return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Return one message for each node, for all clients, after the last round.
+
+        Until then, evaluation rides on the next round's training message.
+        """
+        if server_round != self.setting.config.num_rounds:
+            return []
+        return self._messages(MessageType.EVALUATE, arrays, list(range(self.setting.config.num_clients)))
+
+    def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
+        chosen = set(clients)
+        self._current = unpack_arrays(arrays)
+        self._sent = []
+        for node in self.setting.federation.nodes:
+            mine = [client for client in node.clients if client in chosen]
+            if not mine:
+                continue
+            request = Request(
+                round=self.progress.round,
+                experiment=self.setting.experiment,
+                run_directory=self.setting.run_directory,
+                clients=mine,
+                versions=[self.progress.versions[client] for client in mine],
+                kept_versions=kept_versions(self.durable_versions, mine),
+            )
+            content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
+            self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Reduce the nodes' sums, see `reduce`."""
+        return self.reduce(match(self._sent, replies))
+
+    def reduce(self, exchanges: Sequence[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the nodes' sums, in the order of the nodes, and divide once.
+
+        A node whose reply does not fit is left out, and its clients are reported as failed.
+
+        Returns:
+            The new shared parameters and their weights; None and None if no client finished.
+        """
+        total: SharedArrays = {}
+        weights = {NUM_EXAMPLES: 0, NUM_CLIENTS: 0}
+        self._begin_outcome(exchanges)
+        for answer in exchanges:
+            report, problem = self._report(answer)
+            sums = unpack_arrays(answer.content.array_records[ARRAYS]) if answer.content and not problem else {}
+            if not problem and report.results:
+                problem = layout_problem(self._current, sums) or self._not_finite(sums)
+            if problem:
+                self._all_failed(answer, problem)
+                continue
+            self._note(report)
+            for client in report.results:
+                self.progress.versions[client.client] = self.progress.round
+                weights[NUM_EXAMPLES] += client.num_examples
+                weights[NUM_CLIENTS] += 1
+            for key, value in sums.items() if report.results else ():
+                total[key] = total[key] + value if key in total else value
+        self.progress.trainings += len(self.outcome.results) + len(self.outcome.failures)
+        self.progress.failed_trainings += len(self.outcome.failures)
+        self.progress.failed_rounds = 0 if self.outcome.results else self.progress.failed_rounds + 1
+        self.outcome.bytes_up = sum(value.nbytes for value in total.values())
+        if not self.outcome.results:
+            return None, None
+        for key, value in total.items():
+            divisor = self.setting.reductions[group_of(key)].divisor(weights[NUM_EXAMPLES], weights[NUM_CLIENTS])
+            total[key] = value / np.asarray(divisor, value.dtype)
+        return pack_arrays(total), weights_record(weights[NUM_EXAMPLES], weights[NUM_CLIENTS])
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Collect the clients' evaluations, see `collect`."""
+        self.collect(match(self._sent, replies))
+        return weights_record(sum(result.num_examples for result in self.outcome.results), len(self.outcome.results))
+
+    def collect(self, exchanges: Sequence[Exchange]) -> None:
+        """Put the per-client numbers of an evaluation into `outcome`."""
+        self._begin_outcome(exchanges)
+        for answer in exchanges:
+            report, problem = self._report(answer)
+            if problem:
+                self._all_failed(answer, problem)
+            else:
+                self._note(report)
+
+    def _begin_outcome(self, exchanges: Sequence[Exchange]) -> None:
+        contents = [message.content for message in self._sent]
+        contents += [answer.content for answer in exchanges if answer.content is not None]
+        self.outcome = Outcome(
+            bytes_down=sum(value.nbytes for value in self._current.values()), bytes_on_wire=content_bytes(contents)
+        )
+
+    def _report(self, answer: Exchange) -> tuple[Report, str | None]:
+        """Return a node's report, or why there is none that can be used."""
+        if answer.content is None:
+            return Report(), answer.problem
+        try:
+            report = Report.from_record(answer.content.config_records[CLIENTS])
+        except (KeyError, ValueError, TypeError) as error:
+            return Report(), f"the reply's report cannot be read: {type(error).__name__}: {error}"
+        told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
+        if told != self._asked(answer.node):
+            return Report(), f"the reply is about the clients {told}, asked were {self._asked(answer.node)}"
+        if ARRAYS not in answer.content.array_records and WEIGHTS in answer.content.metric_records:
+            return Report(), "the reply holds no arrays"
+        return report, None
+
+    def _asked(self, node: int) -> list[int]:
+        message = next(message for message in self._sent if message.metadata.dst_node_id == node)
+        return list(Request.from_record(message.content.config_records[CONFIG]).clients)
+
+    def _not_finite(self, sums: SharedArrays) -> str | None:
+        key = not_finite(sums)
+        return f"{key} is not finite" if key else None
+
+    def _all_failed(self, answer: Exchange, problem: str) -> None:
+        self.outcome.failures += [Failure(client=client, reason=problem) for client in self._asked(answer.node)]
+
+    def _note(self, report: Report) -> None:
+        self.outcome.results = sorted([*self.outcome.results, *report.results], key=lambda result: result.client)
+        self.outcome.failures += report.failures
+        if report.process != process_name():
+            self.outcome.processes[report.process] = report.peak_memory
+
+    def summary(self) -> None:
+        """Nothing: the manifest tells all settings."""

@@ -1,0 +1,23 @@
+"""FedAvg: the whole model is shared and averaged.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017, algorithm 1.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.rng import torch_generator
+from strategies.base import BaseStrategy
+
+
+class FedAvg(BaseStrategy):
+    """Shares the group `model`."""
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the ordinary initial values of the target network."""
+        config, federation = self.setting.config, self.setting.federation
+        target = build_target(config.target, federation.input_shape, federation.num_classes)
+        return {"model": ordinary_parameters(target, torch_generator(config.seed, "model"))}

@@ -1,0 +1,32 @@
+"""HyperFL: only a hypernetwork is averaged; embeddings and classifiers stay with the clients.
+
+Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Against Gradient Inversion Attacks", AAAI
+2025, algorithm 1 (server): varphi <- sum_i (n_i / n) varphi_i.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.rng import torch_generator
+from strategies.base import BaseStrategy
+
+
+class HyperFL(BaseStrategy):
+    """Shares the group `hypernetwork`."""
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the hypernetwork's initial values under the chosen initialisation."""
+        config, federation, method = self.setting.config, self.setting.federation, self.setting.config.hyperfl
+        extractor = build_target(config.target, federation.input_shape, federation.num_classes).extractor
+        hypernetwork = Hypernetwork(extractor, embedding_dim=method.embedding_dim, hidden_width=method.hidden_width)
+        parameters = initial_hypernetwork(
+            hypernetwork,
+            extractor,
+            method.initialisation,
+            common_embedding(method.embedding_dim, method.initialisation, config.seed),
+            torch_generator(config.seed, "hypernetwork"),
+        )
+        return {"hypernetwork": parameters}

@@ -1,0 +1,210 @@
+"""A strategy that wraps another and makes it dependable: records, checkpoints, resumes, gives up when it must.
+
+Flower has no hooks for any of these, and calls a run completed in which every client failed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from hyperfl_flwr.checkpoint import Checkpoints
+from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.grid import exchange
+from hyperfl_flwr.messages import ClientResult, pack_arrays, unpack_arrays
+from hyperfl_flwr.metrics.memory import peak_memory
+from hyperfl_flwr.recording import Record, RunDirectory
+from strategies.base import BaseStrategy, Outcome
+
+Announce = Callable[[str], None]
+"""Prints one line for people."""
+
+
+class RecordedStrategy(Strategy):
+    """Runs a strategy's rounds and keeps the run's folder.
+
+    Args:
+        inner: The method's strategy.
+        directory: The run's folder.
+        announce: Receives one line per round.
+    """
+
+    def __init__(self, inner: BaseStrategy, directory: RunDirectory, announce: Announce) -> None:
+        self.inner = inner
+        self.directory = directory
+        self.announce = announce
+        self.checkpoints = Checkpoints(directory.path / "checkpoints")
+
+    def resume(self, number: int) -> ArrayRecord:
+        """Go back to the checkpoint of a round; returns its shared parameters.
+
+        Raises:
+            StateError: If the checkpoint is missing or damaged.
+        """
+        arrays, progress = self.checkpoints.load(number)
+        self.inner.progress = progress
+        self.inner.durable_versions = dict(progress.versions)
+        self.directory.rewind(number)
+        for later in self.checkpoints.rounds():
+            if later > number:
+                self.checkpoints.path(later).unlink()
+        return pack_arrays(arrays)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds after the inner strategy's last one, up to `num_rounds`.
+
+        Raises:
+            RunFailedError: If a process died twice in a row, or clients failed beyond the budget.
+        """
+        arrays = initial_arrays
+        for current in range(self.inner.progress.round + 1, num_rounds + 1):
+            began = time.perf_counter()
+            messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
+            reduced, _ = self.aggregate_train(current, exchange(grid, messages, timeout))
+            arrays = arrays if reduced is None else reduced
+            self._record_training(current, time.perf_counter() - began)
+            self._give_up_if_hopeless()
+            if self._is_checkpoint(current):
+                self.checkpoints.save(unpack_arrays(arrays), self.inner.progress)
+                self.inner.durable_versions = dict(self.inner.progress.versions)
+        messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
+        self.aggregate_evaluate(num_rounds, exchange(grid, messages, timeout))
+        self._record_aggregate(num_rounds, self.inner.outcome)
+        if not self.inner.outcome.results:
+            where = f"{self.directory.path}/failures"
+            raise RunFailedError(f"no client could be evaluated after the last round; see {where}")
+        result = Result()
+        result.arrays = arrays
+        return result
+
+    def _is_checkpoint(self, current: int) -> bool:
+        """Say whether a round ends with a checkpoint.
+
+        With client sampling the round before the last has one too: the last round trains all clients, so a run that is
+        resumed with more rounds has to repeat it as an ordinary one.
+        """
+        config = self.inner.setting.config
+        before_last = config.fraction_train < 1 and current == config.num_rounds - 1
+        return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last
+
+    def _give_up_if_hopeless(self) -> None:
+        config, progress = self.inner.setting.config, self.inner.progress
+        failed, asked = progress.failed_trainings, progress.trainings
+        where = f"see {self.directory.path}/failures"
+        example = next((f": {failure.reason}" for failure in self.inner.outcome.failures), "")
+        if progress.failed_rounds >= config.max_failed_rounds:
+            rounds = f"{progress.failed_rounds} rounds in a row"
+            raise RunFailedError(f"every sampled client failed in {rounds}{example}; {where}")
+        if failed > config.failure_budget * asked:
+            raise RunFailedError(
+                f"{failed} of {asked} client trainings failed, more than failure-budget = {config.failure_budget:g} of "
+                f"them{example}; {where}"
+            )
+        if failed == asked and progress.round == config.num_rounds:
+            raise RunFailedError(f"every client failed{example}; {where}")
+
+    def _record_training(self, current: int, seconds: float) -> None:
+        outcome = self.inner.outcome
+        own = [_renamed(result, drop="aggregate-") for result in outcome.results]
+        self._record_aggregate(current - 1, outcome)
+        asked = len(outcome.results) + len(outcome.failures)
+        means = _means(outcome.results, drop="aggregate-")
+        record: Record = {
+            "kind": "train",
+            "round": current,
+            "clients": len(outcome.results),
+            "failed": [failure.client for failure in outcome.failures],
+            **means,
+            "seconds": seconds,
+            "client_seconds": sum(result.metrics.get("seconds", 0.0) for result in outcome.results),
+            "bytes_down_per_client": outcome.bytes_down,
+            "bytes_up_per_client": outcome.bytes_up,
+            "bytes_on_wire": outcome.bytes_on_wire,
+            "peak_memory_mb": (peak_memory() + sum(outcome.processes.values())) / 1e6,
+        }
+        self.directory.append([record, *({"kind": "client", "round": current, **row} for row in own)])
+        self.directory.write_failures(current, outcome.failures)
+        for failure in outcome.failures:
+            self.announce(f"round {current}: client {failure.client} is left out: {failure.reason}")
+        self._warn_of_a_dead_hypernetwork(current, means)
+        accuracy = f"own accuracy {means['own_accuracy']:.4f}" if "own_accuracy" in means else "no client finished"
+        self.announce(
+            f"round {current}/{self.inner.setting.config.num_rounds}: {accuracy}, "
+            f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s"
+        )
+
+    def _warn_of_a_dead_hypernetwork(self, current: int, means: Mapping[str, float]) -> None:
+        if means.get("hidden_active_units") == 0:
+            self.announce(
+                f"round {current}: warning: no hidden unit of the hypernetwork is active, so every client "
+                f"gets the same extractor; hyperfl.initialisation=hyperfan-bias avoids this"
+            )
+
+    def _record_aggregate(self, after_round: int, outcome: Outcome) -> None:
+        """Record the accuracy of the global state after a round, which the next message's clients have measured."""
+        rows = [
+            ClientResult(
+                client=result.client,
+                num_examples=result.num_examples,
+                metrics={name: value for name, value in result.metrics.items() if name.startswith("aggregate-")},
+            )
+            for result in outcome.results
+        ]
+        record: Record = {"kind": "aggregate", "round": after_round, "clients": len(rows), **_means(rows)}
+        lines = ({"kind": "client-aggregate", "round": after_round, **_renamed(row)} for row in rows)
+        self.directory.append([record, *lines])
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Delegate to the inner strategy."""
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Delegate to the inner strategy."""
+        return self.inner.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Delegate to the inner strategy."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Delegate to the inner strategy."""
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Delegate to the inner strategy."""
+        self.inner.summary()
+
+
+def _renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
+    """Return one client's numbers with the names they have in metrics.jsonl."""
+    numbers = {name.replace("-", "_"): value for name, value in result.metrics.items() if not name.startswith(drop)}
+    return {"client": result.client, "num_examples": result.num_examples, **numbers}
+
+
+def _means(results: Sequence[ClientResult], drop: str = " ") -> dict[str, float]:
+    """Return unweighted means over clients; times are left out, since their sum is what matters."""
+    names = sorted({name for result in results for name in result.metrics})
+    wanted = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
+    return {
+        name.replace("-", "_"): statistics.fmean(result.metrics[name] for result in results if name in result.metrics)
+        for name in wanted
+    }

@@ -1,0 +1,195 @@
+"""The private SuperLink: how runs end, and that nothing outlives them. Starts Flower, without any client."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments import processes
+from experiments.flower import RunStatus, federation_config
+from experiments.superlink import LocalSuperLink
+from hyperfl_flwr.errors import RunFailedError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "tiny"
+version = "0.1.0"
+description = "A server that does nothing"
+license = { file = "LICENSE" }
+requires-python = ">=3.11"
+dependencies = ["flwr[simulation]>=1.41.0"]
+[tool.hatch.build.targets.wheel]
+packages = ["tiny"]
+[tool.flwr.app]
+publisher = "tests"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+[tool.flwr.app.components]
+serverapp = "tiny.apps:server"
+clientapp = "tiny.apps:client"
+[tool.flwr.app.config]
+seconds = 0.0
+message = ""
+"""
+APPS = """
+import os
+import time
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+client = ClientApp()
+server = ServerApp()
+@server.main()
+def main(grid, context):
+    print("threads", os.environ["OMP_NUM_THREADS"], "home", os.environ["FLWR_HOME"], flush=True)
+    time.sleep(context.run_config["seconds"])
+    if context.run_config["message"]:
+        raise ValueError(context.run_config["message"])
+"""
+# Starts a run that sleeps, names every process of its tree once Ray is up, and waits to be interrupted or killed.
+VICTIM = """
+import sys, time
+from pathlib import Path
+from experiments import processes
+from experiments.flower import federation_config
+from experiments.superlink import LocalSuperLink
+app, run_config = Path(sys.argv[1]), Path(sys.argv[2])
+with LocalSuperLink() as superlink:
+    superlink.submit(app, run_config, federation_config(1, 1))
+    while not any("raylet" in process.command for process in superlink._below()):
+        time.sleep(0.1)
+    time.sleep(0.5)
+    pids = [superlink._supervisor.pid] + [process.pid for process in superlink._below()]
+    print(superlink.home, *pids, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    folder = tmp_path / "app"
+    (folder / "tiny").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "LICENSE").write_text("none")
+    (folder / "tiny" / "__init__.py").write_text("")
+    (folder / "tiny" / "apps.py").write_text(APPS)
+    return folder
+
+
+def settings(folder: Path, text: str) -> Path:
+    path = folder / f"settings-{len(list(folder.iterdir()))}.toml"
+    path.write_text(text)
+    return path
+
+
+def wait_for(superlink: LocalSuperLink, run_id: int, status: str) -> RunStatus:
+    deadline = time.monotonic() + 60
+    while not (now := superlink.status(run_id)).status.startswith(status):
+        assert time.monotonic() < deadline, now
+        time.sleep(0.1)
+    return now
+
+
+def alive(pids: list[int]) -> list[processes.Process]:
+    table = processes.process_table()
+    return [table[pid] for pid in pids if pid in table]
+
+
+def assert_all_end(pids: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while left := alive(pids):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_two_at_once_one_completes_and_one_fails(app: Path, tmp_path: Path) -> None:
+    federation = federation_config(1, 1)
+    with LocalSuperLink(tmp_path / "home") as first, LocalSuperLink() as second:
+        assert first.port != second.port
+        good = first.submit(app, settings(tmp_path, ""), federation)
+        bad = second.submit(app, settings(tmp_path, 'message = "the moon is made of cheese"'), federation)
+
+        failed = wait_for(second, bad, "finished")
+        assert (failed.status, failed.completed) == ("finished:failed", False)
+        assert "the moon is made of cheese" in failed.details
+        assert "the moon is made of cheese" in second.log_tail(bad)
+
+        with pytest.raises(RunFailedError, match=r"(?s)did not accept the run: .*[Ii]nvalid run config"):
+            second.submit(app, settings(tmp_path, "unknown = 1"), federation)
+
+        assert wait_for(first, good, "finished").completed
+        text, position = first.read_log(good)
+        assert f"threads 1 home {(tmp_path / 'home').resolve()}" in text
+        assert first.read_log(good, position) == ("", position)
+        with pytest.raises(RunFailedError, match="does not know the run 5"):
+            first.status(5)
+        assert first._client is not None
+        assert first._client._ask_status(good) == first.status(good)  # Flower's command agrees with its database
+        pids = [p.pid for link in (first, second) for p in link._below()]
+        temporary = second.home
+    assert not alive(pids)
+    assert not temporary.exists()
+    assert first.log_file.is_file()
+    first.stop()
+
+
+def test_a_killed_simulation_is_a_failed_run_and_a_killed_supervisor_leaves_nothing(app: Path, tmp_path: Path) -> None:
+    superlink = LocalSuperLink()
+    with superlink:
+        run_ids = [superlink.submit(app, settings(tmp_path, "seconds = 600.0"), federation_config(1, 1))]
+        wait_for(superlink, run_ids[0], "running")
+        assert superlink.status(run_ids[0]) == RunStatus(status="running")
+        os.kill(next(p.pid for p in superlink._below() if "flwr-simulation" in p.command), signal.SIGKILL)
+        assert "killed" in wait_for(superlink, run_ids[0], "finished:failed").details
+
+        run_ids.append(superlink.submit(app, settings(tmp_path, "seconds = 600.0"), federation_config(1, 1)))
+        wait_for(superlink, run_ids[1], "running")
+        pids = [p.pid for p in superlink._below()]
+        assert superlink._supervisor is not None
+        superlink._supervisor.kill()
+        superlink._supervisor.wait()
+        with pytest.raises(RunFailedError, match="SuperLink ended"):
+            superlink.status(run_ids[1])
+    assert_all_end(pids, seconds=0)
+    assert not superlink.home.exists()
+
+
+@pytest.fixture
+def victim(app: Path, tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[str], Path, list[int]]]":
+    """A process that is in the middle of a run, its SuperLink's home and the processes that came of it."""
+    command = [sys.executable, "-c", VICTIM, str(app), str(settings(tmp_path, "seconds = 600.0"))]
+    root = str(Path(__file__).resolve().parents[2])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
+        assert process.stdout is not None
+        home, *words = process.stdout.readline().split()
+        pids = [int(word) for word in words]
+        assert len(alive(pids)) >= 6
+        yield process, Path(home), pids
+        process.kill()
+    processes.kill_all(lambda: alive(pids))
+
+
+def test_an_interrupted_run_leaves_no_process(victim: "tuple[subprocess.Popen[str], Path, list[int]]") -> None:
+    process, home, pids = victim
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in error
+    assert not alive(pids)
+    assert not home.exists()
+
+
+def test_a_killed_run_leaves_no_process(victim: "tuple[subprocess.Popen[str], Path, list[int]]") -> None:
+    process, home, pids = victim
+    process.kill()
+    process.wait()
+    assert_all_end(pids, seconds=10)
+    assert not home.exists()

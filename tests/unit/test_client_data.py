@@ -1,0 +1,308 @@
+"""What a client holds: its samples, their normalisation, the augmentation, and the report on reuse."""
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import Compose, Normalize, ToTensor
+from torchvision.transforms import functional as transforms
+
+from hyperfl_flwr.data.assignment import assign
+from hyperfl_flwr.data.augmentation import Augmentation
+from hyperfl_flwr.data.client_data import DataSettings, FederatedData, load_federated_data
+from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.data.partition import PARTITIONS
+from hyperfl_flwr.data.splits import Dataset, Split
+from hyperfl_flwr.errors import DataError
+
+TEST_DATA = os.environ.get("HYPERFL_TEST_DATA")
+SETTINGS = DataSettings(
+    dataset="digits",
+    data_root="",
+    num_clients=20,
+    partition="similarity",
+    seed=0,
+    train_samples="auto",
+    test_samples="auto",
+    iid_fraction=0.2,
+    dirichlet_alpha=0.3,
+    shards_per_client=2,
+)
+
+
+def synthetic(train_per_class, test_per_class, *, channels=3, train_samples=600, test_samples=600):
+    """Return a data set of 10 balanced classes with random images 2x2."""
+    rng = np.random.default_rng(0)
+    splits = []
+    for count in (train_per_class, test_per_class):
+        labels = rng.permutation(np.repeat(np.arange(10), count))
+        images = rng.integers(0, 256, (len(labels), channels, 2, 2)).astype(np.uint8)
+        splits.append(Split(images=images, labels=labels))
+    return Dataset(
+        name="synthetic",
+        num_classes=10,
+        input_shape=(channels, 2, 2),
+        train=splits[0],
+        test=splits[1],
+        mean=(0.4914, 0.4822, 0.4465)[:channels],
+        std=(0.2023, 0.1994, 0.2010)[:channels],
+        augment=True,
+        train_samples=train_samples,
+        test_samples=test_samples,
+        learning_rate=0.01,
+    )
+
+
+def federate(settings, dataset):
+    name, train, test = assign(settings, dataset)
+    return FederatedData(dataset=dataset, partition=name, train=train, test=test)
+
+
+def own_npz(tmp_path, clients, **more):
+    """Write a federation's file; client i's images all have the value 10 i."""
+    clients = np.asarray(clients)
+    path = tmp_path / "own.npz"
+    images = np.zeros((len(clients), 4, 4), dtype=np.uint8) + (10 * clients[:, None, None]).astype(np.uint8)
+    np.savez(path, images=images, labels=np.arange(len(clients)) % 2, clients=clients, **more)
+    return replace(SETTINGS, dataset=f"npz:{path}", num_clients=len(set(clients.tolist())))
+
+
+def test_digits_for_20_clients():
+    """Class 8 is the scarcest: 130 training and 44 test images; 20 clients need 2.5333 n: n = 51 and 17."""
+    data = load_federated_data(SETTINGS)
+    train, test = data.label_counts()
+    assert set(train.sum(axis=1)) == {51}
+    assert set(test.sum(axis=1)) == {17}
+    assert (data.num_clients, data.partition) == (20, "similarity")
+    assert not data.reuse["train"]["reused"]
+    assert not data.reuse["test"]["reused"]
+    assert load_federated_data(replace(SETTINGS)) is data
+
+
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
+@pytest.mark.parametrize("num_clients", [1, 20, 100])
+def test_every_partition_of_digits(name, num_clients):
+    """No sample twice, labels as counted, nobody without data; the report can be written as JSON."""
+    data = federate(replace(SETTINGS, partition=name, num_clients=num_clients), load_dataset("digits"))
+    train, test = data.label_counts()
+    for part, counts in (("train", train), ("test", test)):
+        assert counts.shape == (num_clients, 10)
+        assert counts.sum(axis=1).min() >= 1
+        assert data.reuse[part]["max_uses"] == 1
+        assert data.reuse[part]["draws"] == counts.sum() == data.reuse[part]["distinct"]
+        assert json.loads(json.dumps(data.reuse[part])) == data.reuse[part]
+    client = data.client(num_clients - 1)
+    assert torch.bincount(client.train_labels, minlength=10).tolist() == train[-1].tolist()
+    assert torch.bincount(client.test_labels, minlength=10).tolist() == test[-1].tolist()
+
+
+def test_seeds_and_settings_decide_everything():
+    dataset = load_dataset("digits")
+    one, same, other = (federate(replace(SETTINGS, seed=seed), dataset) for seed in (0, 0, 1))
+    for client in range(20):
+        np.testing.assert_array_equal(one.train_indices(client), same.train_indices(client))
+        np.testing.assert_array_equal(one.test_indices(client), same.test_indices(client))
+    assert any(not np.array_equal(one.train_indices(client), other.train_indices(client)) for client in range(20))
+
+
+def test_training_data_do_not_depend_on_the_test_size():
+    dataset = load_dataset("digits")
+    one, other = (federate(replace(SETTINGS, test_samples=size), dataset) for size in ("auto", 5))
+    for client in range(20):
+        np.testing.assert_array_equal(one.train_indices(client), other.train_indices(client))
+
+
+def test_reuse_in_the_papers_setting():
+    """Sizes of Fashion-MNIST, 100 clients with 600 training and 300 test samples.
+
+    Class 0 is dominant for 40 clients, class 1 for 20. Test: 40 * 80 + 100 * 6 = 3,800 and 20 * 80 + 600 = 2,200 of
+    1,000. Training: 40 * 160 + 100 * 12 = 7,600 and 20 * 160 + 1,200 = 4,400 of 6,000.
+    """
+    settings = replace(SETTINGS, num_clients=100, train_samples=600, test_samples=300)
+    data = federate(settings, synthetic(6000, 1000, channels=1))
+    train, test = data.reuse["train"], data.reuse["test"]
+    assert train["per_class"]["draws"] == [7600, 4400] * 5
+    assert train["per_class"]["max_uses"] == [2, 1] * 5
+    assert train["largest_ratio"] == pytest.approx(7600 / 6000, abs=1e-4)
+    assert train["distinct"] == 5 * 6000 + 5 * 4400
+    assert test["per_class"]["draws"] == [3800, 2200] * 5
+    assert test["largest_ratio"] == 3.8
+    assert (test["draws"], test["distinct"], test["available"]) == (30_000, 10_000, 10_000)
+
+
+def test_automatic_sizes_stop_at_the_recommended_ones():
+    """Enough data for the paper's sizes: 20 clients, 600 and 300."""
+    dataset = synthetic(6000, 1000, test_samples=300)
+    for name in ("similarity", "iid"):
+        train, test = federate(replace(SETTINGS, partition=name), dataset).label_counts()
+        assert set(train.sum(axis=1)) == {600}
+        assert set(test.sum(axis=1)) == {300}
+    train, _ = federate(replace(SETTINGS, partition="shards"), dataset).label_counts()
+    assert set(train.sum(axis=1)) == {3000}
+
+
+def test_images_are_normalised_like_torchvision():
+    """ToTensor and Normalize, image by image."""
+    dataset = synthetic(20, 20)
+    data = federate(replace(SETTINGS, num_clients=3), dataset)
+    client = data.client(2)
+    transform = Compose([ToTensor(), Normalize(dataset.mean, dataset.std)])
+    for split, indices, images, labels in (
+        (dataset.train, data.train_indices(2), client.train_images, client.train_labels),
+        (dataset.test, data.test_indices(2), client.test_images, client.test_labels),
+    ):
+        expected = torch.stack([transform(split.images[index].transpose(1, 2, 0)) for index in indices])
+        torch.testing.assert_close(images, expected)
+        assert images.dtype == torch.float32
+        assert labels.tolist() == split.labels[indices].tolist()
+        assert labels.dtype == torch.int64
+
+
+def test_clients_move_to_a_type_and_device():
+    client = load_federated_data(SETTINGS).client(0)
+    moved = client.to("cpu", torch.float64)
+    assert moved.train_images.dtype == moved.test_images.dtype == torch.float64
+    assert moved.train_labels.dtype == torch.int64
+    torch.testing.assert_close(moved.train_images.float(), client.train_images)
+    assert client.to("cpu").train_images is client.train_images
+    assert client.augmentation is None
+
+
+@pytest.mark.parametrize("client", [-1, 20])
+def test_unknown_clients_are_refused(client):
+    with pytest.raises(IndexError, match=re.escape(f"client must be in 0..19, got {client}")):
+        load_federated_data(SETTINGS).client(client)
+
+
+@pytest.mark.parametrize("asked", ["similarity", "natural"])
+def test_own_data_with_client_ids_are_partitioned_naturally(tmp_path, asked):
+    """A quarter of each client's 8, 4 and 12 images is its test data: 2, 1 and 3."""
+    settings = own_npz(tmp_path, [5] * 8 + [2] * 4 + [9] * 12)
+    data = load_federated_data(replace(settings, partition=asked))
+    assert data.partition == "natural"
+    train, test = data.label_counts()
+    assert train.sum(axis=1).tolist() == [3, 6, 9]
+    assert test.sum(axis=1).tolist() == [1, 2, 3]
+    for client, value in enumerate([20, 50, 90]):
+        for split, indices in (
+            (data.dataset.train, data.train_indices(client)),
+            (data.dataset.test, data.test_indices(client)),
+        ):
+            assert (split.images[indices] == value).all()
+
+
+def test_natural_clients_share_out_a_common_test_pool(tmp_path):
+    """Without test_clients: 2 clients of 8 images with 4 per class, a pool of 4 per class: 4 test images each."""
+    test = {"test_images": np.zeros((8, 4, 4), dtype=np.uint8), "test_labels": np.arange(8) % 2}
+    data = load_federated_data(own_npz(tmp_path, [0] * 8 + [1] * 8, **test))
+    assert data.label_counts()[1].tolist() == [[2, 2], [2, 2]]
+    assert not data.reuse["test"]["reused"]
+
+
+def test_the_number_of_clients_must_be_the_number_of_ids(tmp_path):
+    settings = replace(own_npz(tmp_path, [0, 1, 2] * 4), num_clients=20)
+    with pytest.raises(DataError, match=r"which is 3, got 20; set num-clients to 3"):
+        load_federated_data(settings)
+
+
+def test_natural_needs_client_ids():
+    with pytest.raises(DataError, match="natural needs a data set with client ids, digits has none"):
+        load_federated_data(replace(SETTINGS, partition="natural"))
+
+
+def test_nan_stays_with_its_client(tmp_path):
+    images = np.random.default_rng(0).random((24, 4, 4)).astype(np.float32)
+    images[:8] = np.nan
+    path = tmp_path / "nan.npz"
+    np.savez(path, images=images, labels=np.arange(24) % 2, clients=np.repeat([0, 1, 2], 8))
+    data = load_federated_data(replace(SETTINGS, dataset=f"npz:{path}", num_clients=3))
+    assert data.client(0).train_images.isnan().all()
+    assert not data.client(1).train_images.isnan().any()
+    together = torch.cat([data.client(1).train_images, data.client(2).train_images])
+    assert together.mean().item() == pytest.approx(0, abs=1e-5)
+    assert together.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partition": "random"}, "data.partition must be one of similarity, iid"),
+        ({"num_clients": 0}, "num-clients must be at least 1, got 0"),
+        ({"train_samples": 0}, "data.train-samples must be at least 1"),
+        ({"test_samples": -3}, "data.test-samples must be at least 1, got -3"),
+        ({"iid_fraction": 1.5}, "data.iid-fraction must be between 0 and 1, got 1.5"),
+        ({"iid_fraction": float("nan")}, "data.iid-fraction"),
+        ({"dirichlet_alpha": 0.0}, "data.dirichlet-alpha must be a number above 0"),
+        ({"shards_per_client": 0}, "data.shards-per-client must be at least 1"),
+        ({"num_clients": 1348}, "num-clients must be at most the number of training samples 1347, got 1348"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        load_federated_data(replace(SETTINGS, **changes))
+
+
+def test_augmentation_is_pad_crop_and_flip_of_torchvision():
+    """Image by image with torchvision's functions, for the offsets that the generator gives."""
+    images = torch.randn(16, 3, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    black = (-2.0, -1.5, -1.0)
+    result = Augmentation(padding=2, pad_value=black)(images, np.random.default_rng(5))
+    draws = np.random.default_rng(5)
+    tops, lefts = draws.integers(0, 5, size=(2, 16, 1))[..., 0]
+    flips = draws.random((16, 1))[:, 0] < 0.5
+    assert 0 < flips.sum() < 16
+    for image, changed, top, left, flip in zip(images, result, tops, lefts, flips, strict=True):
+        padded = torch.stack(
+            [transforms.pad(plane[None], 2, fill=value)[0] for plane, value in zip(image, black, strict=True)]
+        )
+        expected = transforms.crop(padded, int(top), int(left), 9, 7)
+        torch.testing.assert_close(changed, transforms.hflip(expected) if flip else expected, rtol=0, atol=0)
+
+
+def test_augmentation_shifts_and_flips_uniformly():
+    """4,000 images of one bright pixel: each of 9 x 9 places has probability 1/81, i.e. 49 +- 7 (5 sigma: 35)."""
+    images = torch.zeros(4000, 1, 33, 33)
+    images[:, :, 16, 16] = 1  # the centre, where a flip changes nothing
+    moved = Augmentation(pad_value=(0.0,))(images, np.random.default_rng(0))
+    places = moved.sum(dim=(0, 1))
+    assert places.sum() == 4000
+    window = places[12:21, 12:21]
+    assert window.sum() == 4000
+    assert ((window - 4000 / 81).abs() < 35).all()
+
+
+def test_augmentation_can_leave_out_the_flip_and_the_shift():
+    """No padding and no flip: the identity, in a new tensor."""
+    images = torch.randn(5, 1, 4, 4)
+    result = Augmentation(padding=0, pad_value=(0.0,), flip=False)(images, np.random.default_rng(0))
+    torch.testing.assert_close(result, images, rtol=0, atol=0)
+    assert result.data_ptr() != images.data_ptr()
+
+
+def test_the_border_is_black_after_normalisation():
+    """Black is 0 before normalising: (0 - mean) / std."""
+    client = federate(replace(SETTINGS, num_clients=3), synthetic(20, 20)).client(0)
+    assert client.augmentation.pad_value == pytest.approx([-0.4914 / 0.2023, -0.4822 / 0.1994, -0.4465 / 0.2010])
+    assert (client.augmentation.padding, client.augmentation.flip) == (4, True)
+
+
+@pytest.mark.skipif(
+    TEST_DATA is None, reason="set HYPERFL_TEST_DATA to a torchvision data root to test with the real files"
+)
+def test_real_cifar10_in_the_papers_setting(monkeypatch, tmp_path):
+    """20 clients with 600 and 300 images and no reuse; client 0 has 172 and 86 images of class 0."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = load_federated_data(replace(SETTINGS, dataset="cifar10", data_root=str(Path(TEST_DATA))))
+    train, test = data.label_counts()
+    assert train[0].tolist() == [172] * 3 + [12] * 7
+    assert test[0].tolist() == [86] * 3 + [6] * 7
+    assert not data.reuse["train"]["reused"]
+    client = data.client(19)
+    assert client.train_images.shape == (600, 3, 32, 32)
+    augmented = client.augmentation(client.train_images[:50], np.random.default_rng(0))
+    assert augmented.shape == (50, 3, 32, 32)

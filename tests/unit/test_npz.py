@@ -1,0 +1,191 @@
+"""A user's own `.npz` file: what is accepted, how it is read, and that everything else is one clear error."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.errors import DataError
+
+
+def arrays(count=40, **changes):
+    """Return a valid file's contents: `count` images 6x5, 4 classes in turn; a change of None removes a key."""
+    rng = np.random.default_rng(0)
+    content = {
+        "images": rng.integers(0, 256, (count, 6, 5)).astype(np.uint8),
+        "labels": np.arange(count) % 4,
+        **changes,
+    }
+    return {key: value for key, value in content.items() if value is not None}
+
+
+def load(tmp_path, **content):
+    np.savez(tmp_path / "own.npz", **content)
+    return load_dataset(f"npz:{tmp_path / 'own.npz'}")
+
+
+def test_grey_images_with_a_split_by_label(tmp_path):
+    """40 images in 4 classes of 10: a quarter of 10 rounds to 2, so 8 test images."""
+    content = arrays()
+    dataset = load(tmp_path, **content)
+    assert (dataset.num_classes, dataset.input_shape, dataset.augment) == (4, (1, 6, 5), False)
+    assert np.bincount(dataset.test.labels).tolist() == [2] * 4
+    assert np.bincount(dataset.train.labels).tolist() == [8] * 4
+    assert dataset.train.images.dtype == np.uint8
+    both = np.concatenate([dataset.train.images, dataset.test.images])[:, 0].reshape(40, -1)
+    np.testing.assert_array_equal(np.unique(both, axis=0), np.unique(content["images"].reshape(40, -1), axis=0))
+    assert dataset.mean == pytest.approx([dataset.train.images.mean() / 255])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_first_and_last_are_the_same_data(tmp_path, channels):
+    last = np.random.default_rng(0).integers(0, 256, (8, 6, 5, channels)).astype(np.uint8)
+    labels, test = np.zeros(8, dtype=int), {"test_labels": np.zeros(8, dtype=int)}
+    one = load(tmp_path, images=last, labels=labels, test_images=last, **test)
+    first = last.transpose(0, 3, 1, 2)
+    two = load(tmp_path, images=first, labels=labels, test_images=last, **test)
+    assert one is not two
+    np.testing.assert_array_equal(one.train.images, first)
+    np.testing.assert_array_equal(two.train.images, first)
+    np.testing.assert_array_equal(two.test.images, first)
+
+
+def test_floats_stay_and_may_be_nan(tmp_path):
+    images = np.random.default_rng(0).random((40, 6, 5))
+    images[:10] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = load(tmp_path, **arrays(images=images, clients=np.repeat(range(4), 10)))
+    assert dataset.train.images.dtype == np.float32
+    assert np.isnan(dataset.train.images[dataset.train.clients == 0]).all()
+    others = dataset.train.images[dataset.train.clients > 0]
+    assert dataset.mean == pytest.approx([others.mean(dtype=np.float64)])
+    assert dataset.std == pytest.approx([others.std(dtype=np.float64)])
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        ([30, 4, 4, 30, -7] * 8, ("-7", "4", "30")),
+        (["b", "a", "a", "b", "10"] * 8, ("10", "a", "b")),
+        ([b"b", b"a", b"a", b"b", b"10"] * 8, ("10", "a", "b")),
+    ],
+)
+def test_clients_are_numbered_in_sorted_order_and_split_one_by_one(tmp_path, ids, names):
+    """Clients of 8, 16 and 16 images give 2, 4 and 4 to the test."""
+    dataset = load(tmp_path, **arrays(clients=np.array(ids)))
+    assert dataset.client_ids == names
+    assert np.bincount(dataset.train.clients).tolist() == [6, 12, 12]
+    assert np.bincount(dataset.test.clients).tolist() == [2, 4, 4]
+
+
+def test_given_test_data_are_used(tmp_path):
+    content = arrays(clients=np.array(["x", "y"] * 20))
+    content |= {f"test_{key}": value[:10] for key, value in content.items()}
+    dataset = load(tmp_path, **content)
+    assert (len(dataset.train), len(dataset.test)) == (40, 10)
+    assert dataset.test.clients.tolist() == [0, 1] * 5
+    without = load(tmp_path, **{key: value for key, value in content.items() if key != "test_clients"})
+    assert without.test.clients is None
+    assert without.train.clients is not None
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    """Four classes of 20 keep 15 each for training."""
+    first = load(tmp_path, **arrays())
+    assert load_dataset(f"npz:{tmp_path / 'own.npz'}") is first
+    assert len(load(tmp_path, **arrays(80)).train) == 60
+
+
+def test_the_split_is_fixed(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, two = load(tmp_path / "a", **arrays()), load(tmp_path / "b", **arrays())
+    np.testing.assert_array_equal(one.train.images, two.train.images)
+
+
+IMAGES = np.zeros((40, 6, 5), dtype=np.uint8)
+TEST = {"test_images": IMAGES, "test_labels": np.zeros(40, dtype=int)}
+INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": None}, "must hold images, got only labels"),
+        ({"labels": None}, "must hold labels"),
+        ({"test_images": IMAGES}, "must hold test_labels"),
+        ({"test_labels": np.zeros(40, dtype=int)}, "must hold test_images"),
+        ({"test_clients": np.zeros(40, dtype=int)}, "must hold clients, test_images"),
+        ({"images": np.zeros((40, 30), dtype=np.uint8)}, "3 or 4 dimensions"),
+        ({"images": np.zeros((40, 2, 6, 5), dtype=np.uint8)}, "must have 1 or 3 channels"),
+        ({"images": np.zeros((40, 3, 6, 3), dtype=np.uint8)}, "cannot tell the channels"),
+        ({"images": np.zeros((0, 6, 5), dtype=np.uint8), "labels": np.zeros(0, dtype=int)}, "must not be empty"),
+        ({"images": IMAGES.astype(np.int64)}, "must be uint8 or floats in [0, 1], got int64"),
+        ({"images": IMAGES + 254.5}, "must lie in [0, 1] where they are floats, got 254.5"),
+        ({"images": IMAGES - 0.5}, "must lie in [0, 1] where they are floats, got -0.5"),
+        ({"images": INFINITE}, "must lie in [0, 1] where they are floats, got inf"),
+        ({"images": IMAGES.astype(object)}, "no pickled objects"),
+        ({"labels": np.zeros(39, dtype=int)}, "labels must be 40 integers"),
+        ({"labels": np.zeros((40, 1), dtype=int)}, "labels must be 40 integers"),
+        ({"labels": np.zeros(40)}, "labels must be 40 integers, one per image, got float64"),
+        ({"labels": np.full(40, -1)}, "labels must be 0..K-1, got -1"),
+        ({"labels": np.full(40, 2024)}, "got a label 2024"),
+        ({"clients": np.zeros(39, dtype=int)}, "clients must be 40 integers or strings"),
+        ({"clients": np.zeros(40)}, "clients must be 40 integers or strings"),
+        ({"clients": np.array(["a", 1] * 20, dtype=object)}, "no pickled objects"),
+        ({"clients": np.arange(40)}, "every client must have 2 images"),
+        ({"images": IMAGES[:1], "labels": np.zeros(1, dtype=int)}, "must have 2 images"),
+        ({"images": IMAGES[:3], "labels": np.arange(3)}, "must hold a class with 2 images"),
+        ({**TEST, "test_images": IMAGES[:, :5]}, "test_images must have the shape of images"),
+        ({**TEST, "test_labels": np.zeros(4, dtype=int)}, "test_labels must be 40 integers"),
+        (
+            {**TEST, "clients": np.arange(40) % 2, "test_clients": np.arange(40) % 3},
+            "test_clients must occur in clients, got np.int64(2)",
+        ),
+        (
+            {**TEST, "clients": np.arange(40) % 2, "test_clients": np.array(["0", "1"] * 20)},
+            "test_clients must occur in clients",
+        ),
+        (
+            {**TEST, "clients": np.arange(40) % 2, "test_clients": np.zeros(40, dtype=int)},
+            "every client must have test data, client np.int64(1) has none",
+        ),
+    ],
+)
+def test_bad_contents_are_refused(tmp_path, changes, message):
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        load(tmp_path, **arrays(**changes))
+    assert str(tmp_path / "own.npz") in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "text", "truncated", "npy", "empty"])
+def test_files_that_are_no_npz_are_refused(tmp_path, kind):
+    path = tmp_path / "own.npz"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("images and labels")
+    elif kind == "truncated":
+        np.savez(path, **arrays())
+        path.write_bytes(path.read_bytes()[:-200])
+    elif kind == "npy":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    elif kind == "empty":
+        path.touch()
+    with pytest.raises(DataError, match=r"own\.npz: must be an"):
+        load_dataset(f"npz:{path}")
+
+
+def test_damaged_contents_are_refused(tmp_path):
+    """A flipped byte inside an array fails the archive's checksum."""
+    path = tmp_path / "own.npz"
+    np.savez(path, **arrays(400))
+    content = bytearray(path.read_bytes())
+    content[3000] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="reading images failed"):
+        load_dataset(f"npz:{path}")
