@@ -3,9 +3,13 @@
 The state and the output of a run are read from the SuperLink's database, opened read-only: half a millisecond, no
 import of Flower, and the SuperLink itself keeps them up to date. `flwr list` and `flwr log` give the same and are the
 fallback; each costs the better part of a second.
+
+Flower cannot make its tables in a database file if it is installed below a folder with a space, a comma or a percent
+sign in its name. Then the database is in memory, and the fallback is what is used.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -14,6 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +45,9 @@ _MALLOC_SETTINGS = {
     "MALLOC_TOP_PAD_": "300000000",
     "MALLOC_TRIM_THRESHOLD_": "4000000000",
 }
+ASK_SECONDS = 5.0
+"""How often Flower's command is asked for a run's state, where it is not read from the database."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STATE_QUERY = """
 SELECT task.pending_at, task.starting_at, task.running_at, task.finished_at, task.sub_status, task.details
@@ -128,6 +136,13 @@ def flower_command(name: str) -> Path:
     )
 
 
+def can_use_database_file() -> bool:
+    """Return whether Flower, where it is installed, can make its tables in a database file."""
+    found = importlib.util.find_spec("flwr")
+    folders = [] if found is None else list(found.submodule_search_locations or [])
+    return not any(re.search("[ ,%]", str(Path(folder).resolve())) for folder in folders)
+
+
 class FlowerClient:
     """Speaks to the SuperLink that has a private FLWR_HOME and listens on an address.
 
@@ -140,6 +155,8 @@ class FlowerClient:
     def __init__(self, home: Path, address: str, environment: Mapping[str, str]) -> None:
         self._home = home
         self._environment = dict(environment)
+        self._database = home / "state.db"
+        self._asked: dict[int, tuple[float, RunStatus]] = {}
         configuration = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         (home / "config.toml").write_text(f'{configuration}address = "{address}"\ninsecure = true\n')
 
@@ -168,12 +185,22 @@ class FlowerClient:
             raise RunFailedError(f"Flower did not accept the run: {_COLOURS.sub('', message).strip()}")
         return int(str(document["run-id"]))
 
-    def status(self, run_id: int) -> RunStatus:
+    def status(self, run_id: int, *, now: bool = False) -> RunStatus:
         """Return how a run stands.
+
+        Args:
+            run_id: The run's id.
+            now: Whether the answer must not be some seconds old, as it may be when Flower's command has to be asked.
 
         Raises:
             RunFailedError: The SuperLink does not know the run.
         """
+        if not self._database.is_file():
+            asked, status = self._asked.get(run_id, (-ASK_SECONDS, RunStatus(status="pending")))
+            if now or (not status.finished and time.monotonic() - asked >= ASK_SECONDS):
+                status = self._ask_status(run_id)
+                self._asked[run_id] = time.monotonic(), status
+            return status
         try:
             rows = self._query(_STATE_QUERY, (_signed(run_id),))
         except sqlite3.Error:
@@ -190,11 +217,14 @@ class FlowerClient:
 
         Flower sends the output of the simulation's process to the SuperLink's database and nowhere else.
         """
+        if not self._database.is_file():
+            said = plain_text(self._flwr("log", str(run_id), CONNECTION, "--show"))
+            text = said.partition(f"logstream for run_id `{run_id}`\n")[2].removesuffix("\n")
+            return text[position:], len(text)
         try:
             rows = self._query(_LOG_QUERY, (_signed(run_id), position))
-        except sqlite3.Error:
-            # The command knows no positions: all of it, or nothing this time.
-            return ("" if position else plain_text(self._flwr("log", str(run_id), CONNECTION, "--show"))), position
+        except sqlite3.Error:  # perhaps next time
+            return "", position
         return plain_text("".join(str(row[1]) for row in rows)), int(str(rows[-1][0])) if rows else position
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
@@ -211,7 +241,7 @@ class FlowerClient:
         return RunStatus(status=str(runs[0].get("status", "")), details="" if details == "N/A" else details)
 
     def _query(self, statement: str, values: tuple[int, ...]) -> list[tuple[object, ...]]:
-        name = (self._home / "state.db").as_uri() + "?mode=ro"
+        name = f"{self._database.as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
             return connection.execute(statement, values).fetchall()
 

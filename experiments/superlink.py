@@ -20,7 +20,14 @@ from types import TracebackType
 from typing import Self
 
 from experiments import processes
-from experiments.flower import FlowerClient, RunStatus, flower_command, flower_environment, plain_text
+from experiments.flower import (
+    FlowerClient,
+    RunStatus,
+    can_use_database_file,
+    flower_command,
+    flower_environment,
+    plain_text,
+)
 from hyperfl_flwr.errors import RunFailedError
 
 STOP_SECONDS = 15.0
@@ -52,6 +59,7 @@ class LocalSuperLink:
         self._temporary: list[Path] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
+        self._seen: dict[int, processes.Process] = {}
         self.home = Path()
         self.port = 0
 
@@ -105,7 +113,7 @@ class LocalSuperLink:
         if not status.finished and not self._supervisor_lives():
             raise RunFailedError(f"The SuperLink ended in the middle of the run.\n{self._own_log()}")
         if status.status == "running" and not self._simulation_lives():
-            status = client.status(run_id)  # it may have ended regularly in between
+            status = client.status(run_id, now=True)  # it may have ended regularly in between
             if not status.finished:  # Flower itself notices after a minute
                 return RunStatus(status="finished:failed", details="The simulation's process was killed.")
         return status
@@ -122,7 +130,8 @@ class LocalSuperLink:
         """End the SuperLink and every process that came of it; may be called at any time and more than once."""
         supervisor = self._supervisor
         if supervisor is not None:
-            supervisor.terminate()  # first of all: from here on it goes through even if we are interrupted
+            self._below()
+            supervisor.terminate()  # from here on everything ends even if we are interrupted
             try:
                 supervisor.wait(timeout=STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -158,7 +167,8 @@ class LocalSuperLink:
         self._client = FlowerClient(self.home, self.address, environment)
         command = [str(flower_command("flower-superlink")), "--insecure", "--simulation"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--database", str(self.home / "state.db")]
+        if can_use_database_file():
+            command += ["--database", str(self.home / "state.db")]
         self._supervisor = processes.start_supervised(
             command,
             environment=environment,
@@ -193,16 +203,19 @@ class LocalSuperLink:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def _below(self) -> list[processes.Process]:
+        """Return the processes of the tree, and remember them in case the supervisor is killed."""
         roots = [] if self._supervisor is None else [self._supervisor.pid]
-        return list(processes.descendants(roots, processes.process_table()).values())
+        below = processes.descendants(roots, processes.process_table())
+        self._seen.update(below)
+        return list(below.values())
 
     def _simulation_lives(self) -> bool:
         return any("flwr-simulation" in process.command for process in self._below())
 
     def _leftovers(self) -> Iterable[processes.Process]:
-        """Return Flower's processes that name our port, and all below them."""
+        """Return those we have seen that still run, Flower's processes that name our port, and all below them."""
         table = processes.process_table()
-        ours = [p for p in table.values() if self._names_port(f"{p.command} ")]
+        ours = [p for p in table.values() if p == self._seen.get(p.pid) or self._names_port(f"{p.command} ")]
         return [*ours, *processes.descendants([p.pid for p in ours], table).values()]
 
     def _names_port(self, command: str) -> bool:

@@ -24,7 +24,10 @@ cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Federated learning with hypernetworks and without sharing models, on Flower.",
 )  # fmt: skip
-out = Console(soft_wrap=True, highlight=False)
+PIPE_WIDTH = 160
+"""Columns of a table that no terminal shows."""
+
+out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
