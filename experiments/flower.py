@@ -160,6 +160,11 @@ class FlowerClient:
         configuration = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         (home / "config.toml").write_text(f'{configuration}address = "{address}"\ninsecure = true\n')
 
+    @property
+    def reads_database(self) -> bool:
+        """Whether a run's state is read from the database, also of a SuperLink that has ended."""
+        return self._database.is_file()
+
     def submit(self, app: Path, run_config: Path, federation: str) -> int:
         """Start a run.
 
@@ -195,7 +200,7 @@ class FlowerClient:
         Raises:
             RunFailedError: The SuperLink does not know the run.
         """
-        if not self._database.is_file():
+        if not self.reads_database:
             asked, status = self._asked.get(run_id, (-ASK_SECONDS, RunStatus(status="pending")))
             if now or (not status.finished and time.monotonic() - asked >= ASK_SECONDS):
                 status = self._ask_status(run_id)
@@ -217,7 +222,7 @@ class FlowerClient:
 
         Flower sends the output of the simulation's process to the SuperLink's database and nowhere else.
         """
-        if not self._database.is_file():
+        if not self.reads_database:
             said = plain_text(self._flwr("log", str(run_id), CONNECTION, "--show"))
             text = said.partition(f"logstream for run_id `{run_id}`\n")[2].removesuffix("\n")
             return text[position:], len(text)
@@ -236,7 +241,7 @@ class FlowerClient:
         said = self._flwr("list", CONNECTION, "--run-id", str(run_id), "--format", "json")
         runs = _json_in(said).get("runs")
         if not isinstance(runs, list) or not runs:
-            raise RunFailedError(f"Flower must tell how the run stands, but said: {said.strip()}")
+            raise RunFailedError(f"The SuperLink does not know the run {run_id}, or does not answer: {said.strip()}")
         details = str(runs[0].get("status-details", ""))
         return RunStatus(status=str(runs[0].get("status", "")), details="" if details == "N/A" else details)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import subprocess
@@ -23,8 +24,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.packages import ALL, refuse_foreign_packages
-from hyperfl_flwr.recording import read_manifest, read_metrics, refuse_used_directory
+from hyperfl_flwr.recording import read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import resume_round
 
 POLL_SECONDS = 0.5
@@ -60,7 +60,6 @@ def plan(changes: Mapping[str, Scalar]) -> RunConfig:
     Raises:
         HyperFLError: With all problems of the settings, or the first of data, device and directories.
     """
-    refuse_foreign_packages(ALL)
     resume = changes.get("resume")
     settings = default_settings()
     if isinstance(resume, str) and resume:
@@ -132,16 +131,16 @@ def _federation(config: RunConfig, num_nodes: int, actors: int) -> str:
 
 
 def _follow(superlink: LocalSuperLink, run_id: int, config: RunConfig, directory: Path, observer: Observer) -> None:
-    position, told = 0, -1
+    position, told, rounds = 0, -1, _Rounds(directory)
     while True:
         status = superlink.status(run_id)
         lines, position = superlink.read_log(run_id, position)
         if lines:
             observer.on_log(lines)
-        finished, accuracy = _last_round(directory)
-        if finished != told:
-            observer.on_round(finished, config.num_rounds, accuracy)
-            told = finished
+        rounds.read_on()
+        if rounds.last != told:
+            told = rounds.last
+            observer.on_round(told, config.num_rounds, rounds.accuracy)
         if status.finished:
             break
         time.sleep(POLL_SECONDS)
@@ -168,12 +167,29 @@ def _explained(directory: Path, observer: Observer) -> Iterator[None]:
         raise RunFailedError(f"{error}\n{hint}") from None
 
 
-def _last_round(directory: Path) -> tuple[int, float | None]:
-    last, accuracy = 0, None
-    for record in read_metrics(directory):
-        if record["kind"] == "train":
-            last, accuracy = record["round"], record.get("own_accuracy")
-    return last, accuracy
+class _Rounds:
+    """Reads a run's metrics while they are being written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "metrics.jsonl"
+        self._position = 0
+        self.last = 0
+        self.accuracy: float | None = None
+
+    def read_on(self) -> None:
+        """Read the lines that were added; `last` and `accuracy` are those of the newest round then."""
+        if not self._file.is_file():
+            return
+        with self._file.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._position:  # a resumed run begins by dropping lines
+                self._position = 0
+            file.seek(self._position)
+            added, _, _ = file.read().rpartition(b"\n")
+        for line in added.splitlines():
+            record = json.loads(line)
+            if record["kind"] == "train":
+                self.last, self.accuracy = record["round"], record.get("own_accuracy")
+        self._position += len(added) + 1 if added else 0
 
 
 def build_app(folder: Path) -> Path:

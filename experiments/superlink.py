@@ -109,8 +109,9 @@ class LocalSuperLink:
             RunFailedError: The SuperLink ended, or does not know the run.
         """
         client = self._running()
-        status = client.status(run_id)
-        if not status.finished and not self._supervisor_lives():
+        alive = self._supervisor_lives()
+        status = client.status(run_id) if alive or client.reads_database else RunStatus(status="lost")
+        if not status.finished and not alive:
             raise RunFailedError(f"The SuperLink ended in the middle of the run.\n{self._own_log()}")
         if status.status == "running" and not self._simulation_lives():
             status = client.status(run_id, now=True)  # it may have ended regularly in between
@@ -130,8 +131,8 @@ class LocalSuperLink:
         """End the SuperLink and every process that came of it; may be called at any time and more than once."""
         supervisor = self._supervisor
         if supervisor is not None:
+            supervisor.terminate()  # first of all: from here on everything ends even if we are interrupted
             self._below()
-            supervisor.terminate()  # from here on everything ends even if we are interrupted
             try:
                 supervisor.wait(timeout=STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -215,8 +216,12 @@ class LocalSuperLink:
     def _leftovers(self) -> Iterable[processes.Process]:
         """Return those we have seen that still run, Flower's processes that name our port, and all below them."""
         table = processes.process_table()
-        ours = [p for p in table.values() if p == self._seen.get(p.pid) or self._names_port(f"{p.command} ")]
+        ours = [p for p in table.values() if self._was_seen(p) or self._names_port(f"{p.command} ")]
         return [*ours, *processes.descendants([p.pid for p in ours], table).values()]
+
+    def _was_seen(self, process: processes.Process) -> bool:
+        seen = self._seen.get(process.pid)
+        return seen is not None and seen.started == process.started
 
     def _names_port(self, command: str) -> bool:
         if "flower-superlink " in command:

@@ -18,6 +18,7 @@ class Progress:
 
     Attributes:
         round: The last finished round; 0 before the first.
+        num_rounds: How many rounds the run was to have; its last round is special with client sampling.
         versions: For each client the round whose private state is its last; 0 if it was never trained.
         trainings: Client trainings that were asked for so far.
         failed_trainings: How many of them failed.
@@ -25,6 +26,7 @@ class Progress:
     """
 
     round: int = 0
+    num_rounds: int = 0
     versions: dict[int, int] = field(default_factory=dict)
     trainings: int = 0
     failed_trainings: int = 0

@@ -17,7 +17,7 @@ from experiments.run import Observer, default_num_nodes, launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
 from hyperfl_flwr.data.datasets import DATASETS
-from hyperfl_flwr.errors import ConfigError, HyperFLError
+from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 
 cli = typer.Typer(
@@ -29,18 +29,6 @@ PIPE_WIDTH = 160
 
 out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
-
-
-def main() -> None:
-    """Run the command line; a problem that the user can act on ends it with one message and its exit code."""
-    try:
-        cli()
-    except HyperFLError as error:
-        err.print(f"error: {error}", markup=False)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("interrupted")
-        sys.exit(130)
 
 
 @cli.command()

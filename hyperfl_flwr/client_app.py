@@ -4,6 +4,11 @@ The node's owner decides about its machine: `device`, `threads`, `data-root`, `d
 config win over the run's settings.
 """
 
+from hyperfl_flwr.packages import APP, refuse_foreign_packages
+
+refuse_foreign_packages(APP)  # before anything else of the project is imported
+
+# ruff: isort: split
 import json
 import sys
 from pathlib import Path
@@ -23,11 +28,9 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.messages import CONFIG, Request
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.packages import APP, refuse_foreign_packages
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.state import PrivateState
 
-refuse_foreign_packages(APP)
 replace_dead_actors()
 
 app = ClientApp()
@@ -69,7 +72,13 @@ class NodeApp:
         return load_federated_data(self.config.data_settings())
 
     def cohort(self, request: Request) -> adapter.Cohort:
-        """Return what trains the clients that the request names."""
+        """Return what trains the clients that the request names.
+
+        Raises:
+            ValueError: If this node does not host one of them.
+        """
+        if foreign := sorted(set(request.clients) - set(self.clients)):
+            raise ValueError(f"this node hosts the clients {self.clients}, asked for {foreign}")
         client_class = METHODS[self.config.method].client
         data = self.data()
         states = self._states(request)

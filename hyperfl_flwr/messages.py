@@ -14,6 +14,7 @@ A node hosts several clients and answers once, with
 Private groups are in none of them.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Request:
 
     Attributes:
         round: The federated round, from 1.
-        experiment: Identity of the run.
+        experiment: Identity of the run, 16 hexadecimal digits.
         run_directory: The server's output folder; a simulated node keeps its clients' state below it.
         clients: The sampled clients that this node hosts, ascending.
         versions: For each of them the round whose private state to start from; 0 is the initial one.
@@ -134,11 +135,19 @@ class Request:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> "Request":
-        """Unpack from a record."""
+        """Unpack from a record.
+
+        Raises:
+            ValueError: If the experiment is not what `secrets.token_hex(8)` makes.
+        """
         values: dict[str, Any] = dict(record)
+        experiment = str(values["experiment"])
+        if not re.fullmatch("[0-9a-f]{16}", experiment):
+            # It becomes part of a path on the node's disk, which the server must not choose.
+            raise ValueError(f"an experiment's identity is 16 hexadecimal digits, got {experiment!r}")
         return cls(
             round=int(values["round"]),
-            experiment=str(values["experiment"]),
+            experiment=experiment,
             run_directory=str(values["run-directory"]),
             clients=list(values["clients"]),
             versions=list(values["versions"]),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.state import INITIAL, PrivateState
@@ -23,23 +23,26 @@ def resume_round(config: RunConfig) -> int:
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
-    old: Mapping[str, Scalar] = manifest["settings"]
-    refuse_changes(old, config.flat())
+    refuse_changes(manifest["settings"], config.flat())
+    done = int(manifest["settings"]["num-rounds"])
+    if manifest.get("status") == "completed" and config.num_rounds <= done:
+        raise RunDirectoryError(f"the run in {path} is complete after {done} rounds; raise num-rounds to go on with it")
     checkpoints = Checkpoints(path / "checkpoints")
-    rounds = checkpoints.rounds()
-    old_num_rounds = int(old["num-rounds"])
-    if config.num_rounds > old_num_rounds and config.fraction_train < 1:
-        # The old last round trained all clients; as a round among others it trains a sample.
-        rounds = [number for number in rounds if number < old_num_rounds]
-    newest = max(rounds, default=0)
-    if manifest.get("status") == "completed" and config.num_rounds <= old_num_rounds:
-        raise RunDirectoryError(
-            f"the run in {path} is complete after {old_num_rounds} rounds; raise num-rounds to go on with it"
-        )
-    if newest:
-        _, progress = checkpoints.load(newest)
-        _check_states(path / "clients", str(manifest["experiment"]), progress)
-    return newest
+    for number in reversed(checkpoints.rounds()):
+        _, progress = checkpoints.load(number)
+        if _fits(progress, config):
+            _check_states(path / "clients", str(manifest["experiment"]), progress)
+            return number
+    return 0
+
+
+def _fits(progress: Progress, config: RunConfig) -> bool:
+    """Say whether a run of `config` would have come to a checkpoint too.
+
+    With client sampling the last round trains all clients; as a round among others it would have trained a sample.
+    """
+    was_last = progress.round == progress.num_rounds
+    return config.fraction_train == 1 or not was_last or progress.num_rounds == config.num_rounds
 
 
 def _check_states(directory: Path, experiment: str, progress: Progress) -> None:

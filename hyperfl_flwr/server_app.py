@@ -1,5 +1,10 @@
 """Flower's server app: settings in, rounds, results out."""
 
+from hyperfl_flwr.packages import APP, refuse_foreign_packages
+
+refuse_foreign_packages(APP)  # before anything else of the project is imported
+
+# ruff: isort: split
 import json
 import logging
 import secrets
@@ -16,7 +21,6 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import HyperFLError, RunFailedError
 from hyperfl_flwr.grid import Federation, handshake
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.packages import APP, refuse_foreign_packages
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.recording import RunDirectory, read_manifest
@@ -25,7 +29,6 @@ from hyperfl_flwr.summary import summarise
 from strategies.base import Setting
 from strategies.recorded import RecordedStrategy
 
-refuse_foreign_packages(APP)
 replace_dead_actors()
 
 app = ServerApp()

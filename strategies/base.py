@@ -36,6 +36,7 @@ from hyperfl_flwr.messages import (
 )
 from hyperfl_flwr.metrics.memory import process_name
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.state import INITIAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,9 @@ class BaseStrategy(Strategy):
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.progress = Progress(versions={client: 0 for node in setting.federation.nodes for client in node.clients})
+        self.progress = Progress(
+            versions={client: INITIAL for node in setting.federation.nodes for client in node.clients}
+        )
         self.durable_versions: dict[int, int] = {}
         self.outcome = Outcome()
         self._current: SharedArrays = {}
@@ -123,6 +126,7 @@ class BaseStrategy(Strategy):
     ) -> Sequence[Message]:
         """Return one message for each node that hosts a sampled client."""
         self.progress.round = server_round
+        self.progress.num_rounds = self.setting.config.num_rounds
         return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round))
 
     def configure_evaluate(

@@ -68,7 +68,10 @@ class RecordedStrategy(Strategy):
 
         Raises:
             RunFailedError: If a process died twice in a row, or clients failed beyond the budget.
+            ValueError: If `evaluate_fn` is given: the server holds no data.
         """
+        if evaluate_fn is not None:
+            raise ValueError("evaluate_fn must be None: clients evaluate on their own data, the server holds none")
         arrays = initial_arrays
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
             began = time.perf_counter()

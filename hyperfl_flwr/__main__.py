@@ -1,0 +1,25 @@
+"""`hyperfl`, or `python -m hyperfl_flwr`: the command line, and how it ends."""
+
+import sys
+
+from hyperfl_flwr.errors import HyperFLError
+from hyperfl_flwr.packages import ALL, refuse_foreign_packages
+
+
+def main() -> None:
+    """Run the command line; a problem that the user can act on ends it with one message and its exit code."""
+    try:
+        refuse_foreign_packages(ALL)
+        from hyperfl_flwr.cli import cli  # only now, since it imports the packages that were checked
+
+        cli()
+    except HyperFLError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Small federations in one process, grids that disturb them, and what is compared of their run folders."""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Message, MessageType
+from flwr.common.serde import recorddict_to_proto
+from flwr.serverapp import Grid
+
+from hyperfl_flwr.checkpoint import Checkpoints, Progress
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import Scalar, default_settings
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.messages import CONFIG, Request
+from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.storage import read_arrays
+
+Settings = dict[str, Scalar]
+MakeGrid = Callable[[int, Settings], Grid]
+Federate = Callable[..., Path]
+
+NUM_CLIENTS = 5
+SMALL: Settings = {
+    "num-clients": NUM_CLIENTS,
+    "num-rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 20,
+    "device": "cpu",
+    "data.train-samples": 40,
+    "data.test-samples": 20,
+    "hyperfl.hidden-width": 8,
+    "hyperfl.embedding-dim": 4,
+}
+"""Two steps per epoch, so that the order of the samples matters."""
+
+TIMES = {"seconds", "client_seconds", "train_seconds", "peak_memory_mb"}
+"""What two equal runs may differ in."""
+
+
+def small_settings(**changes: Scalar) -> Settings:
+    """Return the settings of a small federation; `num_rounds` stands for `num-rounds`."""
+    return default_settings() | SMALL | {key.replace("_", "-"): value for key, value in changes.items()}
+
+
+def plain_grid(num_nodes: int, settings: Settings) -> InProcessGrid:
+    """Return a grid that does what it should."""
+    return InProcessGrid(app, num_nodes, settings, {"simulated": True})
+
+
+def round_of(message: Message) -> int:
+    """Return the round of a TRAIN or EVALUATE message, 0 for the handshake's."""
+    records = message.content.config_records
+    return Request.from_record(records[CONFIG]).round if CONFIG in records else 0
+
+
+class KilledError(Exception):
+    """Stands for the end of the server's process."""
+
+
+class KilledGrid(InProcessGrid):
+    """Kills the server in a round, after the first node has trained its clients; in round 0 at the handshake."""
+
+    def __init__(self, num_nodes: int, settings: Settings, *, in_round: int) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self.in_round = in_round
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if round_of(message) == self.in_round and message.metadata.message_type != MessageType.EVALUATE:
+            raise KilledError
+        return reply
+
+
+class PermutedGrid(InProcessGrid):
+    """Gives the nodes random ids, lists them backwards, runs them backwards, and shuffles their replies."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self._random = random.Random(7)
+        ids = self._random.sample(range(1, 2**62), num_nodes)
+        self._contexts = dict(zip(ids, reversed(self._contexts.values()), strict=True))
+        for number, context in self._contexts.items():
+            context.node_id = number
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
+        replies = list(super().send_and_receive(list(messages)[::-1], timeout=timeout))
+        self._random.shuffle(replies)
+        return replies
+
+
+class RecordingGrid(InProcessGrid):
+    """Keeps the bytes of everything that is sent, and a picture of the clients' files around every round."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self.sent: set[bytes] = set()
+        self.rounds: dict[int, tuple[list[int], dict[str, bytes], dict[str, bytes]]] = {}
+        self._clients = Path(str(settings["output"])) / "clients"
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
+        messages = list(messages)
+        before = files_below(self._clients)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        if messages and messages[0].metadata.message_type == MessageType.TRAIN:
+            asked = [Request.from_record(message.content.config_records[CONFIG]).clients for message in messages]
+            trained = sorted(client for clients in asked for client in clients)
+            self.rounds[round_of(messages[0])] = (trained, before, files_below(self._clients))
+        for message in (*messages, *replies):
+            if message.has_error():
+                self.sent.add(str(message.error.reason).encode())
+            else:
+                self.sent.add(recorddict_to_proto(message.content).SerializeToString())
+        return replies
+
+
+class RepeatingGrid(InProcessGrid):
+    """Sends every training message twice, hands on the second reply, and keeps the arrays of both."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self.pairs: list[tuple[dict[str, bytes], dict[str, bytes]]] = []
+
+    def answer(self, message: Message) -> Message:
+        replies = [super(RepeatingGrid, self).answer(message) for _ in range(2)]
+        if message.metadata.message_type == MessageType.TRAIN:
+            first, second = ({k: v.data for k, v in r.content.array_records["arrays"].items()} for r in replies)
+            self.pairs.append((first, second))
+        return replies[1]
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def last_checkpoint(run: Path) -> tuple[dict[str, np.ndarray], Progress]:
+    """Return the newest checkpoint of a run."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    return checkpoints.load(checkpoints.rounds()[-1])
+
+
+def exact(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return arrays in a form whose equality is that of all bits."""
+    return {key: (str(value.dtype), value.shape, value.tobytes()) for key, value in arrays.items()}
+
+
+def private_arrays(run: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Return all stored private arrays of a simulation: file -> arrays by name."""
+    clients = run / "clients"
+    return {str(path.relative_to(clients)): read_arrays(path)[0] for path in sorted(clients.rglob("*.npz"))}
+
+
+def current_private(run: Path) -> dict[int, dict[str, tuple[str, tuple[int, ...], bytes]]]:
+    """Return the private arrays that each client has after the last checkpoint."""
+    _, progress = last_checkpoint(run)
+    stored = private_arrays(run)
+    names = {client: f"client-{client:05d}/round-{version:06d}.npz" for client, version in progress.versions.items()}
+    return {client: exact(stored[name]) for client, name in names.items() if name in stored}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without times and memory."""
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in read_metrics(run)]
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """Return all that two equal runs share: shared and private arrays, progress, metrics, the result's numbers."""
+    arrays, progress = last_checkpoint(run)
+    summary = json.loads((run / "summary.json").read_text())
+    return {
+        "arrays": exact(arrays),
+        "progress": progress,
+        "private": current_private(run),
+        "metrics": metrics(run),
+        "accuracies": {key: value for key, value in summary.items() if key.startswith("test_accuracy")},
+    }

@@ -1,0 +1,81 @@
+"""The runs behind the stored numbers in expected.json, and the command that stores them anew.
+
+From the project's root, only when results are MEANT to change, with the reason in the commit's message::
+
+    python -m tests.golden.regenerate
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hyperfl_flwr import client_app, server_app
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.recording import read_metrics
+
+EXPECTED = Path(__file__).with_name("expected.json")
+
+# Written out although some are the defaults of today: a new default must not change what is compared.
+COMMON: dict[str, Scalar] = {
+    "dataset": "digits",
+    "device": "cpu",
+    "seed": 0,
+    "num-clients": 4,
+    "num-rounds": 3,
+    "fraction-train": 1.0,
+    "local-epochs": 2,
+    "batch-size": 50,
+    "learning-rate": 0.01,
+    "momentum": 0.5,
+    "weight-decay": 5e-4,
+    "target": "cnn",
+    "threads": 1,
+    "data.partition": "similarity",
+    "data.seed": 0,
+    "data.train-samples": 100,
+    "data.test-samples": 60,
+    "data.iid-fraction": 0.2,
+    "hyperfl.initialisation": "hyperfan-bias",
+    "hyperfl.embedding": "trained",
+    "hyperfl.embedding-dim": 16,
+    "hyperfl.hidden-width": 32,
+    "hyperfl.classifier-learning-rate": 0.1,
+    "hyperfl.embedding-learning-rate": "auto",
+    "hyperfl.clip-norm": 50.0,
+}
+RUNS: dict[str, dict[str, Scalar]] = {
+    "local": {"method": "local"},
+    "fedavg": {"method": "fedavg"},
+    "hyperfl": {"method": "hyperfl"},
+    "hyperfl, sampled, a common frozen embedding": {
+        "method": "hyperfl",
+        "hyperfl.embedding": "common-frozen",
+        "fraction-train": 0.5,
+    },
+}
+"""What differs from `COMMON`."""
+
+KEYS = ("train_loss", "own_accuracy")
+
+
+def sequences(name: str, folder: Path, *, num_nodes: int = 2) -> dict[str, Sequence[float]]:
+    """Run one of `RUNS` in this process and return its mean training loss and own accuracy by round."""
+    config = RunConfig.from_flat(default_settings() | COMMON | RUNS[name] | {"output": str(folder / "run")})
+    grid = InProcessGrid(client_app.app, num_nodes, config.flat(), {"simulated": True})
+    rounds = [record for record in read_metrics(server_app.run(grid, config)) if record["kind"] == "train"]
+    return {key: [record[key] for record in rounds] for key in KEYS}
+
+
+def main() -> None:
+    """Store what the code computes now."""
+    found = {}
+    for name in RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = sequences(name, Path(folder))
+    EXPECTED.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What every method promises: results, repeatability, independence of nodes and of neighbours."""
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import (
+    NUM_CLIENTS,
+    Federate,
+    PermutedGrid,
+    RecordingGrid,
+    RepeatingGrid,
+    Settings,
+    current_private,
+    last_checkpoint,
+    outcome,
+    private_arrays,
+)
+
+from hyperfl_flwr.messages import Reduction, group_of
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_manifest, read_metrics
+
+pytestmark = pytest.mark.parametrize("method", METHODS)
+
+SUMMARY = {
+    "method", "dataset", "num_clients", "num_nodes", "rounds", "test_accuracy", "test_accuracy_aggregate",
+    "test_accuracy_worst", "test_accuracy_per_client", "seconds_per_round", "bytes_up_per_client_round",
+    "bytes_down_per_client_round", "bytes_on_wire_per_round", "peak_memory_mb",
+}  # fmt: skip
+
+SIZES = (12, 20, 7, 33, 16)
+"""Images of each client in the data set with unequal clients."""
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def unequal(tmp_path: Path) -> str:
+    """Write random images of clients of different sizes; a quarter of each client's become its test data."""
+    rng = np.random.default_rng(3)
+    total = sum(SIZES)
+    np.savez(
+        tmp_path / "unequal.npz",
+        images=rng.integers(0, 256, (total, 8, 8), dtype=np.uint8),
+        labels=np.arange(total) % 4,
+        clients=np.repeat(np.arange(len(SIZES)), SIZES),
+    )
+    return f"npz:{tmp_path / 'unequal.npz'}"
+
+
+def unequal_settings(dataset: str) -> Settings:
+    return {
+        "dataset": dataset, "num_rounds": 1, "data.partition": "natural", "data.train-samples": "auto",
+        "data.test-samples": "auto",
+    }  # fmt: skip
+
+
+def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate) -> None:
+    """The fields are those that the README promises; accuracies are shares, and every number is finite."""
+    run = federate(method, plots=True)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary.keys() >= SUMMARY
+    assert (summary["method"], summary["dataset"], summary["rounds"]) == (method, "digits", 2)
+    assert (summary["num_clients"], summary["num_nodes"]) == (NUM_CLIENTS, 2)
+    own = summary["test_accuracy_per_client"]
+    assert len(own) == NUM_CLIENTS
+    assert all(0 <= accuracy <= 1 for accuracy in (*own, summary["test_accuracy_aggregate"]))
+    assert summary["test_accuracy"] == pytest.approx(sum(own) / NUM_CLIENTS)
+    assert summary["test_accuracy_worst"] == min(own)
+    assert summary["seconds_per_round"] > 0
+    assert summary["peak_memory_mb"] > 0
+    shared = sum(value.nbytes for value in last_checkpoint(run)[0].values())
+    assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
+    assert (shared > 0) == bool(METHODS[method].client.shared)
+    assert summary["bytes_on_wire_per_round"] >= 4 * shared  # two messages and two replies
+    for record in read_metrics(run):
+        numbers = [value for value in record.values() if isinstance(value, (int, float))]
+        assert all(math.isfinite(number) for number in numbers), record
+    assert read_manifest(run)["status"] == "completed"
+    assert (run / "plots" / "run.png").stat().st_size > 0
+    assert "round 2/2" in (run / "server.log").read_text()
+
+
+def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Federate) -> None:
+    """Folders 0700, files 0600; the private groups and no others are in them, one folder per client."""
+    run = federate(method)
+    assert mode_of(run / "clients") == 0o700
+    folders = sorted((run / "clients").iterdir())
+    private = METHODS[method].client.private
+    assert len(folders) == (NUM_CLIENTS if private else 0)
+    assert all(mode_of(folder) == 0o700 for folder in folders)
+    assert all(mode_of(path) == 0o600 for folder in folders for path in folder.iterdir())
+    for arrays in private_arrays(run).values():
+        assert {group_of(key) for key in arrays} == set(private)
+    assert {group_of(key) for key in last_checkpoint(run)[0]} == set(METHODS[method].client.shared)
+
+
+def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, federate: Federate) -> None:
+    """A second run with other node ids and another order of nodes and replies is the expected value."""
+    assert outcome(federate(method)) == outcome(federate(method, grid=PermutedGrid))
+
+
+def test_another_seed_gives_another_result(method: str, federate: Federate) -> None:
+    """Initial values and the order of the samples depend on the seed."""
+    one, other = outcome(federate(method)), outcome(federate(method, seed=1))
+    for part in ("arrays", "private"):
+        assert (one[part] != other[part]) == bool(one[part])
+
+
+def test_the_number_of_nodes_does_not_matter(
+    method: str, federate: Federate, unequal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round of clients of unequal sizes: sum_i w_i x_i / sum_i w_i in float64 of what the clients returned.
+
+    P = 7 leaves two nodes without clients. Tolerance: float32 sums in another order.
+    """
+    returned: list[tuple[list[np.ndarray], int]] = []
+    client_class = METHODS[method].client
+    fit = client_class.fit
+
+    def recorded_fit(self: Any, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
+        arrays, num_examples, numbers = fit(self, parameters, config)
+        returned.append(([array.astype(np.float64) for array in arrays], num_examples))
+        return arrays, num_examples, numbers
+
+    runs = {nodes: federate(method, nodes, **unequal_settings(unequal)) for nodes in (1, 2, 7)}
+    monkeypatch.setattr(client_class, "fit", recorded_fit)
+    runs[5] = federate(method, 5, **unequal_settings(unequal))
+    assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)
+    arrays, _ = last_checkpoint(runs[5])
+    for number, (key, value) in enumerate(arrays.items()):
+        by_examples = client_class.shared[group_of(key)] is Reduction.MEAN_BY_EXAMPLES
+        weights = [count if by_examples else 1 for _, count in returned]
+        expected = np.average([each[number] for each, _ in returned], axis=0, weights=weights)
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7, err_msg=key)
+    for run in runs.values():
+        assert current_private(run) == current_private(runs[5])
+        for key, value in last_checkpoint(run)[0].items():
+            np.testing.assert_allclose(value, arrays[key], rtol=1e-5, atol=1e-7, err_msg=key)
+        assert own_accuracies(run) == own_accuracies(runs[5])
+
+
+def own_accuracies(run: Path) -> list[float | None]:
+    accuracies: list[float | None] = json.loads((run / "summary.json").read_text())["test_accuracy_per_client"]
+    return accuracies
+
+
+def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: Federate) -> None:
+    """The first reply is the expected value of the second, and an undisturbed run that of the whole."""
+    grids: list[RepeatingGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> RepeatingGrid:
+        grids.append(RepeatingGrid(num_nodes, settings))
+        return grids[-1]
+
+    disturbed = federate(method, grid=make, num_rounds=3, checkpoint_every=1)
+    assert len(grids[0].pairs) == 6  # two nodes, three rounds
+    assert all(first == second for first, second in grids[0].pairs)
+    assert outcome(disturbed) == outcome(federate(method, num_rounds=3, checkpoint_every=1))
+
+
+def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> None:
+    """In every round the files of unsampled clients are byte for byte what they were; the last round trains all."""
+    grids: list[RecordingGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> RecordingGrid:
+        grids.append(RecordingGrid(num_nodes, settings))
+        return grids[-1]
+
+    federate(method, grid=make, num_rounds=4, fraction_train=0.5, checkpoint_every=1)
+    rounds = grids[0].rounds
+    assert [len(trained) for trained, _, _ in rounds.values()] == [2, 2, 2, NUM_CLIENTS]
+    assert len({tuple(trained) for trained, _, _ in rounds.values()}) > 2  # not the same clients again and again
+    for number, (trained, before, after) in rounds.items():
+        for client in range(NUM_CLIENTS):
+            folder = f"client-{client:05d}/"
+            old = {name: data for name, data in before.items() if name.startswith(folder)}
+            new = {name: data for name, data in after.items() if name.startswith(folder)}
+            if client not in trained:
+                assert old == new
+            elif METHODS[method].client.private:
+                assert f"{folder}round-{number:06d}.npz" in new

@@ -1,0 +1,119 @@
+"""What every method promises about who may see what: private parameters leave no trace outside the clients' folders."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Federate, RecordingGrid, Settings, files_below, last_checkpoint, private_arrays
+
+from hyperfl_flwr.methods import METHODS
+
+WINDOW, BLOCK = 16, 8
+
+
+def blocks_at_every_offset(data: bytes) -> np.ndarray:
+    """Return the 8 bytes that start at each position, as integers."""
+    if len(data) < BLOCK:
+        return np.empty(0, np.uint64)
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), BLOCK)
+    return np.ascontiguousarray(windows).view(np.uint64)[:, 0]
+
+
+def aligned_blocks(data: bytes) -> np.ndarray:
+    """Return the 8 bytes that start at each multiple of 8, as integers."""
+    return np.frombuffer(data[: len(data) // BLOCK * BLOCK], np.uint64)
+
+
+def common_window(needle: bytes, haystack: bytes) -> bytes | None:
+    """Return 16 bytes, not all equal, that occur in both, at any offsets; None if there are none.
+
+    Any 16 bytes of the needle hold a whole block of 8 that starts at a multiple of 8; where such a block is found, the
+    windows around it are compared.
+    """
+    blocks = aligned_blocks(needle)
+    positions = np.flatnonzero(np.isin(blocks_at_every_offset(haystack), blocks))
+    starts: dict[int, list[int]] = {}
+    for number, block in enumerate(blocks.tolist() if len(positions) else ()):
+        starts.setdefault(block, []).append(number * BLOCK)
+    for position in positions.tolist():
+        block = int.from_bytes(haystack[position : position + BLOCK], "little")
+        for start in starts[block]:
+            for shift in range(WINDOW - BLOCK + 1):
+                window = needle[max(start - shift, 0) : max(start - shift, 0) + WINDOW]
+                found = haystack[max(position - shift, 0) : max(position - shift, 0) + WINDOW]
+                if len(window) == WINDOW and window == found and len(set(window)) > 1:
+                    return window
+    return None
+
+
+def leaks(arrays: dict[str, bytes], places: dict[str, bytes]) -> list[str]:
+    """Return which array leaves a window where."""
+    blocks = np.unique(np.concatenate([aligned_blocks(value) for value in arrays.values()] or [np.zeros(1, np.uint64)]))
+    found = []
+    for place, data in places.items():
+        candidates = blocks_at_every_offset(data)
+        nearest = blocks[np.searchsorted(blocks, candidates).clip(max=len(blocks) - 1)]
+        if (nearest == candidates).any():
+            found += [f"{name} in {place}" for name, value in arrays.items() if common_window(value, data)]
+    return found
+
+
+def occurs(value: bytes, places: dict[str, bytes]) -> bool:
+    """Say whether an array leaves a window anywhere."""
+    return any(common_window(value, data) for data in places.values())
+
+
+def test_the_search_finds_what_is_there() -> None:
+    """A window is planted at every offset of both sides; 14 bytes and constant bytes are no window."""
+    rng = np.random.default_rng(0)
+    needle, noise = rng.bytes(100), rng.bytes(1000)
+    for start in range(20):
+        assert common_window(needle, noise[: 30 + start] + needle[start : start + 16] + noise[60:])
+        # Not 15 bytes, since a neighbour may be equal by chance.
+        assert not common_window(needle, noise[: 30 + start] + needle[start : start + 14] + noise[60:])
+    assert not common_window(bytes(64), bytes(64))
+    assert not common_window(needle, noise)
+    assert common_window(needle[:16], needle[:16])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, federate: Federate) -> None:
+    """No 16 bytes of a private array are in a message, a reply, or a file outside clients/; of a shared one they are.
+
+    Some client fails in the first round, so that error texts and failure files are searched too.
+    """
+    grids: list[RecordingGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> RecordingGrid:
+        grids.append(RecordingGrid(num_nodes, settings))
+        return grids[-1]
+
+    client_class = METHODS[method].client
+    train = client_class.train
+
+    def flaky(self: object, rng: np.random.Generator) -> dict[str, float]:
+        numbers = train(self, rng)  # type: ignore[arg-type]
+        if self.setting.client == 1:  # type: ignore[attr-defined]
+            raise RuntimeError("broken after training")
+        return numbers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_class, "train", flaky)
+        run = federate(method, grid=make, plots=True)
+    stored = {name: data for name, data in files_below(run).items() if name.startswith("clients/")}
+    private: dict[str, bytes] = {}
+    for file, arrays in private_arrays(run).items():
+        for key, value in arrays.items():
+            private[f"{file}:{key}"] = value.tobytes()
+            assert common_window(value.tobytes(), stored[f"clients/{file}"])  # found where it belongs
+    assert bool(private) == bool(stored) == bool(client_class.private)
+    messages = {f"message {number}": data for number, data in enumerate(grids[0].sent)}
+    files = {name: data for name, data in files_below(run).items() if name not in stored}
+    assert {Path(name).parts[0] for name in files} >= {
+        "manifest.json", "metrics.jsonl", "server.log", "summary.json", "checkpoints", "failures", "plots",
+    }  # fmt: skip
+    assert leaks(private, messages) == []
+    assert leaks(private, files) == []
+    for key, value in last_checkpoint(run)[0].items():
+        assert occurs(value.tobytes(), messages), key
+        assert occurs(value.tobytes(), files), key

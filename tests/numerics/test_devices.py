@@ -1,0 +1,118 @@
+"""Devices: which is chosen, what is said where there is none, and that CUDA computes what the CPU computes."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from clients.base import ClientSetting
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.data.client_data import ClientData
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.errors import DeviceError
+from hyperfl_flwr.grid import Federation, Node
+from hyperfl_flwr.messages import unpack_arrays
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.state import PrivateState
+from strategies.base import Setting
+
+
+def pretend(monkeypatch, num_gpus):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "name", "expected"),
+    [
+        (0, "auto", "cpu"),
+        (1, "auto", "cuda"),
+        (0, "cpu", "cpu"),
+        (2, "cpu", "cpu"),
+        (2, "cuda", "cuda"),
+        (2, "cuda:0", "cuda:0"),
+        (2, "cuda:1", "cuda:1"),
+    ],
+)
+def test_the_device_of_a_setting(num_gpus, name, expected, monkeypatch):
+    pretend(monkeypatch, num_gpus)
+    assert resolve_device(name) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "name", "message"),
+    [
+        (0, "gpu", "device must be auto, cpu or cuda, got 'gpu'"),
+        (0, "", "device must be auto, cpu or cuda, got ''"),
+        (1, "cuda:x", "device must be auto, cpu or cuda, got 'cuda:x'"),
+        (0, "mps", "device must be auto, cpu or cuda, got 'mps': only those two are tested; use device=cpu"),
+        (1, "xpu", "got 'xpu': only those two are tested; use device=cpu"),
+        (1, "meta", "got 'meta': only those two are tested; use device=cpu"),
+        (0, "cuda", f"device is 'cuda', but torch {torch.__version__} sees no CUDA device here; use device=cpu"),
+        (0, "cuda:1", "device is 'cuda:1', but torch"),
+        (2, "cuda:2", "device is 'cuda:2', but there are only 2 CUDA devices here"),
+    ],
+)
+def test_what_must_hold_is_said(num_gpus, name, message, monkeypatch):
+    pretend(monkeypatch, num_gpus)
+    with pytest.raises(DeviceError, match=re.escape(message)):
+        resolve_device(name)
+
+
+def fit(method, device, tmp_path):
+    """Return (shared arrays, numbers, private arrays) of one client's round on a device."""
+    changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device}
+    config = RunConfig.from_flat(default_settings() | changes)
+    rng = np.random.default_rng(0)
+    images = [torch.from_numpy(rng.standard_normal((num, 1, 28, 28)).astype(np.float32)) for num in (50, 30)]
+    labels = [torch.from_numpy(rng.integers(0, 10, num)) for num in (50, 30)]
+    data = ClientData(
+        train_images=images[0],
+        train_labels=labels[0],
+        test_images=images[1],
+        test_labels=labels[1],
+        augmentation=None,
+        num_classes=10,
+    )
+    node = Node(id=0, partition=0, clients=[0], properties={"input-shape": [1, 28, 28], "num-classes": 10})
+    strategy = METHODS[method].strategy(
+        Setting(
+            config=config,
+            federation=Federation([node]),
+            reductions=METHODS[method].client.shared,
+            experiment="",
+            run_directory="",
+        )
+    )
+    arrays = unpack_arrays(strategy.initial_arrays())
+    state = PrivateState(tmp_path / device, "", 0)
+    where = resolve_device(device)
+    client = METHODS[method].client(
+        ClientSetting(config=config, client=0, data=data.to(where), device=where, state=state, learning_rate=0.01)
+    )
+    keys = client.keys()
+    shared, _, numbers = client.fit([arrays[key] for key in keys], {"round": 1, "version": 0, "kept-version": 0})
+    return dict(zip(keys, shared, strict=True)), numbers, state.load(1) if client.private else {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
+@pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
+def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
+    """The CPU's round: parameters to 1e-3 (absolute), losses to 1e-3 (relative); six steps of SGD in float32."""
+    on_cpu, on_cuda = (fit(method, device, tmp_path) for device in ("cpu", "cuda"))
+    for cpu, cuda in ((on_cpu[0], on_cuda[0]), (on_cpu[2], on_cuda[2])):
+        assert set(cpu) == set(cuda)
+        for key, value in cpu.items():
+            np.testing.assert_allclose(cuda[key], value, rtol=0, atol=1e-3, err_msg=key)
+    for name in ("train-loss", "own-loss", "aggregate-loss"):
+        assert on_cuda[1][name] == pytest.approx(on_cpu[1][name], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
+def test_a_round_is_repeatable(method, tmp_path):
+    """The same round twice on the CPU: bit-equal (the comparison with CUDA above rests on it)."""
+    one, two = (fit(method, "cpu", tmp_path / name) for name in ("one", "two"))
+    for first, second in ((one[0], two[0]), (one[2], two[2])):
+        for key, value in first.items():
+            np.testing.assert_array_equal(second[key], value)

@@ -1,0 +1,299 @@
+"""HyperFL's local round against algorithm 1 written out, with explicit gradients and optimiser."""
+
+import numpy as np
+import pytest
+import torch
+from plain import CLASSIFIER, HYPERNETWORK, HyperFLRound, Sgd, cross_entropy, digits_cnn, leaves, random_samples
+from torch import nn
+from torch.nn import functional
+
+from clients.base import ClientSetting
+from clients.hyperfl import HyperFLClient
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.data.client_data import ClientData
+from hyperfl_flwr.models.hypernetwork import Hypernetwork
+from hyperfl_flwr.state import PrivateState
+from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.sgd import Epochs
+
+IMAGE, NUM_CLASSES, BATCH = (1, 6, 6), 3, 5
+SHAPES = {"conv.weight": (2, 1, 3, 3), "conv.bias": (2,), "fc.weight": (4, 8), "fc.bias": (4,)}
+SAME = {"rtol": 0, "atol": 1e-12}
+
+
+def features(images, values):
+    """Features [B, 4] of a tiny network: conv 3x3, 2x2 pooling, linear, LeakyReLU after both."""
+    hidden = functional.conv2d(images, values["conv.weight"], values["conv.bias"])
+    hidden = functional.leaky_relu(functional.max_pool2d(hidden, 2), 0.01).flatten(1)
+    return functional.leaky_relu(hidden @ values["fc.weight"].T + values["fc.bias"], 0.01)
+
+
+class Tiny(nn.Sequential):
+    """The same network as a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_module("conv", nn.Conv2d(1, 2, 3))
+        self.add_module("pool", nn.MaxPool2d(2))
+        self.add_module("act1", nn.LeakyReLU(0.01))
+        self.add_module("flatten", nn.Flatten())
+        self.add_module("fc", nn.Linear(8, 4))
+        self.add_module("act2", nn.LeakyReLU(0.01))
+
+
+def start_values():
+    """Values of all groups, large enough that both clips and both activations matter."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "hidden.weight": (6, 5),
+        "hidden.bias": (6,),
+        "head_weight": (6, 56),
+        "head_bias": (56,),
+        "v": (5,),
+        "classifier.weight": (NUM_CLASSES, 4),
+        "classifier.bias": (NUM_CLASSES,),
+    }
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) / 2 for name, shape in shapes.items()}
+
+
+def build(values, frozen=False):
+    """Return the project's model with these values."""
+    extractor, classifier = Tiny(), nn.Linear(4, NUM_CLASSES)
+    hypernetwork = Hypernetwork(extractor, embedding_dim=5, hidden_width=6)
+    hypernetwork.load_state_dict({name: values[name].clone() for name in HYPERNETWORK}, assign=True)
+    classifier.load_state_dict({name.partition(".")[2]: values[name].clone() for name in CLASSIFIER}, assign=True)
+    return HyperFLModel(
+        extractor=extractor,
+        classifier=classifier,
+        hypernetwork=hypernetwork,
+        embedding=nn.Parameter(values["v"].clone()),
+        frozen=frozen,
+    )
+
+
+def values_of(model):
+    values = {name: value.detach() for name, value in model.hypernetwork.named_parameters()}
+    values |= {f"classifier.{name}": value.detach() for name, value in model.classifier.named_parameters()}
+    return values | {"v": model.embedding.detach()}
+
+
+def reference(**changes):
+    settings = {
+        "momentum": 0.5,
+        "weight_decay": 0.03,
+        "clip": float("inf"),
+        "classifier_rate": 0.2,
+        "hypernetwork_rate": 0.05,
+        "embedding_rate": 0.07,
+    }
+    return HyperFLRound(features=features, shapes=SHAPES, **settings | changes)
+
+
+def rates_of(expected):
+    return HyperFLRates(
+        classifier=expected.classifier_rate,
+        hypernetwork=expected.hypernetwork_rate,
+        embedding=expected.embedding_rate,
+        clip_norm=0.0 if np.isinf(expected.clip) else expected.clip,
+    )
+
+
+def epochs_of(expected, num):
+    return Epochs(epochs=num, batch_size=BATCH, momentum=expected.momentum, weight_decay=expected.weight_decay)
+
+
+def local_round(expected, num_epochs, *, num=13, frozen=False):
+    """Run the project's round and the reference on the batches that it took; returns (values, values, data, loss)."""
+    data, values = random_samples(num, IMAGE, NUM_CLASSES), start_values()
+    model = build(values, frozen)
+    loss = train_hyperfl(model, data, epochs_of(expected, num_epochs), rates_of(expected), np.random.default_rng(3))
+    in_step1 = -(-num // BATCH)
+    assert len(data.seen) == in_step1 * (1 + num_epochs)
+    wanted = expected.run(values, data, data.seen[:in_step1], data.seen[in_step1:], frozen=frozen)
+    return values_of(model), wanted, data, loss
+
+
+@pytest.mark.parametrize("clip", [float("inf"), 50.0, 0.4, 0.05])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.03)])
+def test_round_is_algorithm_1(clip, momentum, weight_decay):
+    """Reference with torch.autograd.grad and b <- m b + clip(g) + w p, three epochs, a short last batch, float64."""
+    expected = reference(clip=clip, momentum=momentum, weight_decay=weight_decay)
+    got, wanted, _, _ = local_round(expected, 3)
+    for name, value in start_values().items():
+        torch.testing.assert_close(got[name], wanted[name], **SAME, msg=lambda text, name=name: f"{name}: {text}")
+        assert not torch.equal(got[name], value), name
+
+
+def test_the_clips_of_the_test_above_act():
+    """At 0.05 both sets of gradients are longer than the clip, at 50 neither is: by autograd at the start."""
+    data, values, expected = random_samples(13, IMAGE, NUM_CLASSES), start_values(), reference()
+    values = leaves(values, [*HYPERNETWORK, "v"])
+    loss = expected.loss(values, data.train_images, data.train_labels)
+    gradients = torch.autograd.grad(loss, [values[name] for name in (*HYPERNETWORK, "v")])
+    of_hypernetwork = float(torch.cat([gradient.flatten() for gradient in gradients[:-1]]).norm())
+    of_embedding = float(gradients[-1].norm())
+    assert 0.4 < of_hypernetwork < 50
+    assert 0.05 < of_embedding < 50
+
+
+def test_step_1_changes_the_classifier_alone():
+    """Without an epoch of step 2: one epoch of the reference's step 1 on phi, everything else bit-equal."""
+    got, wanted, _, loss = local_round(reference(), 0)
+    assert np.isnan(loss)
+    for name, value in start_values().items():
+        if name in CLASSIFIER:
+            assert not torch.equal(got[name], value)
+            torch.testing.assert_close(got[name], wanted[name], **SAME)
+        else:
+            assert torch.equal(got[name], value), name
+
+
+def test_step_2_leaves_the_classifier_alone():
+    """After a whole round phi is bit-equal to phi after step 1; all else has moved."""
+    after_step1, after_round = local_round(reference(), 0)[0], local_round(reference(), 2)[0]
+    for name, value in start_values().items():
+        if name in CLASSIFIER:
+            assert torch.equal(after_round[name], after_step1[name])
+        else:
+            assert not torch.equal(after_round[name], value), name
+
+
+def test_reported_loss_is_the_mean_over_samples_of_the_last_epoch():
+    """Each batch before its step, by the reference; weights 5, 5 and 3 of the batches of 13 samples."""
+    expected = reference()
+    _, _, data, loss = local_round(expected, 2)
+    total = 0.0
+    for number in range(3):
+        before = expected.run(start_values(), data, data.seen[:3], data.seen[3 : 6 + number])
+        images, labels = next(data.batches([data.seen[6 + number]]))
+        total += len(labels) * float(expected.loss(before, images, labels))
+    assert loss == pytest.approx(total / 13, rel=1e-12)
+
+
+def test_frozen_embedding_and_first_layer_stay():
+    """`common-frozen`: v, W1 and b1 bit-equal, so z is constant; the heads as in the reference."""
+    got, wanted, _, _ = local_round(reference(clip=0.4), 3, frozen=True)
+    values = start_values()
+    for name in ("v", "hidden.weight", "hidden.bias"):
+        assert torch.equal(got[name], values[name])
+    for name in ("head_weight", "head_bias", *CLASSIFIER):
+        assert not torch.equal(got[name], values[name])
+        torch.testing.assert_close(got[name], wanted[name], **SAME)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.0, 0.3), (0.5, 0.3)])
+def test_frozen_hyperfl_is_sgd_on_theta(momentum, weight_decay):
+    """With z fixed, theta = H z + c has rate eta (1 + |z|^2), decay lambda / (1 + |z|^2), same momentum; no clip.
+
+    From H <- H - eta (z g^T + lambda H) and c <- c - eta (g + lambda c). Twelve steps, SGD on the extractor's own
+    tensors; the classifier is that after step 1.
+    """
+    expected = reference(momentum=momentum, weight_decay=weight_decay)
+    got, _, data, _ = local_round(expected, 4, frozen=True)
+    start = start_values()
+    z = (start["hidden.weight"] @ start["v"] + start["hidden.bias"]).clamp(min=0)
+    factor = 1 + float(z @ z)
+    assert factor > 1.5
+    optimiser = Sgd(expected.hypernetwork_rate * factor, momentum=momentum, weight_decay=weight_decay / factor)
+    values, begin = {}, 0
+    for name, shape in SHAPES.items():
+        size = int(np.prod(shape))
+        values[name] = expected.theta(start)[begin : begin + size].reshape(shape)
+        begin += size
+    for images, labels in data.batches(data.seen[3:]):
+        values = leaves(values, list(SHAPES))
+        logits = features(images, values) @ got["classifier.weight"].T + got["classifier.bias"]
+        values = optimiser.step(values, cross_entropy(logits, labels), list(SHAPES))
+    assert len(data.seen) == 15
+    wanted = torch.cat([values[name].flatten() for name in SHAPES])
+    assert (wanted - expected.theta(start)).abs().max() > 1e-2
+    torch.testing.assert_close(expected.theta(got), wanted, rtol=0, atol=1e-10)
+
+
+def client(number, tmp_path, changes):
+    config = RunConfig.from_flat(default_settings() | {"method": "hyperfl", "device": "cpu"} | changes)
+    samples = random_samples(12, (1, 8, 8), 10)
+    data = ClientData(
+        train_images=samples.train_images.float(),
+        train_labels=samples.train_labels,
+        test_images=samples.train_images.float(),
+        test_labels=samples.train_labels,
+        augmentation=None,
+        num_classes=10,
+    )
+    state = PrivateState(tmp_path, "experiment", number)
+    return HyperFLClient(
+        ClientSetting(
+            config=config, client=number, data=data, device=torch.device("cpu"), state=state, learning_rate=0.01
+        )
+    )
+
+
+@pytest.mark.parametrize(("embedding", "common"), [("trained", True), ("common-frozen", True), ("own", False)])
+@pytest.mark.parametrize("initialisation", ["hyperfan-bias", "torch"])
+def test_which_clients_start_from_the_same_embedding(embedding, common, initialisation, tmp_path):
+    """All (the paper) unless `own`; with hyperfan on the unit sphere; the classifier is common in any case."""
+    changes = {"hyperfl.embedding": embedding, "hyperfl.initialisation": initialisation}
+    starts = [client(number, tmp_path, changes).initial_private() for number in (0, 1, 7)]
+    vectors = [start["embedding"]["v"] for start in starts]
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert torch.equal(vectors[one], vectors[other]) is common
+        for name in ("weight", "bias"):
+            assert torch.equal(starts[one]["classifier"][name], starts[other]["classifier"][name])
+    for v in vectors:
+        assert v.shape == (64,)
+        if initialisation != "torch":
+            assert float(v.norm()) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_client_trains_with_the_rates_of_its_settings(tmp_path):
+    """eta_g from its own key, eta_h from the run, eta_v = eta_h where it is `auto`; full batch, one epoch, no decay.
+
+    float32 against the float64 reference on the 8x8 network: the movement of each group agrees to 1e-3.
+    """
+    for embedding_rate, expected_rate in (("auto", 0.01), (0.05, 0.05)):
+        changes = {
+            "batch-size": 12,
+            "local-epochs": 1,
+            "momentum": 0.0,
+            "weight-decay": 0.0,
+            "hyperfl.embedding-dim": 6,
+            "hyperfl.hidden-width": 5,
+            "hyperfl.embedding-learning-rate": embedding_rate,
+        }
+        member = client(0, tmp_path / str(embedding_rate), changes)
+        generator = torch.Generator().manual_seed(0)
+        start = {
+            name: torch.randn(value.shape, generator=generator) / 3
+            for name, value in member.hypernetwork.state_dict().items()
+        }
+        keys = [key.partition("/")[2] for key in list(member.keys())]
+        private = member.initial_private()
+        start |= {"v": private["embedding"]["v"]}
+        start |= {f"classifier.{name}": value for name, value in private["classifier"].items()}
+        start = {name: value.clone() for name, value in start.items()}
+        arrays, _, _ = member.fit([start[key].numpy() for key in keys], {"round": 1, "version": 0, "kept-version": 0})
+        got = {key: torch.from_numpy(array) for key, array in zip(keys, arrays, strict=True)}
+        stored = member.setting.state.load(1)
+        got |= {"v": torch.from_numpy(stored["embedding/v"])}
+        got |= {f"classifier.{name}": torch.from_numpy(stored[f"classifier/{name}"]) for name in ("weight", "bias")}
+        round_ = HyperFLRound(
+            features=digits_cnn,
+            shapes=member.hypernetwork.shapes,
+            momentum=0.0,
+            weight_decay=0.0,
+            clip=50.0,
+            classifier_rate=0.1,
+            hypernetwork_rate=0.01,
+            embedding_rate=expected_rate,
+        )
+        everything = [torch.arange(12)]
+        doubles = {name: value.double() for name, value in start.items()}
+        data = random_samples(12, (1, 8, 8), 10)
+        wanted = round_.run(doubles, data, everything, everything)
+        for name, value in wanted.items():
+            movement = (value - doubles[name]).norm()
+            assert movement > 0, name
+            error = (got[name].double() - value).norm()
+            # Small movements drown in the rounding of float32.
+            assert error < 1e-3 * movement + 1e-6 * doubles[name].norm(), name

@@ -1,0 +1,124 @@
+"""The target networks: sizes of HyperFL's table, and what the layers compute."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from hyperfl_flwr.models.hypernetwork import Hypernetwork
+from hyperfl_flwr.models.targets import build_target, fan_in, ordinary_parameters, weighted_layers
+
+GREY, COLOUR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+TABLE = [(GREY, 115_776, 14_943_424), (COLOUR, 106_400, 13_733_920)]
+"""Image shape, extractor parameters, hypernetwork parameters (Guo et al., appendix D.1)."""
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(("shape", "of_extractor", "of_hypernetwork"), TABLE)
+def test_parameter_counts_are_the_papers(shape, of_extractor, of_hypernetwork):
+    """The paper's table, and 129 P + 64 * 128 + 128 for a hypernetwork with P outputs."""
+    target = build_target("cnn", shape, 10)
+    assert count(target.extractor) == of_extractor
+    assert count(Hypernetwork(target.extractor)) == of_hypernetwork == 129 * of_extractor + 64 * 128 + 128
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 62])
+def test_the_classifier_has_one_row_per_class_and_a_bias(num_classes):
+    """128 K + K parameters."""
+    target = build_target("cnn", GREY, num_classes)
+    assert count(target.classifier) == 129 * num_classes
+    assert target.classifier.weight.shape == (num_classes, 128)
+
+
+LAYERS = {
+    GREY: {"conv1": (16, 1, 5, 5), "conv2": (32, 16, 5, 5), "fc": (128, 800)},
+    COLOUR: {"conv1": (16, 3, 5, 5), "conv2": (32, 16, 5, 5), "conv3": (64, 32, 3, 3), "fc": (128, 576)},
+    DIGITS: {"conv1": (16, 1, 3, 3), "conv2": (32, 16, 3, 3), "fc": (128, 128)},
+}
+"""Weight shapes. 28 - 4 = 24, 12; 12 + 2 - 4 = 10, 5: 32 * 25 = 800. 32 - 4 = 28, 14; 12, 6; 6, 3: 64 * 9 = 576."""
+
+
+@pytest.mark.parametrize("shape", list(LAYERS))
+def test_layer_shapes_and_their_order(shape):
+    """Weight then bias of each layer of the paper, in the order in which images pass them."""
+    parameters = build_target("cnn", shape, 10).extractor.named_parameters()
+    expected = {}
+    for layer, weight in LAYERS[shape].items():
+        expected |= {f"{layer}.weight": weight, f"{layer}.bias": weight[:1]}
+    assert [(name, tuple(parameter.shape)) for name, parameter in parameters] == list(expected.items())
+
+
+@pytest.mark.parametrize("shape", list(LAYERS))
+@pytest.mark.usefixtures("float64")
+def test_forward_pass_is_the_papers(shape):
+    """The same layers written with torch.nn.functional; paddings 0, 1, 1 (8x8: 1, 1), LeakyReLU 0.01 after each."""
+    target = build_target("cnn", shape, 10)
+    generator = torch.Generator().manual_seed(0)
+    values = ordinary_parameters(target, generator)
+    target.load_state_dict(values, assign=True)
+    images = torch.randn(3, *shape, generator=generator)
+    paddings = {"conv1": 1 if shape == DIGITS else 0, "conv2": 1, "conv3": 1}
+    hidden = images
+    for layer in LAYERS[shape]:
+        weight, bias = values[f"extractor.{layer}.weight"], values[f"extractor.{layer}.bias"]
+        if layer == "fc":
+            hidden = functional.leaky_relu(hidden.flatten(1) @ weight.T + bias, 0.01)
+        else:
+            hidden = functional.leaky_relu(functional.conv2d(hidden, weight, bias, padding=paddings[layer]), 0.01)
+            hidden = functional.max_pool2d(hidden, 2)
+    torch.testing.assert_close(target.extractor(images), hidden, rtol=1e-12, atol=1e-12)
+    expected = hidden @ values["classifier.weight"].T + values["classifier.bias"]
+    torch.testing.assert_close(target(images), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_features_pass_a_leaky_relu():
+    """All weights zero and fc's bias -1: features max(-1, -0.01) = -0.01 exactly."""
+    extractor = build_target("cnn", GREY, 10).extractor
+    values = {name: torch.zeros(value.shape) for name, value in extractor.named_parameters()}
+    values["fc.bias"] -= 1
+    extractor.load_state_dict(values, assign=True)
+    features = extractor(torch.randn(2, *GREY, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(features, torch.full((2, 128), -1.0) * 0.01)
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 8), (3, 8, 7)])
+def test_images_must_have_eight_pixels(shape):
+    with pytest.raises(ValueError, match="at least 8x8"):
+        build_target("cnn", shape, 10)
+
+
+@pytest.mark.parametrize("size", range(8, 41))
+def test_every_image_size_gets_a_network_that_takes_it(size):
+    """A forward pass on the meta device checks the shapes: one row of 128 features per image."""
+    target = build_target("cnn", (1, size, size + 3), 5)
+    with torch.device("meta"):
+        assert target(torch.zeros(2, 1, size, size + 3)).shape == (2, 5)
+
+
+def test_ordinary_parameters_are_torchs_defaults():
+    """By torch's own reset_parameters of the same layer: equal bounds, and equal standard deviation to 3 % (n > 4000)."""
+    target = build_target("cnn", GREY, 10)
+    drawn = ordinary_parameters(target, torch.Generator().manual_seed(0))
+    assert list(drawn) == [name for name, _ in target.named_parameters()]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        target.to_empty(device="cpu")
+        for layer in weighted_layers(target).values():
+            layer.reset_parameters()
+    for name, torchs in target.named_parameters():
+        ours = drawn[name]
+        assert ours.shape == torchs.shape
+        bound = 1 / np.sqrt(fan_in(target.get_submodule(name.rpartition(".")[0])))
+        assert ours.abs().max() <= bound
+        assert torchs.abs().max() <= bound
+        if ours.numel() > 4000:
+            assert float(ours.std()) == pytest.approx(float(torchs.detach().std()), rel=0.03)
+
+
+def test_fan_in_counts_the_summands():
+    """A 5x5 convolution over 16 channels sums 400 products, fc of the 28x28 network 800, conv1 25."""
+    layers = weighted_layers(build_target("cnn", GREY, 10).extractor)
+    assert {name: fan_in(layer) for name, layer in layers.items()} == {"conv1": 25, "conv2": 400, "fc": 800}

@@ -1,0 +1,57 @@
+"""Seeds by name: stable on every machine, and different for every purpose."""
+
+import hashlib
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from hyperfl_flwr.rng import numpy_generator, seed_for, torch_generator
+
+KNOWN = [
+    ((0,), b"(0,)", 5254295370254170289),
+    ((0, "batches", 3, 1), b"(0, 'batches', 3, 1)", 4238191821469231598),
+    ((12345, "own-embedding", 7), b"(12345, 'own-embedding', 7)", 7383880749584981357),
+]
+"""Path, the text that is hashed, and what is left of its SHA-256: the first 8 bytes without the last bit."""
+
+
+@pytest.mark.parametrize(("path", "text", "number"), KNOWN)
+def test_seeds_are_those_of_the_first_release(path, text, number):
+    """By hashlib on a text written by hand, and the number itself: changing either changes every result ever stored."""
+    assert seed_for(*path) == number == int(hashlib.sha256(text).hexdigest()[:16], 16) // 2
+
+
+def test_different_paths_have_different_seeds():
+    """Every combination of seed, purpose, client and round; order, type and depth matter too."""
+    paths = list(itertools.product(range(5), ["training", "sampling", "embedding"], range(30), range(30)))
+    paths += [(0,), (0, 1), (0, 1, 0), (0, "1"), (0, "training"), (0, "training", 1), (0, 1, "training"), (0, "")]
+    paths += [(0, "a", "b"), (0, "ab"), (0, "a,b"), (0, "a', 'b")]
+    seeds = [seed_for(*path) for path in paths]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_generators_are_seeded_by_the_path():
+    """By numpy's default_rng and torch's Generator with the seed of the path, whatever was drawn elsewhere."""
+    path = (3, "training", 2, 9)
+    expected = np.random.default_rng(seed_for(*path)).random(5)
+    np.testing.assert_array_equal(numpy_generator(*path).random(5), expected)
+    torch.rand(3, generator=torch_generator(*path))
+    drawn = torch.rand(5, generator=torch_generator(*path))
+    assert torch.equal(drawn, torch.rand(5, generator=torch.Generator().manual_seed(seed_for(*path))))
+
+
+def test_numpy_integers_are_integers():
+    """A seed that was read from an array is the same seed."""
+    assert seed_for(np.int64(3), "training") == seed_for(3, "training")
+
+
+def test_no_global_generator_is_touched():
+    """The states of numpy's and torch's global generators before and after."""
+    numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+    numpy_generator(0, "training").random(10)
+    torch.rand(10, generator=torch_generator(0, "training"))
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), torch_state)

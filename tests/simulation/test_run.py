@@ -1,0 +1,226 @@
+"""`hyperfl run` on Flower's simulation engine, with real processes and real kills."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.server_app import run
+from hyperfl_flwr.storage import read_arrays
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+HYPERFL = Path(sys.executable).with_name("hyperfl")
+
+SETTINGS: dict[str, Scalar] = {
+    "num-clients": 4,
+    "num-rounds": 5,
+    "fraction-train": 0.5,
+    "checkpoint-every": 2,
+    "local-epochs": 30,
+    "hyperfl.hidden-width": 16,
+    "hyperfl.embedding-dim": 8,
+}
+"""A federation whose rounds last long enough to be interrupted."""
+
+
+def arguments(output: Path) -> list[str]:
+    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    return [str(HYPERFL), "run", "--output", str(output), *sets]
+
+
+@contextlib.contextmanager
+def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a command in its own session; whatever it leaves is ended."""
+    process = subprocess.Popen(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def commands() -> dict[int, tuple[int, str]]:
+    """Return pid -> (parent's pid, command line) of all processes."""
+    rows = subprocess.run(["ps", "-axo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    table = {}
+    for row in rows.splitlines():
+        pid, parent, command = row.split(None, 2)
+        table[int(pid)] = (int(parent), command)
+    return table
+
+
+def below(root: int, name: str) -> list[int]:
+    """Return the processes below a process whose command line holds a name."""
+    table = commands()
+
+    def is_below(pid: int) -> bool:
+        while pid in table and pid != root:
+            pid = table[pid][0]
+        return pid == root
+
+    return [pid for pid, (_, command) in table.items() if name in command and is_below(pid)]
+
+
+def wait_for_round(output: Path, number: int, process: subprocess.Popen[str], kind: str = "train") -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if any(record["round"] >= number for record in metrics(output, kind)):
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError(f"no round {number}: {process.communicate()}")
+
+
+def metrics(output: Path, kind: str) -> list[dict[str, object]]:
+    """Return the lines of a kind without what differs between runs: times and memory."""
+    file = output / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    timed = ("seconds", "memory_mb", "bytes_on_wire")
+    return [
+        {key: value for key, value in record.items() if not key.endswith(timed)}
+        for record in records
+        if record["kind"] == kind
+    ]
+
+
+def results(output: Path) -> Mapping[str, object]:
+    """Return all that must be equal, bit for bit, in two equal runs."""
+    arrays, _ = read_arrays(output / "checkpoints" / f"round-{SETTINGS['num-rounds']:06d}.npz")
+    kinds = ("train", "aggregate", "client", "client-aggregate")
+    return {"arrays": arrays, **{kind: metrics(output, kind) for kind in kinds}}
+
+
+def assert_equal(one: Mapping[str, object], other: Mapping[str, object]) -> None:
+    np.testing.assert_equal(dict(one), dict(other))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, object]:
+    """The same run in this process: neither Ray nor kills may change a bit of it."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    settings = default_settings() | SETTINGS | {"output": str(output)}
+    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings, methods=METHODS))
+    return results(output)
+
+
+def test_run_equals_the_in_process_run(tmp_path: Path, undisturbed: Mapping[str, object]) -> None:
+    output = tmp_path / "run"
+    done = subprocess.run(arguments(output), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(output)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["rounds"] == 5
+    assert summary["num_nodes"] == 2
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["status"] == "completed"
+    assert np.array(manifest["label_counts"]["train"]).shape == (4, 10)
+    assert (output / "plots" / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert_equal(results(output), undisturbed)
+
+
+def test_a_killed_actor_is_replaced(tmp_path: Path, undisturbed: Mapping[str, object]) -> None:
+    output = tmp_path / "run"
+    with started(arguments(output), tmp_path) as process:
+        wait_for_round(output, 1, process)
+        os.kill(below(process.pid, "ray::ClientAppActor")[0], signal.SIGKILL)
+        said, complained = process.communicate(timeout=120)
+    assert process.returncode == 0, complained
+    assert said.splitlines()[-1] == str(output)
+    assert_equal(results(output), undisturbed)
+
+
+def test_a_node_that_dies_twice_ends_the_run_which_can_be_resumed(
+    tmp_path: Path, undisturbed: Mapping[str, object]
+) -> None:
+    output = tmp_path / "run"
+    with started(arguments(output), tmp_path) as process:
+        wait_for_round(output, 2, process)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            for pid in below(process.pid, "ray::ClientAppActor"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        _, complained = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "died twice" in complained
+    assert f"hyperfl run --resume {output}" in complained
+    resumed = subprocess.run([HYPERFL, "run", "--resume", output], capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_equal(results(output), undisturbed)
+
+
+@pytest.mark.parametrize("victims", ["the server", "everything"])
+def test_kill_9_between_checkpoints_and_resume(
+    victims: str, tmp_path: Path, undisturbed: Mapping[str, object]
+) -> None:
+    output = tmp_path / "run"
+    with started(arguments(output), tmp_path) as process:
+        wait_for_round(output, 3, process)
+        if victims == "the server":
+            os.kill(below(process.pid, "flwr-simulation")[0], signal.SIGKILL)
+            _, complained = process.communicate(timeout=60)
+            assert process.returncode == 1
+            assert f"hyperfl run --resume {output}" in complained
+        else:
+            whole_tree = below(process.pid, "")
+            for pid in [process.pid, *whole_tree]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+    rounds = len(metrics(output, "train"))
+    assert 3 <= rounds < 5
+    resumed = subprocess.run([HYPERFL, "run", "--resume", output], capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == str(output)
+    assert_equal(results(output), undisturbed)
+
+
+def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    with started(arguments(output), tmp_path) as process:
+        wait_for_round(output, 1, process)
+        family = below(process.pid, "")
+        process.send_signal(signal.SIGINT)
+        _, complained = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"hyperfl run --resume {output}" in complained
+    assert not set(family) & {pid for pid, (_, command) in commands().items() if "defunct" not in command}
+
+
+def test_a_client_that_learns_nothing_but_nan_is_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.random((60, 8, 8), dtype=np.float32)
+    clients = np.repeat(np.arange(3), 20)
+    images[clients == 1] = np.nan
+    np.savez(tmp_path / "own.npz", images=images, labels=rng.integers(0, 3, 60), clients=clients)
+    sets = ["--set", "failure-budget=0.5", "--set", "hyperfl.hidden-width=8", "--set", "hyperfl.embedding-dim=4"]
+    command = [HYPERFL, "run", "--dataset", "npz:own.npz", "--num-clients", "3", "--num-rounds", "2", *sets]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "client 1 is left out" in done.stderr
+    output = Path(done.stdout.splitlines()[-1])
+    assert output.is_relative_to(tmp_path / "runs")
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["test_accuracy_per_client"][1] is None
+    assert summary["test_accuracy_num_clients"] == 2
+    assert sorted(path.name for path in (output / "failures").iterdir()) == [
+        "round-000001-client-00001.txt",
+        "round-000002-client-00001.txt",
+    ]

@@ -1,0 +1,75 @@
+"""The server's checkpoints."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyperfl_flwr.checkpoint import Checkpoints, Progress, kept_versions
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.storage import write_arrays
+
+ARRAYS = {"model/weight": np.linspace(0, 1, 5, dtype=np.float32)}
+
+
+def progress(number: int) -> Progress:
+    return Progress(round=number, versions={0: number, 11: 0}, trainings=9, failed_trainings=2, failed_rounds=1)
+
+
+def test_arrays_and_progress_come_back_unchanged(tmp_path: Path) -> None:
+    """Client ids are integers again, although JSON has none as keys."""
+    Checkpoints(tmp_path).save(ARRAYS, progress(4))
+    arrays, back = Checkpoints(tmp_path).load(4)
+    assert back == progress(4)
+    np.testing.assert_array_equal(arrays["model/weight"], ARRAYS["model/weight"], strict=True)
+
+
+def test_a_method_that_shares_nothing(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save({}, progress(4))
+    assert Checkpoints(tmp_path).load(4) == ({}, progress(4))
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    """Rounds are compared as numbers: 1,000,000 has a digit more than the others and comes last."""
+    checkpoints = Checkpoints(tmp_path)
+    kept = []
+    for number in (2, 9, 10, 1_000_000):
+        checkpoints.save(ARRAYS, progress(number))
+        kept.append(checkpoints.rounds())
+    assert kept == [[2], [2, 9], [9, 10], [10, 1_000_000]]
+
+
+def test_the_old_ones_stay_until_the_new_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in (1, 2):
+        checkpoints.save(ARRAYS, progress(number))
+
+    def crash(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(ARRAYS, progress(3))
+    assert checkpoints.rounds() == [1, 2]
+    assert checkpoints.load(2)[1] == progress(2)
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path).rounds() == []
+    with pytest.raises(StateError, match="is missing"):
+        Checkpoints(tmp_path).load(1)
+
+
+@pytest.mark.parametrize(
+    "meta", [{}, {"versions": 3}, {"versions": {"a": 1}}, {"versions": {}, "unknown": 1}, {"versions": None}]
+)
+def test_a_file_that_is_no_checkpoint(tmp_path: Path, meta: dict[str, object]) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    write_arrays(checkpoints.path(1), ARRAYS, meta)
+    with pytest.raises(StateError, match="not a checkpoint of this version"):
+        checkpoints.load(1)
+
+
+def test_kept_versions() -> None:
+    """Client 2 is in no durable checkpoint: 0, its initial state."""
+    assert kept_versions({0: 5, 1: 3}, [1, 2, 0]) == [3, 0, 5]

@@ -1,0 +1,175 @@
+"""Settings: every problem is found, named, and told together with the others."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings, flatten, nearest
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.methods import METHODS
+
+
+def read(**changes: Any) -> RunConfig:
+    return RunConfig.from_flat(default_settings() | changes, methods=METHODS)
+
+
+def problem(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(**changes)
+    return str(caught.value)
+
+
+def test_the_defaults_are_valid_and_complete() -> None:
+    config = read()
+    assert config.method in METHODS
+    assert default_settings().keys() >= RESUMABLE_CHANGES
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_flat_is_the_inverse_of_from_flat(method: str) -> None:
+    changes = {"method": method, "learning-rate": 0.5, "data.train-samples": 7, "output": "/runs/a"}
+    settings = default_settings() | changes
+    flat = RunConfig.from_flat(settings, methods=METHODS).flat()
+    assert flat == settings
+    assert RunConfig.from_flat(flat, methods=METHODS).flat() == flat
+
+
+def test_values_arrive_where_they_are_read() -> None:
+    config = read(**{"seed": 5, "num-clients": 7, "data.seed": 6, "data.partition": "iid", "hyperfl.clip-norm": 0.0})
+    assert (config.seed, config.num_clients, config.data.seed, config.hyperfl.clip_norm) == (5, 7, 6, 0.0)
+    data = config.data_settings()
+    assert (data.num_clients, data.seed, data.partition) == (7, 6, "iid")
+    for field in dataclasses.fields(data):
+        owner = config if hasattr(config, field.name) and field.name != "seed" else config.data
+        assert getattr(data, field.name) == getattr(owner, field.name)
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        read().seed = 3  # type: ignore[misc]
+
+
+def test_all_problems_are_told_together() -> None:
+    """Five settings are wrong, in five ways; each is named once with what it is."""
+    text = problem(
+        **{"num-clients": 0, "methud": "fedavg", "data.partition": "random", "momentum": "big", "output": "here"}
+    )
+    lines = text.splitlines()
+    assert lines[0] == "5 settings are wrong:"
+    assert len(lines) == 6
+    for start, parts in {
+        "  - num-clients must be greater than 0": ["got 0"],
+        "  - methud is unknown": ["did you mean method?"],
+        "  - data.partition must be": ["'similarity'", "'natural'", "got 'random'"],
+        "  - momentum must be a valid number": ["got 'big'"],
+        "  - output must be an absolute path": ["got 'here'"],
+    }.items():
+        (line,) = [line for line in lines if line.startswith(start)]
+        assert all(part in line for part in parts), line
+
+
+def test_every_missing_setting_is_told() -> None:
+    settings = default_settings()
+    del settings["seed"], settings["data.seed"]
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat(settings)
+    assert sorted(str(caught.value).splitlines()[1:]) == ["  - data.seed is missing", "  - seed is missing"]
+    with pytest.raises(
+        ConfigError, match=f"^{len([key for key in default_settings() if '.' not in key]) + 2} settings"
+    ):
+        RunConfig.from_flat({})
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("num-client", "num-clients"),
+        ("num_rounds", "num-rounds"),
+        ("hyperfl.hiden-width", "hyperfl.hidden-width"),
+        ("iid-fraction", "data.iid-fraction"),
+    ],
+)
+def test_an_unknown_key_is_told_with_the_nearest_one(key: str, suggestion: str) -> None:
+    assert problem(**{key: 1}) == f"{key} is unknown; did you mean {suggestion}?"
+
+
+def test_an_unknown_key_that_is_near_to_nothing() -> None:
+    assert problem(qqqqqq=1) == "qqqqqq is unknown; `hyperfl settings` lists all"
+    assert nearest("qqqqqq", ["seed"]) == ""
+
+
+@pytest.mark.parametrize("key", ["data", "hyperfl"])
+def test_a_section_is_no_setting(key: str) -> None:
+    """Whether it comes before the section's settings or after them."""
+    assert key in problem(**{key: 5})
+    with pytest.raises(ConfigError, match=key):
+        RunConfig.from_flat({key: 5} | default_settings())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", -1), ("seed", 2**63), ("seed", 1.0), ("seed", True), ("seed", "1"),
+        ("num-clients", 0), ("num-clients", 5.0), ("num-clients", True), ("num-rounds", 0), ("local-epochs", -1),
+        ("batch-size", 0), ("threads", 0), ("checkpoint-every", 0), ("max-failed-rounds", 0),
+        ("fraction-train", 0.0), ("fraction-train", 1.1), ("fraction-train", float("nan")), ("fraction-train", True),
+        ("failure-budget", -0.1), ("failure-budget", 1.1), ("failure-budget", float("nan")),
+        ("learning-rate", 0.0), ("learning-rate", "automatic"), ("learning-rate", float("inf")),
+        ("learning-rate", float("nan")), ("learning-rate", True), ("learning-rate", "0.1"),
+        ("momentum", 1.0), ("momentum", -0.1), ("momentum", float("nan")), ("weight-decay", -1e-9),
+        ("weight-decay", float("inf")), ("node-timeout", 0.0), ("round-timeout", float("inf")),
+        ("method", "fedavgg"), ("method", 3), ("dataset", "mnits"), ("dataset", "npz:a.npz"), ("dataset", "npz:"),
+        ("target", "vgg"), ("data-root", "data"), ("output", "./runs"), ("resume", "~/runs"),
+        ("data.partition", "IID"), ("data.seed", -1), ("data.train-samples", 0), ("data.train-samples", "all"),
+        ("data.test-samples", 1.5), ("data.iid-fraction", 1.01), ("data.dirichlet-alpha", 0.0),
+        ("data.shards-per-client", 0), ("hyperfl.initialisation", "zero"), ("hyperfl.embedding", "none"),
+        ("hyperfl.embedding-dim", 0), ("hyperfl.hidden-width", False), ("hyperfl.clip-norm", -1.0),
+        ("hyperfl.classifier-learning-rate", "auto"), ("hyperfl.embedding-learning-rate", 0.0),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_told_with_its_key_and_what_was_got(key: str, value: Any) -> None:
+    text = problem(**{key: value})
+    assert text.startswith(f"{key} must ")
+    assert "\n" not in text
+    assert repr(value) in text or repr(str(value).removeprefix("npz:")) in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fraction-train", 1), ("learning-rate", 1), ("learning-rate", "auto"), ("momentum", 0), ("weight-decay", 0),
+        ("failure-budget", 0), ("failure-budget", 1), ("seed", 2**63 - 1), ("data.train-samples", 1),
+        ("node-timeout", 10), ("hyperfl.clip-norm", 0), ("dataset", "npz:/data/a.npz"), ("output", ""),
+        ("output", "/runs/a b"), ("data.iid-fraction", 0), ("device", "cuda:1"),
+    ],
+)  # fmt: skip
+def test_a_right_value_is_taken(key: str, value: Any) -> None:
+    """An integer is a valid number where a number is asked for; the ends of ranges belong to them."""
+    assert read(**{key: value}).flat()[key] == value
+
+
+def test_the_message_of_a_choice_with_auto_tells_both_ways() -> None:
+    text = problem(**{"learning-rate": -1.0})
+    assert "'auto'" in text
+    assert "greater than 0" in text
+    assert text.count("got -1.0") == 1
+
+
+def test_a_wrong_method_is_told_with_the_nearest_one() -> None:
+    assert problem(method="hyprfl").endswith("got 'hyprfl'; did you mean hyperfl?")
+    assert RunConfig.from_flat(default_settings() | {"method": "mine"}).method == "mine"  # no list, no check
+
+
+def test_flatten() -> None:
+    """Written by hand."""
+    assert flatten({"a": 1, "b": {"c": 2, "d": {"e": "f"}}}) == {"a": 1, "b.c": 2, "b.d.e": "f"}
+
+
+def test_every_default_is_documented_where_it_lives() -> None:
+    """The keys of the model are those of pyproject.toml: nothing has a default elsewhere."""
+    fields = {name.replace("_", "-") for name in RunConfig.model_fields}
+    assert {key.partition(".")[0] for key in default_settings()} == fields
+    assert all(field.is_required() for field in RunConfig.model_fields.values())
+    assert Path(default_settings().get("output") or "/").is_absolute()  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""Imports point down only, and files stay small: the modules are read, not run."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("hyperfl_flwr", "strategies", "clients", "experiments")
+
+LAYERS: dict[str, int] = {
+    **dict.fromkeys(
+        (
+            "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics",
+            "hyperfl_flwr.config", "hyperfl_flwr.rng", "hyperfl_flwr.device", "hyperfl_flwr.errors",
+            "hyperfl_flwr.storage",
+        ),
+        0,
+    ),
+    **dict.fromkeys(
+        (
+            "hyperfl_flwr.messages", "hyperfl_flwr.cohort", "hyperfl_flwr.grid", "hyperfl_flwr.in_process",
+            "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.summary",
+            "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
+            "hyperfl_flwr.ray_pool",
+        ),
+        1,
+    ),
+    **dict.fromkeys(("strategies", "clients"), 2),
+    **dict.fromkeys(("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods"), 3),
+    "experiments": 4,
+    **dict.fromkeys(("hyperfl_flwr.cli", "hyperfl_flwr.__main__"), 5),
+}  # fmt: skip
+"""Package or module -> layer; what is inside a package belongs to the package's layer."""
+
+STRANGERS = (("strategies", "clients"), ("hyperfl_flwr.server_app", "hyperfl_flwr.client_app"))
+"""Sides that meet in messages only and never import each other."""
+
+
+def part_of(module: str) -> str | None:
+    """Return the entry of `LAYERS` that a module belongs to."""
+    parts = module.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in LAYERS), None)
+
+
+def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
+    """Yield the full names of what a module imports anywhere in it, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                kept = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*kept, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def problems(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """Return what is wrong with a module's imports."""
+    part = part_of(module)
+    if module == "hyperfl_flwr":
+        names = list(imported(ast.parse(source), module, is_package=True))
+        return [f"{module} imports {name}" for name in names if name.split(".")[0] in PACKAGES]
+    if part is None:
+        return [f"{module} is assigned to no layer"]
+    found = []
+    for name in imported(ast.parse(source), module, is_package=is_package):
+        top, other = name.split(".")[0], part_of(name)
+        if top in ("flwr", "ray") and LAYERS[part] == 0:
+            found.append(f"{module} in L0 imports {name}")
+        elif other is None:
+            if top in PACKAGES and name not in ("hyperfl_flwr.ROOT", "hyperfl_flwr.__version__"):
+                found.append(f"{module} imports {name}, which is assigned to no layer")
+        elif LAYERS[other] > LAYERS[part]:
+            found.append(f"{module} imports {name}, which is above it")
+        elif any({part, other} == set(pair) for pair in STRANGERS):
+            found.append(f"{module} imports {name}, which is beside it")
+    return found
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), modules().items(), ids=modules())
+def test_imports_point_down(module: str, path: Path) -> None:
+    """docs/architecture: L0 plain torch and numpy, L1 Flower, L2 either side, L3 both, L4 studies, L5 command line."""
+    assert problems(module, path.read_text(), is_package=path.name == "__init__.py") == []
+
+
+def test_every_entry_exists() -> None:
+    """A module that was renamed must not leave its old name behind."""
+    assert set(LAYERS) <= set(modules())
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("hyperfl_flwr.rng", "import flwr.common"),
+        ("hyperfl_flwr.data.npz", "def f():\n    from ray import get"),
+        ("hyperfl_flwr.config", "from hyperfl_flwr.messages import CONFIG"),
+        ("hyperfl_flwr.config", "from hyperfl_flwr import messages"),
+        ("hyperfl_flwr.data.npz", "from ..messages import CONFIG"),
+        ("hyperfl_flwr.data.npz", "from .. import grid"),
+        ("hyperfl_flwr.grid", "import strategies.base"),
+        ("strategies.base", "from clients.base import BaseClient"),
+        ("clients.base", "from strategies import base"),
+        ("clients.base", "from hyperfl_flwr.methods import METHODS"),
+        ("hyperfl_flwr.server_app", "import hyperfl_flwr.client_app"),
+        ("hyperfl_flwr.methods", "from experiments import run"),
+        ("experiments.run", "from hyperfl_flwr.cli import main"),
+        ("hyperfl_flwr", "from hyperfl_flwr.errors import HyperFLError"),
+        ("hyperfl_flwr.news", ""),
+        ("hyperfl_flwr.grid", "from hyperfl_flwr.news import x"),
+    ],
+)
+def test_a_wrong_import_is_seen(module: str, source: str) -> None:
+    """Each breaks one rule."""
+    assert len(problems(module, source)) == 1
+
+
+def test_right_imports_are_let_through() -> None:
+    source = "import numpy\nfrom hyperfl_flwr import ROOT, messages\nfrom . import grid\nimport flwr.app"
+    assert problems("hyperfl_flwr.cohort", source) == []
+    assert problems("strategies.base", "from strategies.fedavg import FedAvg\nfrom hyperfl_flwr.rng import x") == []
+
+
+def test_no_file_is_over_300_lines() -> None:
+    """The limit of the house style."""
+    folders = [ROOT / name for name in (*PACKAGES, "scripts", "tests", "benchmarks")]
+    sizes = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for f in folders for path in f.rglob("*.py")
+    }
+    assert {name: size for name, size in sizes.items() if size > 300} == {}
+
+
+def test_no_file_is_called_utils_or_common() -> None:
+    names = [module.rpartition(".")[2] for module in modules()]
+    assert not {"utils", "util", "common", "helpers", "misc"} & set(names)

@@ -1,0 +1,160 @@
+"""Which runs can be gone on with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federations import Federate, Settings, last_checkpoint
+
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings
+from hyperfl_flwr.errors import HyperFLError, RunDirectoryError, StateError
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import RunDirectory, read_manifest, read_metrics
+from hyperfl_flwr.resume import refuse_changes, resume_round
+
+Resume = Callable[..., int]
+
+
+@pytest.fixture
+def finished(federate: Federate) -> Path:
+    """A run of two rounds with checkpoints after both."""
+    return federate("hyperfl", num_rounds=2, checkpoint_every=1)
+
+
+@pytest.fixture
+def resume(make_settings: Callable[..., Settings], finished: Path) -> Resume:
+    def ask(**changes: Scalar) -> int:
+        plan: Settings = {"num_rounds": 4, "checkpoint_every": 1, "resume": str(finished)} | changes
+        return resume_round(RunConfig.from_flat(make_settings("hyperfl", **plan), methods=METHODS))
+
+    return ask
+
+
+ALLOWED: Settings = {
+    "checkpoint-every": 9, "data-root": "/data", "device": "auto", "failure-budget": 0.5, "max-failed-rounds": 9,
+    "node-timeout": 1.0, "num-rounds": 99, "output": "/elsewhere", "resume": "/here", "round-timeout": 1.0,
+    "threads": 2,
+}  # fmt: skip
+
+
+def another(value: Scalar) -> Scalar:
+    """Return a value that differs."""
+    return f"{value}-other" if isinstance(value, str) else value + 1
+
+
+@pytest.mark.parametrize("key", [key for key in default_settings() if key not in RESUMABLE_CHANGES])
+def test_every_setting_that_decides_the_result_must_stay(key: str) -> None:
+    old = default_settings()
+    with pytest.raises(RunDirectoryError, match=f"  - {key} was {old[key]!r}, now {another(old[key])!r}"):
+        refuse_changes(old, old | {key: another(old[key])})
+
+
+def test_settings_that_do_not_decide_the_result_may_change() -> None:
+    old = default_settings()
+    assert ALLOWED.keys() == RESUMABLE_CHANGES
+    refuse_changes(old, old | ALLOWED)
+    refuse_changes(old, old)
+
+
+def test_all_changes_are_told_together() -> None:
+    """Three changes, one of them a setting that an older version did not have, and fewer rounds."""
+    old = default_settings()
+    new = old | {"seed": 5, "method": "local", "num-rounds": 3}
+    del old["momentum"]
+    with pytest.raises(RunDirectoryError) as caught:
+        refuse_changes(old, new)
+    lines = str(caught.value).splitlines()[1:]
+    assert lines == [
+        "  - method was 'hyperfl', now 'local'",
+        "  - momentum was None, now 0.5",
+        "  - seed was 0, now 5",
+        "  - num-rounds was 10, now 3; it may only grow",
+    ]
+
+
+def test_it_goes_on_after_the_newest_checkpoint(resume: Resume) -> None:
+    assert resume() == 2
+
+
+def test_changes_are_refused_before_anything_is_touched(resume: Resume, finished: Path) -> None:
+    before = (finished / "manifest.json").read_bytes()
+    with pytest.raises(RunDirectoryError, match=r"seed was 0, now 7"):
+        resume(seed=7)
+    assert (finished / "manifest.json").read_bytes() == before
+
+
+def test_a_completed_run_has_nothing_left_to_do(resume: Resume) -> None:
+    with pytest.raises(RunDirectoryError, match="complete after 2 rounds; raise num-rounds"):
+        resume(num_rounds=2)
+    with pytest.raises(RunDirectoryError, match="may only grow"):
+        resume(num_rounds=1)
+
+
+def test_a_folder_that_is_no_run(resume: Resume, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is not a run directory"):
+        resume(resume=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-40], lambda data: b"", lambda data: data.replace(b"\x3d", b"\x3e")]
+)
+def test_a_damaged_checkpoint_is_told(resume: Resume, finished: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = finished / "checkpoints" / "round-000002.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(StateError, match=r"round-000002\.npz is damaged"):
+        resume()
+
+
+def test_a_checkpoint_whose_number_is_not_its_content(resume: Resume, finished: Path) -> None:
+    """The file of round 1 under the name of round 2 would make the run skip a round."""
+    checkpoints = finished / "checkpoints"
+    (checkpoints / "round-000001.npz").replace(checkpoints / "round-000002.npz")
+    with pytest.raises(StateError, match=r"round-000002\.npz"):
+        resume()
+
+
+def test_missing_or_damaged_private_state_is_told(resume: Resume, finished: Path) -> None:
+    path = finished / "clients" / "client-00003" / "round-000002.npz"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(StateError, match=r"client-00003/round-000002\.npz is damaged"):
+        resume()
+    path.unlink()
+    with pytest.raises(StateError, match=r"client-00003/round-000002\.npz is missing"):
+        resume()
+    path.parent.joinpath("round-000001.npz").unlink()
+    path.parent.rmdir()
+    with pytest.raises(StateError, match="client-00003"):
+        resume()
+
+
+def test_a_run_whose_private_state_is_gone_does_not_go_on(federate: Federate, finished: Path) -> None:
+    """Whatever stops it, it must not train on from initial private parameters."""
+    for path in sorted((finished / "clients").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(HyperFLError, match="is missing"):
+        federate("hyperfl", num_rounds=3, checkpoint_every=1, resume=str(finished))
+    assert last_checkpoint(finished)[1].round == 2
+
+
+def test_a_run_that_somebody_is_writing_to_is_left_alone(federate: Federate, finished: Path) -> None:
+    before = (finished / "manifest.json").read_bytes()
+    writer = RunDirectory(finished)
+    try:
+        with pytest.raises(RunDirectoryError, match="another process is writing"):
+            federate("hyperfl", num_rounds=3, checkpoint_every=1, resume=str(finished))
+    finally:
+        writer.close()
+    assert (finished / "manifest.json").read_bytes() == before
+
+
+def test_the_manifest_tells_of_the_resumption(federate: Federate, finished: Path) -> None:
+    """Start and identity stay; the settings are the new ones; every round stands once in the metrics."""
+    old = read_manifest(finished)
+    federate("hyperfl", num_rounds=3, checkpoint_every=1, resume=str(finished))
+    new = read_manifest(finished)
+    assert (new["start"], new["experiment"]) == (old["start"], old["experiment"])
+    assert len(new["resumed"]) == 1
+    assert (new["status"], new["settings"]["num-rounds"]) == ("completed", 3)
+    assert [row["round"] for row in read_metrics(finished) if row["kind"] == "train"] == [1, 2, 3]
+    assert [row["round"] for row in read_metrics(finished) if row["kind"] == "aggregate"] == [0, 1, 2, 3]

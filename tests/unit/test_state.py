@@ -1,0 +1,84 @@
+"""A client's private arrays on its node's disk."""
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.state import PrivateState
+
+ARRAYS = {"embedding/v": np.arange(4, dtype=np.float32), "classifier/weight": np.ones((2, 3))}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> PrivateState:
+    return PrivateState(tmp_path / "node" / "run", "ab12", 3)
+
+
+def versions(state: PrivateState) -> list[str]:
+    return sorted(path.name for path in state.directory.iterdir())
+
+
+def test_a_version_comes_back_unchanged(state: PrivateState) -> None:
+    state.save(7, ARRAYS)
+    back = state.load(7)
+    assert back.keys() == ARRAYS.keys()
+    for key, value in ARRAYS.items():
+        np.testing.assert_array_equal(back[key], value, strict=True)
+
+
+def test_files_and_folders_are_their_owners_alone(state: PrivateState) -> None:
+    """Whatever the umask allows: folders 0700, files 0600."""
+    old = os.umask(0)
+    try:
+        state.save(1, ARRAYS)
+    finally:
+        os.umask(old)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (state.directory.parent, state.directory, state.path(1))]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_versions_stand_side_by_side(state: PrivateState) -> None:
+    """Version 2 is loaded although version 5 was stored later; storing 5 again replaces it."""
+    state.save(2, {"a/x": np.array([2.0])})
+    state.save(5, {"a/x": np.array([5.0])})
+    state.save(5, {"a/x": np.array([5.5])})
+    assert [float(state.load(version)["a/x"][0]) for version in (2, 5)] == [2.0, 5.5]
+    assert versions(state) == ["round-000002.npz", "round-000005.npz"]
+
+
+def test_keep_only_deletes_the_others_of_this_client(state: PrivateState, tmp_path: Path) -> None:
+    """Of versions 1 to 4 only 2 and 4 stay; 0 and 9 do not exist; a neighbour keeps its own."""
+    neighbour = PrivateState(tmp_path / "node" / "run", "ab12", 4)
+    neighbour.save(1, ARRAYS)
+    for version in (1, 2, 3, 4):
+        state.save(version, ARRAYS)
+    state.keep_only({0, 2, 4, 9})
+    assert versions(state) == ["round-000002.npz", "round-000004.npz"]
+    assert versions(neighbour) == ["round-000001.npz"]
+
+
+def test_keep_only_before_the_first_save(state: PrivateState) -> None:
+    state.keep_only({1})
+    assert not state.directory.exists()
+
+
+def test_a_missing_version_is_named(state: PrivateState) -> None:
+    with pytest.raises(StateError, match=r"client-00003/round-000001\.npz is missing"):
+        state.load(1)
+
+
+@pytest.mark.parametrize(("experiment", "client", "version"), [("other", 3, 1), ("ab12", 4, 1), ("ab12", 3, 2)])
+def test_a_file_of_another_run_client_or_round_is_refused(
+    state: PrivateState, tmp_path: Path, experiment: str, client: int, version: int
+) -> None:
+    """The file says whose it is; it is copied to where version 1 of client 3 is expected."""
+    other = PrivateState(tmp_path / "other", experiment, client)
+    other.save(version, ARRAYS)
+    state.save(1, ARRAYS)
+    state.path(1).write_bytes(other.path(version).read_bytes())
+    with pytest.raises(StateError, match="belongs to"):
+        state.load(1)

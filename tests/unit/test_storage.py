@@ -1,0 +1,179 @@
+"""Arrays on disk: written whole or not at all, damage is seen, nothing is unpickled."""
+
+import os
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.storage import read_arrays, write_arrays, write_atomically
+
+ARRAYS = {"group/a": np.arange(6, dtype=np.float32).reshape(2, 3), "group/b": np.array([-1], np.int64)}
+META = {"round": 3, "name": "ä"}
+
+
+def same(found: tuple[dict[str, Any], dict[str, Any]]) -> bool:
+    arrays, meta = found
+    return meta == META and {k: (v.dtype, v.shape, v.tobytes()) for k, v in arrays.items()} == {
+        k: (v.dtype, v.shape, v.tobytes()) for k, v in ARRAYS.items()
+    }
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "arrays.npz"
+    write_arrays(path, ARRAYS, META)
+    return path
+
+
+def test_arrays_and_meta_come_back_unchanged(stored: Path) -> None:
+    assert same(read_arrays(stored))
+
+
+def test_an_array_without_dimensions_keeps_none(tmp_path: Path) -> None:
+    """A batch normalisation's counter has the shape (), and a client's state must come back with it."""
+    write_arrays(tmp_path / "x.npz", {"norm/num_batches_tracked": np.array(7, np.int64)}, {})
+    back = read_arrays(tmp_path / "x.npz")[0]["norm/num_batches_tracked"]
+    assert (back.shape, back.dtype, int(back.reshape(()))) == ((), np.int64, 7)
+
+
+def test_the_file_is_an_ordinary_npz(stored: Path) -> None:
+    """Numpy itself reads the same arrays."""
+    with np.load(stored, allow_pickle=False) as archive:
+        np.testing.assert_array_equal(archive["group/a"], ARRAYS["group/a"])
+
+
+def test_arrays_that_are_not_contiguous(tmp_path: Path) -> None:
+    """A transposed view and a strided one, against numpy's own copies."""
+    base = np.arange(12.0).reshape(3, 4)
+    views = {"t": base.T, "s": base[::2, ::-1]}
+    write_arrays(tmp_path / "x.npz", views, {})
+    for key, value in read_arrays(tmp_path / "x.npz")[0].items():
+        np.testing.assert_array_equal(value, views[key])
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_modes_do_not_depend_on_the_umask_or_on_the_old_file(tmp_path: Path, mode: int) -> None:
+    old = os.umask(0)
+    try:
+        for name, write in (("a", lambda p: write_atomically(p, b"x", mode=mode)),
+                            ("b", lambda p: write_arrays(p, {}, {}, mode=mode))):  # fmt: skip
+            path = tmp_path / name
+            path.touch(mode=0o666)
+            write(path)
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize("moment", ["replace", "fsync", "chmod"])
+def test_a_crash_leaves_the_old_file_and_nothing_else(
+    stored: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Writing fails at its last steps: the old content is read back and no temporary file remains."""
+
+    def crash(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os if moment == "fsync" else Path, moment, crash)
+        with pytest.raises(OSError, match="disk full"):
+            write_arrays(stored, {"other": np.zeros(2)}, {})
+        with pytest.raises(OSError, match="disk full"):
+            write_atomically(stored, b"other")
+    assert same(read_arrays(stored))
+    assert list(stored.parent.iterdir()) == [stored]
+
+
+def test_everything_is_on_disk_before_the_new_name_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is flushed before the rename and the folder after it: the only order that survives a power cut."""
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def flushed(descriptor: int) -> None:
+        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        events.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "replace", renamed)
+    write_arrays(tmp_path / "a", ARRAYS, META)
+    write_atomically(tmp_path / "b", b"x")
+    assert events == ["file", "rename", "folder"] * 2
+
+
+@pytest.mark.parametrize("mask", [0xFF, 0x01, 0x20, 0x80])
+def test_a_flipped_byte_anywhere_is_seen_or_harmless(stored: Path, mask: int) -> None:
+    """Wherever a byte changes, reading ends with StateError or gives exactly what was written (a time stamp changed).
+
+    What the arrays and the meta data are made of must always be seen.
+    """
+    data = stored.read_bytes()
+    with zipfile.ZipFile(stored) as archive:
+        members = [(info.header_offset, archive.read(info)) for info in archive.infolist()]
+    protected = {
+        position
+        for offset, content in members
+        for position in range(data.index(content, offset), data.index(content, offset) + len(content))
+    }
+    assert len(protected) > 300
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= mask
+        stored.write_bytes(damaged)
+        try:
+            found = read_arrays(stored)
+        except StateError:
+            continue
+        assert position not in protected, position
+        assert same(found), position
+
+
+def test_a_truncated_file(stored: Path) -> None:
+    data = stored.read_bytes()
+    for length in range(0, len(data), 7):
+        stored.write_bytes(data[:length])
+        with pytest.raises(StateError, match="is damaged"):
+            read_arrays(stored)
+
+
+def test_a_missing_file_and_a_folder_in_its_place(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="is missing"):
+        read_arrays(tmp_path / "none.npz")
+    with pytest.raises(StateError, match="is damaged"):
+        read_arrays(tmp_path)
+
+
+def test_an_archive_without_meta(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.zeros(2))
+    with pytest.raises(StateError, match="is damaged"):
+        read_arrays(tmp_path / "x.npz")
+
+
+class Evil:
+    """Its unpickling would leave a mark."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+def test_nothing_is_pickled_or_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array of objects can neither be written nor read."""
+    monkeypatch.chdir(tmp_path)
+    objects = np.array([Evil()], dtype=object)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        write_arrays(tmp_path / "x.npz", {"a": objects}, {})
+    assert list(tmp_path.iterdir()) == []
+    np.savez(tmp_path / "y.npz", a=objects)
+    with zipfile.ZipFile(tmp_path / "y.npz", "a") as archive:
+        archive.writestr("meta.json", "{}")
+    with pytest.raises(StateError, match="is damaged"):
+        read_arrays(tmp_path / "y.npz")
+    assert not (tmp_path / "unpickled").exists()
