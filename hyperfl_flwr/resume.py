@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.state import INITIAL, PrivateState
