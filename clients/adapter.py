@@ -30,12 +30,12 @@ class Cohort:
     Attributes:
         make_client: Builds one of them.
         reductions: How each shared group is reduced.
-        send_tracebacks: Whether the traceback of a failure leaves the node.
+        send_details: Whether a failure's text and traceback leave the node.
     """
 
     make_client: MakeClient
     reductions: Mapping[str, Reduction]
-    send_tracebacks: bool
+    send_details: bool
 
 
 def train(cohort: Cohort, message: Message) -> Message:
@@ -43,9 +43,7 @@ def train(cohort: Cohort, message: Message) -> Message:
     began = time.perf_counter()
     received = unpack_arrays(message.content.array_records[ARRAYS])
     request = Request.from_record(message.content.config_records[CONFIG])
-    result = train_cohort(
-        cohort.make_client, request, received, cohort.reductions, send_tracebacks=cohort.send_tracebacks
-    )
+    result = train_cohort(cohort.make_client, request, received, cohort.reductions, send_details=cohort.send_details)
     content = RecordDict(
         {
             ARRAYS: pack_arrays(result.sums),
@@ -61,7 +59,7 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
     began = time.perf_counter()
     received = unpack_arrays(message.content.array_records[ARRAYS])
     request = Request.from_record(message.content.config_records[CONFIG])
-    result = evaluate_cohort(cohort.make_client, request, received, send_tracebacks=cohort.send_tracebacks)
+    result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
     return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
 
 

@@ -134,7 +134,7 @@ class BaseClient(NumPyClient):
         metrics |= self.train(numpy_generator(setting.config.seed, "training", setting.client, config["round"]))
         trained = time.perf_counter()
         metrics |= _accuracy("own", self._evaluate())
-        self._store(config["round"], {config["round"], config["version"], config["kept-version"]})
+        self._store(config["round"], {config["version"], config["kept-version"]})
         shared = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
         return shared, len(setting.data.train_labels), metrics
@@ -183,7 +183,7 @@ class BaseClient(NumPyClient):
         if key := not_finite(arrays):
             raise FloatingPointError(f"{key} is not finite after training")
         self.setting.state.save(version, arrays)
-        self.setting.state.keep_only(kept)
+        self.setting.state.forget_before(version, but=kept)
 
     def _evaluate(self) -> ClassificationSums:
         data = self.setting.data

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from clients.base import client_setting
+from experiments.run import Plan
 from hyperfl_flwr.checkpoint import KEPT
-from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.grid import Federation, Node
@@ -46,14 +46,14 @@ class Estimate:
     client_seconds: float
 
 
-def estimate(config: RunConfig, num_nodes: int, num_actors: int) -> Estimate:
+def estimate(planned: Plan, num_cores: int) -> Estimate:
     """Estimate a planned run by training one client for one epoch; its result is thrown away.
 
     Args:
-        config: A planned run.
-        num_nodes: Number of nodes P.
-        num_actors: Processes that train at the same time.
+        planned: What `experiments.run.plan` has checked.
+        num_cores: Cores that may be used.
     """
+    config, num_nodes = planned.config, planned.num_nodes
     method, data = METHODS[config.method], load_federated_data(config.data_settings())
     properties = {"input-shape": list(data.dataset.input_shape), "num-classes": data.dataset.num_classes}
     node = Node(id=0, partition=0, clients=list(range(config.num_clients)), properties=properties)
@@ -74,7 +74,7 @@ def estimate(config: RunConfig, num_nodes: int, num_actors: int) -> Estimate:
         private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
     client_seconds = float(metrics["seconds"]) + (config.local_epochs - 1) * float(metrics["train-seconds"])
     trained = max(1, round(config.fraction_train * config.num_clients))
-    busy = min(num_actors, num_nodes)
+    busy = min(max(1, num_cores // config.threads), num_nodes)
     wire = 2 * shared * min(num_nodes, config.num_clients)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(

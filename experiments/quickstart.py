@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.run import DEFAULT_NUM_NODES, Observer, default_output, launch, plan
-from hyperfl_flwr.config import default_settings, flatten
+from experiments.run import Observer, launch, plan
+from hyperfl_flwr.config import flatten
 from hyperfl_flwr.plots import plot_comparison
-from hyperfl_flwr.recording import refuse_used_directory
+from hyperfl_flwr.recording import new_run_name, refuse_used_directory
 from hyperfl_flwr.summary import summarise
 
 METHODS = ("hyperfl", "fedavg", "local")
@@ -45,16 +45,16 @@ def quickstart(
         HyperFLError: If a run cannot start, or fails.
     """
     changes = flatten(tomllib.loads((Path(__file__).parent / "configs" / "quickstart.toml").read_text()))
-    folder = output or default_output(default_settings() | changes | {"method": "quickstart"})
+    folder = output or Path.cwd() / "runs" / new_run_name("quickstart", str(changes["dataset"]), seed=0)
     refuse_used_directory(folder)
     paths = {method: folder / method for method in METHODS}
     plans = [
         plan(changes | {"method": method, "num-rounds": num_rounds, "output": str(path)})
         for method, path in paths.items()
     ]
-    for config in plans:
-        with observed(config.method) as observer:
-            launch(config, DEFAULT_NUM_NODES, observer)
+    for planned in plans:
+        with observed(planned.config.method) as observer:
+            launch(planned, observer)
     picture = folder / "comparison.png"
     plot_comparison(paths, picture)
     return Quickstart(folder=folder, picture=picture, summaries=[summarise(path) for path in paths.values()])

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
+import math
 import os
-import secrets
+import shlex
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,16 +21,30 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RunConfig, Scalar, app_file, default_settings
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.device import resolve_device
-from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.errors import ConfigError, DataError, DeviceError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_manifest, refuse_used_directory
-from hyperfl_flwr.resume import resume_round
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 
 POLL_SECONDS = 0.5
 
 DEFAULT_NUM_NODES = 2
 """Flower's own default number of simulated nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run that can start.
+
+    Attributes:
+        config: Its settings, with an absolute output directory.
+        num_nodes: Number of simulated nodes P.
+    """
+
+    config: RunConfig
+    num_nodes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,56 +62,61 @@ class Observer:
     on_note: Callable[[str], None] = lambda _: None
 
 
-def plan(changes: Mapping[str, Scalar]) -> RunConfig:
+def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
     """Check everything that can be checked before a run starts.
 
     Args:
         changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+        num_nodes: Number of simulated nodes P; None is two, or that of the resumed run.
 
     Returns:
-        The settings of the run, with an absolute output directory.
+        The run's settings and number of nodes.
 
     Raises:
         HyperFLError: With all problems of the settings, or the first of data, device and directories.
     """
-    resume = changes.get("resume")
-    settings = default_settings()
-    if isinstance(resume, str) and resume:
+    settings, resume = default_settings(), str(changes.get("resume", ""))
+    if resume and changes.get("output"):
+        raise ConfigError("a resumed run goes on in its own folder; give resume or output, not both")
+    if resume:
         settings |= {key: value for key, value in read_manifest(Path(resume))["settings"].items() if key in settings}
-        settings["output"] = ""
     settings |= changes
-    if not settings["output"] and not settings["resume"]:
-        settings["output"] = str(default_output(settings))
+    if not settings["output"] and not resume:
+        name = new_run_name(str(settings["method"]), str(settings["dataset"]), int(settings["seed"] or 0))
+        settings["output"] = str(Path.cwd() / "runs" / name)
     config = RunConfig.from_flat(settings, methods=METHODS)
-    if config.resume:
-        resume_round(config)
+    if resume:
+        num_nodes = _check_resume(config, num_nodes)
     else:
         refuse_used_directory(Path(config.output))
+    if ":" in config.device:
+        index = config.device.partition(":")[2]
+        raise DeviceError(f"a simulation takes its GPUs from Ray: set CUDA_VISIBLE_DEVICES={index} and device=cuda")
     resolve_device(config.device)
-    load_federated_data(config.data_settings())
-    return config
+    data = load_federated_data(config.data_settings()).dataset
+    try:
+        build_target(config.target, data.input_shape, data.num_classes)
+    except ValueError as error:
+        raise DataError(f"{error}; choose another target or other images") from None
+    return Plan(config=config, num_nodes=num_nodes or DEFAULT_NUM_NODES)
 
 
-def default_output(settings: Mapping[str, Scalar]) -> Path:
-    """Return a new folder name below `runs` in the working directory."""
-    dataset = str(settings["dataset"]).rpartition("/")[2].removesuffix(".npz")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{settings['method']}-{dataset}-seed{settings['seed']}-{secrets.token_hex(2)}"
-    return Path.cwd() / "runs" / name
+def _check_resume(config: RunConfig, num_nodes: int | None) -> int:
+    """Return the number of nodes of a run that can be resumed."""
+    path = Path(config.resume)
+    manifest = read_manifest(path)
+    RunDirectory(path).close()  # refused while another process is writing
+    resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
+    if num_nodes is not None:
+        refuse_other_nodes(manifest, num_nodes)
+    return len(manifest["nodes"])
 
 
-def default_num_nodes(config: RunConfig) -> int:
-    """Return the number of nodes of a run whose caller names none: that of the resumed run, or two."""
-    nodes = read_manifest(Path(config.resume))["nodes"] if config.resume else []
-    return len(nodes) or DEFAULT_NUM_NODES
-
-
-def launch(config: RunConfig, num_nodes: int, observer: Observer) -> Path:
+def launch(planned: Plan, observer: Observer) -> Path:
     """Run the app in Flower's simulation engine and wait for its end.
 
     Args:
-        config: A planned run.
-        num_nodes: Number of simulated nodes P.
+        planned: What `plan` has checked.
         observer: Hears of the run.
 
     Returns:
@@ -106,20 +125,19 @@ def launch(config: RunConfig, num_nodes: int, observer: Observer) -> Path:
     Raises:
         RunFailedError: If the run failed, whatever Flower's commands said.
     """
+    config = planned.config
     directory = Path(config.resume or config.output)
-    with contextlib.ExitStack() as stack:
-        slots = stack.enter_context(CoreSlots())
-        actors = slots.acquire(
-            num_nodes, lambda: observer.on_note("all cores are taken by other runs; waiting for one")
-        )
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hyperfl-app-")))
-        app = build_app(folder / "app")
-        settings = folder / "settings.toml"
-        settings.write_text("".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in config.flat().items()))
-        superlink = stack.enter_context(LocalSuperLink(environment={COMMIT_VARIABLE: commit()}))
-        run_id = superlink.submit(app, settings, _federation(config, num_nodes, actors))
-        with _explained(directory, observer):
-            _follow(superlink, run_id, config, directory, observer)
+    with CoreSlots() as slots:
+        wanted = planned.num_nodes * config.threads
+        held = slots.acquire(wanted, lambda: observer.on_note("all cores are taken by other runs; waiting for one"))
+        with LocalSuperLink(environment={COMMIT_VARIABLE: commit()}) as superlink:
+            app = build_app(superlink.home / "app")
+            settings = superlink.home / "settings.toml"
+            settings.write_text("".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in config.flat().items()))
+            actors = max(1, held // config.threads)
+            run_id = superlink.submit(app, settings, _federation(config, planned.num_nodes, actors))
+            with _explained(directory, observer):
+                _follow(superlink, run_id, config, directory, observer)
     return directory
 
 
@@ -127,7 +145,8 @@ def _federation(config: RunConfig, num_nodes: int, actors: int) -> str:
     if resolve_device(config.device).type != "cuda":
         return federation_config(num_nodes, actors)
     gpus = torch.cuda.device_count()
-    return federation_config(num_nodes, actors, gpus, min(1.0, gpus / actors))
+    sharing = math.ceil(actors / gpus)  # Ray places each process on one GPU
+    return federation_config(num_nodes, actors, gpus, 1 / sharing)
 
 
 def _follow(superlink: LocalSuperLink, run_id: int, config: RunConfig, directory: Path, observer: Observer) -> None:
@@ -154,7 +173,7 @@ def _follow(superlink: LocalSuperLink, run_id: int, config: RunConfig, directory
 @contextlib.contextmanager
 def _explained(directory: Path, observer: Observer) -> Iterator[None]:
     """Add the command that goes on with the run to whatever ends it early."""
-    hint = f"resume with: hyperfl run --resume {directory}"
+    hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"
     try:
         yield
     except KeyboardInterrupt:
@@ -172,7 +191,7 @@ class _Rounds:
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "metrics.jsonl"
-        self._position = 0
+        self._identity, self._position = 0, 0
         self.last = 0
         self.accuracy: float | None = None
 
@@ -181,15 +200,16 @@ class _Rounds:
         if not self._file.is_file():
             return
         with self._file.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < self._position:  # a resumed run begins by dropping lines
-                self._position = 0
+            identity = os.fstat(file.fileno()).st_ino
+            if identity != self._identity:  # a resumed run begins by replacing the file
+                self._identity, self._position = identity, 0
             file.seek(self._position)
-            added, _, _ = file.read().rpartition(b"\n")
+            added, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(added) + len(newline)
         for line in added.splitlines():
             record = json.loads(line)
             if record["kind"] == "train":
                 self.last, self.accuracy = record["round"], record.get("own_accuracy")
-        self._position += len(added) + 1 if added else 0
 
 
 def build_app(folder: Path) -> Path:

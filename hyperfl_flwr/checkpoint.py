@@ -1,6 +1,5 @@
 """The server's checkpoints: all that is needed to go on after a round."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -58,19 +57,20 @@ class Checkpoints:
         arrays, meta = read_arrays(self.path(number))
         try:
             versions = {int(client): int(version) for client, version in meta.pop("versions").items()}
-            return arrays, Progress(versions=versions, **meta)
+            progress = Progress(versions=versions, **meta)
+            if progress.round != number:
+                raise ValueError(f"it is of round {progress.round}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"{self.path(number)} is not a checkpoint of this version: {error}") from None
+            raise StateError(
+                f"{self.path(number)} is no checkpoint that this version of hyperfl-flwr can use: {error}; "
+                f"start a new run"
+            ) from None
+        return arrays, progress
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, ascending."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.directory.glob("round-*.npz"))
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.directory.glob("round-[0-9]*.npz"))
 
     def path(self, number: int) -> Path:
         """Return the file of a round."""
         return self.directory / f"round-{number:06d}.npz"
-
-
-def kept_versions(durable: Mapping[int, int], clients: list[int]) -> list[int]:
-    """Return for each client the private version that the last durable checkpoint needs; 0 if none."""
-    return [durable.get(client, 0) for client in clients]

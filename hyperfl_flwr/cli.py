@@ -13,7 +13,7 @@ from rich.table import Table
 from experiments.cores import usable_cores
 from experiments.estimate import Estimate, estimate
 from experiments.quickstart import quickstart as run_quickstart
-from experiments.run import Observer, default_num_nodes, launch, plan
+from experiments.run import Observer, launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
 from hyperfl_flwr.data.datasets import DATASETS
@@ -60,13 +60,12 @@ def run(
     changes |= {key: value for key, value in named.items() if value is not None}
     if isinstance(npz := changes.get("dataset"), str) and npz.startswith("npz:"):
         changes["dataset"] = f"npz:{Path(npz.removeprefix('npz:')).absolute()}"
-    planned = plan(changes)
-    nodes = num_nodes or default_num_nodes(planned)
+    planned = plan(changes, num_nodes)
     if dry_run:
-        _print_estimate(estimate(planned, nodes, min(nodes, len(usable_cores()))), planned.num_rounds)
+        _print_estimate(estimate(planned, len(usable_cores())), planned.config.num_rounds)
         return
-    with _progress(planned.method, verbose=verbose, quiet=quiet) as observer:
-        directory = launch(planned, nodes, observer)
+    with _progress(planned.config.method, verbose=verbose, quiet=quiet) as observer:
+        directory = launch(planned, observer)
     out.print(str(directory), markup=False)
 
 

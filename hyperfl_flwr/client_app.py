@@ -87,7 +87,7 @@ class NodeApp:
             state = PrivateState(states, request.experiment, client)
             return client_class(client_setting(self.config, data, client, self.device, state))
 
-        return adapter.Cohort(make_client=make_client, reductions=client_class.shared, send_tracebacks=self.simulated)
+        return adapter.Cohort(make_client=make_client, reductions=client_class.shared, send_details=self.simulated)
 
     def _states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""
@@ -106,6 +106,7 @@ class NodeApp:
             "clients": self.clients,
             "input-shape": list(data.dataset.input_shape),
             "num-classes": data.dataset.num_classes,
+            "partitioned-by": data.partition,
             "device": str(self.device),
             "version": __version__,
         }

@@ -9,9 +9,11 @@ crosses the wire once per node and not once per client. A client that fails is n
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import ERROR
 from typing import Any, Protocol
 
 import numpy as np
+from flwr.supercore import log
 from numpy.typing import NDArray
 
 from hyperfl_flwr.messages import (
@@ -23,6 +25,7 @@ from hyperfl_flwr.messages import (
     group_of,
     layout_problem,
     not_finite,
+    printable,
 )
 
 
@@ -73,7 +76,7 @@ def train_cohort(
     received: SharedArrays,
     reductions: Mapping[str, Reduction],
     *,
-    send_tracebacks: bool,
+    send_details: bool,
 ) -> CohortResult:
     """Train the requested clients one after the other and sum what they share.
 
@@ -82,7 +85,7 @@ def train_cohort(
         request: Which clients, and the private versions that they start from.
         received: The server's shared parameters; not changed.
         reductions: How each shared group is reduced.
-        send_tracebacks: Whether a failure's traceback leaves the node.
+        send_details: Whether a failure's text and traceback leave the node.
     """
     result = CohortResult()
     for client, config in _each(request):
@@ -95,16 +98,16 @@ def train_cohort(
             if key := not_finite(shared):
                 raise FloatingPointError(f"{key} is not finite after training")
         except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
-            result.failures.append(_failure(client, error, send_tracebacks))
+            result.failures.append(_failure(client, error, send_details))
             continue
-        _add(result.sums, shared, reductions, num_examples)
+        _add(result.sums, shared, received, reductions, num_examples)
         result.num_examples += num_examples
         result.results.append(_result(client, num_examples, metrics))
     return result
 
 
 def evaluate_cohort(
-    make_client: MakeClient, request: Request, received: SharedArrays, *, send_tracebacks: bool
+    make_client: MakeClient, request: Request, received: SharedArrays, *, send_details: bool
 ) -> CohortResult:
     """Evaluate the received shared parameters, with each requested client's private ones, on its test data."""
     result = CohortResult()
@@ -113,7 +116,7 @@ def evaluate_cohort(
             member = make_client(client)
             _, num_examples, metrics = member.evaluate(_in_order(member, received), config)
         except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
-            result.failures.append(_failure(client, error, send_tracebacks))
+            result.failures.append(_failure(client, error, send_details))
             continue
         result.results.append(_result(client, num_examples, metrics))
     return result
@@ -140,19 +143,32 @@ def _result(client: int, num_examples: int, metrics: Mapping[str, object]) -> Cl
     return ClientResult(client=client, num_examples=num_examples, metrics=numbers)
 
 
-def _add(sums: SharedArrays, shared: SharedArrays, reductions: Mapping[str, Reduction], num_examples: int) -> None:
-    """Add weight times parameters to the sums, in place; the first client's arrays become the sums."""
+def _add(
+    sums: SharedArrays,
+    shared: SharedArrays,
+    received: SharedArrays,
+    reductions: Mapping[str, Reduction],
+    num_examples: int,
+) -> None:
+    """Add weight times parameters to the sums, in place; the first client's arrays become the sums.
+
+    Arrays that a client returns as it received them are not changed: its neighbours are yet to receive them.
+    """
     first = not sums
     for key, value in shared.items():
-        weighted = value if value.flags.writeable else value.copy()
-        weighted *= np.asarray(reductions[group_of(key)].weight(num_examples), weighted.dtype)
+        weight = np.asarray(reductions[group_of(key)].weight(num_examples), value.dtype)
+        is_own = value.flags.writeable and not np.may_share_memory(value, received[key])
+        weighted = np.multiply(value, weight, out=value) if is_own else value * weight
         if first:
             sums[key] = weighted
         else:
             sums[key] += weighted
 
 
-def _failure(client: int, error: Exception, send_traceback: bool) -> Failure:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    details = "".join(traceback.format_exception(error)) if send_traceback else ""
-    return Failure(client=client, reason=reason, details=details)
+def _failure(client: int, error: Exception, send_details: bool) -> Failure:
+    """Return what the server learns of a failure; without details its kind only, and the node's log has the rest."""
+    kind, details = type(error).__name__, "".join(traceback.format_exception(error))
+    if send_details:
+        return Failure(client=client, reason=printable(f"{kind}: {error}"), details=details)
+    log(ERROR, "client %s failed:\n%s", client, details)
+    return Failure(client=client, reason=f"{kind}, see the node's log")

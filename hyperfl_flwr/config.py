@@ -6,6 +6,7 @@ it and reports every problem at once.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ class DataConfig(_Section):
     train_samples: Auto | Positive
     test_samples: Auto | Positive
     iid_fraction: Share
-    dirichlet_alpha: PositiveFloat
+    dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
     shards_per_client: Positive
 
 
@@ -116,10 +117,19 @@ class RunConfig(_Section):
             raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
         return value
 
+    @field_validator("device")
+    @classmethod
+    def _supported(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:NUMBER, others (mps) are not tested; got {value!r}")
+        return value
+
     @field_validator("method", "target", "dataset")
     @classmethod
     def _known(cls, value: str, info: ValidationInfo) -> str:
         if info.field_name == "dataset" and value.startswith("npz:"):
+            if value == "npz:":
+                raise ValueError("must name a file after npz:; got 'npz:'")
             cls._absolute(value.removeprefix("npz:"))
             return value
         known = {"target": TARGETS, "dataset": DATASETS, "method": (info.context or {}).get("methods", ())}[
@@ -141,9 +151,13 @@ class RunConfig(_Section):
             ConfigError: Naming every key that is missing, unknown (with the nearest known one) or has a wrong value.
         """
         nested: dict[str, Any] = {}
-        for key, value in flat.items():
-            section, _, name = key.rpartition(".")
-            (nested.setdefault(section, {}) if section else nested)[name] = value
+        for key, value in sorted(flat.items(), key=lambda item: "." in item[0]):
+            section, _, name = key.partition(".")
+            table = nested.setdefault(section, {}) if name else nested
+            # `seed.x` beside `seed`: kept as it is, so that it is reported as unknown.
+            (table if isinstance(table, dict) else nested)[(name or section) if isinstance(table, dict) else key] = (
+                value
+            )
         try:
             return cls.model_validate(nested, context={"methods": methods})
         except ValidationError as error:

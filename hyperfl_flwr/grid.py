@@ -10,7 +10,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.messages import HELLO, PROPERTIES
+from hyperfl_flwr.messages import HELLO, PROPERTIES, printable
 
 POLL_SECONDS = 0.1
 
@@ -193,8 +193,8 @@ def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Excha
             found.append(Exchange(node=node, problem="no reply in time"))
         elif reply.has_error():
             # Flower gives the exception's type and text as one string, a dead actor's over many lines.
-            reason = " ".join((reply.error.reason or f"error code {reply.error.code}").split())
-            found.append(Exchange(node=node, problem=reason[:2000], died=_died(reply)))
+            problem = printable(reply.error.reason or f"error code {reply.error.code}")
+            found.append(Exchange(node=node, problem=problem, died=_died(reply)))
         else:
             found.append(Exchange(node=node, content=reply.content))
     return found

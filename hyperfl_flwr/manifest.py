@@ -1,20 +1,61 @@
 """What a run was: settings, versions, code, hardware."""
 
 import importlib.metadata
+import json
 import os
 import platform
+import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hyperfl_flwr import ROOT, __version__
+from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.grid import Federation
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
 """Environment variable by which the command line tells the server the checkout's commit; Flower's copy has no git."""
 
 PACKAGES = ("flwr", "matplotlib", "numpy", "pydantic", "ray", "scikit-learn", "torch", "torchvision")
+
+
+def new(settings: Mapping[str, Scalar], federation: Federation) -> dict[str, Any]:
+    """Return the manifest of a run that begins."""
+    return {
+        "experiment": secrets.token_hex(8),
+        "status": "running",
+        "problem": "",
+        "settings": dict(settings),
+        **_circumstances(),
+        "end": None,
+        "resumed": [],
+        "nodes": [list(node.clients) for node in federation.nodes],
+        "devices": [node.properties["device"] for node in federation.nodes],
+        "partitioned_by": federation.nodes[0].properties["partitioned-by"],
+        **_data(federation),
+    }
+
+
+def resumed(old: Mapping[str, Any], settings: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Return the manifest of a run that goes on: the old one, the new settings, and under what circumstances."""
+    history = [*old.get("resumed", []), _circumstances()]
+    return {**old, "settings": dict(settings), "status": "running", "problem": "", "end": None, "resumed": history}
+
+
+def _circumstances() -> dict[str, Any]:
+    return {"start": now(), "versions": versions(), "code": code(), "hardware": hardware()}
+
+
+def _data(federation: Federation) -> dict[str, Any]:
+    """Return what the nodes of a simulation tell about their data; a deployment's nodes tell nothing."""
+    counts = federation.label_counts()
+    if not counts:
+        return {}
+    ordered = {split: [rows[client] for client in sorted(rows)] for split, rows in counts.items()}
+    return {"label_counts": ordered, "data_reuse": json.loads(str(federation.nodes[0].properties["data-reuse"]))}
 
 
 def versions() -> dict[str, str]:

@@ -15,7 +15,6 @@ Private groups are in none of them.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -93,10 +92,11 @@ def layout_problem(expected: Mapping[str, NDArray[Any]], got: Mapping[str, NDArr
 
 def not_finite(arrays: Mapping[str, NDArray[Any]]) -> str | None:
     """Return the name of an array that holds a NaN or an infinity; None if there is none."""
-    for key, value in arrays.items():
-        # One pass without a temporary: finite float32 values cannot overflow a float64 sum.
-        if value.dtype.kind == "f" and not np.isfinite(np.add.reduce(value, axis=None, dtype=np.float64)):
-            return key
+    with np.errstate(invalid="ignore"):
+        for key, value in arrays.items():
+            # One pass without a temporary: finite float32 values cannot overflow a float64 sum.
+            if value.dtype.kind == "f" and not np.isfinite(np.add.reduce(value, axis=None, dtype=np.float64)):
+                return key
     return None
 
 
@@ -226,27 +226,56 @@ class Report:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> "Report":
-        """Unpack from a record."""
-        values: defaultdict[str, Any] = defaultdict(list, dict(record))
-        columns = {key.partition("/")[2]: value for key, value in record.items() if key.startswith("metric/")}
+        """Unpack from a record, which may be anything: it comes from a machine that is not ours.
+
+        Raises:
+            ValueError: If it is not what `to_record` makes, with lists of equal lengths and positive counts.
+        """
+        try:
+            return cls._unpack(dict(record))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it is no report: {type(error).__name__}: {error}") from None
+
+    @classmethod
+    def _unpack(cls, values: Mapping[str, Any]) -> "Report":
+        clients, counts = values.get("client", []), values.get("num-examples", [])
+        failed, reasons, details = (values.get(key, []) for key in ("failed", "reason", "details"))
+        columns = {key.partition("/")[2]: value for key, value in values.items() if key.startswith("metric/")}
+        if not all(type(number) is int for number in (*clients, *counts, *failed)):
+            raise ValueError("ids and numbers of samples must be integers")
+        if not all(count > 0 for count in counts):
+            raise ValueError(f"numbers of samples must be positive, got {list(counts)}")
+        if any(len(column) != len(clients) for column in columns.values()):
+            raise ValueError("every metric must have one number per client")
         return cls(
             results=[
                 ClientResult(client=client, num_examples=count, metrics=_row(columns, number))
-                for number, (client, count) in enumerate(zip(values["client"], values["num-examples"], strict=True))
+                for number, (client, count) in enumerate(zip(clients, counts, strict=True))
             ],
             failures=[
-                Failure(client=client, reason=reason, details=details)
-                for client, reason, details in zip(values["failed"], values["reason"], values["details"], strict=True)
+                Failure(client=client, reason=printable(reason), details=detail[:MAX_DETAILS])
+                for client, reason, detail in zip(failed, reasons, details, strict=True)
             ],
-            process=str(values["process"]),
+            process=printable(values["process"]),
             peak_memory=int(values["peak-memory"]),
             seconds=float(values["seconds"]),
         )
 
 
+MAX_REASON = 2_000
+MAX_DETAILS = 100_000
+"""Characters of a failure's reason and details that the server keeps."""
+
+
+def printable(text: str) -> str:
+    """Return a text from another machine as one line that is safe to print and to log."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:MAX_REASON]
+
+
 def _row(columns: Mapping[str, Any], number: int) -> dict[str, float]:
     """Return one client's metrics; those it does not have are NaN in the columns."""
-    return {name: column[number] for name, column in columns.items() if not np.isnan(column[number])}
+    row = {name: float(column[number]) for name, column in columns.items()}
+    return {name: value for name, value in row.items() if not np.isnan(value)}
 
 
 def weights_record(num_examples: int, num_clients: int) -> MetricRecord:

@@ -15,6 +15,8 @@
 import fcntl
 import json
 import os
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -51,6 +53,7 @@ class RunDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._lock.close()
             raise RunDirectoryError(f"another process is writing to {path}; wait for it, or stop it") from None
 
     @classmethod
@@ -86,7 +89,7 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def rewind(self, last_round: int) -> None:
-        """Drop the lines of rounds after `last_round`, and of what was measured during them."""
+        """Drop what was recorded of rounds after `last_round`, and during them, and the run's result."""
         kept = [
             record
             for record in read_metrics(self.path)
@@ -94,14 +97,16 @@ class RunDirectory:
         ]
         text = "".join(json.dumps(record) + "\n" for record in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())
-        for path in (self.path / "failures").glob("round-*"):
-            if int(path.name.split("-")[1]) > last_round:
+        for path in (self.path / "failures").glob("round-*.txt"):
+            if int(path.name.split("-")[1]) > last_round or "-evaluation-" in path.name:
                 path.unlink()
+        for name in ("summary.json", "plots/run.png"):
+            (self.path / name).unlink(missing_ok=True)
 
-    def write_failures(self, server_round: int, failures: Sequence[Failure]) -> None:
-        """Write why clients were left out of a round, one file each."""
+    def write_failures(self, prefix: str, failures: Sequence[Failure]) -> None:
+        """Write why clients were left out of a phase, one file each; its name begins with the phase's `prefix`."""
         for failure in failures:
-            path = self.path / "failures" / f"round-{server_round:06d}-client-{failure.client:05d}.txt"
+            path = self.path / "failures" / f"{prefix}-client-{failure.client:05d}.txt"
             write_atomically(path, f"{failure.reason}\n\n{failure.details}".encode())
 
 
@@ -133,15 +138,29 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(file.read_text())
         manifest["settings"], manifest["experiment"]
     except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{file} is damaged: {type(error).__name__}: {error}") from None
+        problem = f"{type(error).__name__}: {error}"
+        raise StateError(f"{file} is damaged ({problem}); restore it from a copy or start a new run") from None
     return manifest
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """Yield the lines of a run folder's metrics.jsonl; a last line that is being written is left out."""
+    """Yield the lines of a run folder's metrics.jsonl; a last line that is being written is left out.
+
+    Raises:
+        StateError: If another line is damaged.
+    """
     file = path / "metrics.jsonl"
     if not file.is_file():
         return
-    for line in file.read_text().splitlines(keepends=True):
+    for number, line in enumerate(file.read_text().splitlines(keepends=True), start=1):
         if line.endswith("\n"):
-            yield json.loads(line)
+            try:
+                yield json.loads(line)
+            except ValueError:
+                raise StateError(f"line {number} of {file} is damaged; delete it, or start a new run") from None
+
+
+def new_run_name(method: str, dataset: str, seed: int) -> str:
+    """Return a fresh name for a run folder: when, what, and a few random digits."""
+    stamp, data = time.strftime("%Y%m%d-%H%M%S"), dataset.rpartition("/")[2].removesuffix(".npz")
+    return f"{stamp}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -11,11 +11,12 @@ from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.state import INITIAL, PrivateState
 
 
-def resume_round(config: RunConfig) -> int:
+def resume_round(config: RunConfig, *, keeps_state: bool) -> int:
     """Return the round to go on after; 0 means from the start.
 
     Args:
         config: The settings of the resumed run; `config.resume` is its folder.
+        keeps_state: Whether the method's clients have private groups.
 
     Raises:
         RunDirectoryError: If the folder is no run folder, a setting differs that must not, or nothing is left to do.
@@ -31,7 +32,8 @@ def resume_round(config: RunConfig) -> int:
     for number in reversed(checkpoints.rounds()):
         _, progress = checkpoints.load(number)
         if _fits(progress, config):
-            _check_states(path / "clients", str(manifest["experiment"]), progress)
+            if keeps_state and "label_counts" in manifest:
+                _check_states(path / "clients", str(manifest["experiment"]), progress)
             return number
     return 0
 
@@ -46,12 +48,20 @@ def _fits(progress: Progress, config: RunConfig) -> bool:
 
 
 def _check_states(directory: Path, experiment: str, progress: Progress) -> None:
-    """Check that a simulation's private state is there; a deployment's lies with the nodes, which check their own."""
-    if not any(directory.glob("client-*")):
-        return
+    """Check that a simulation's private state is there; a deployment's nodes check their own."""
     for client, version in progress.versions.items():
         if version != INITIAL:
             PrivateState(directory, experiment, client).load(version)
+
+
+def refuse_other_nodes(manifest: Mapping[str, Any], num_nodes: int) -> None:
+    """Check that a resumed run has as many nodes as before: another number adds in another order.
+
+    Raises:
+        RunDirectoryError: If it has not.
+    """
+    if (before := len(manifest["nodes"])) != num_nodes:
+        raise RunDirectoryError(f"a resumed run must have as many nodes as before, {before}, got {num_nodes}")
 
 
 def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any]) -> None:

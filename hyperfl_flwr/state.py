@@ -51,12 +51,15 @@ class PrivateState:
         arrays, meta = read_arrays(path)
         expected = {"client": self.client, "experiment": self.experiment, "round": version}
         if meta != expected:
-            raise StateError(f"{path} belongs to {meta}, not to {expected}")
+            raise StateError(f"{path} must be of {expected}, is of {meta}; restore it from a copy or start a new run")
         return arrays
 
-    def keep_only(self, versions: set[int]) -> None:
-        """Delete all versions but these."""
-        kept = {self.path(version) for version in versions}
+    def forget_before(self, version: int, *, but: set[int]) -> None:
+        """Delete the versions older than one, but for those in `but`.
+
+        Newer ones stay: a process that the server has given up on may come to its end after its successor.
+        """
+        kept = {self.path(older) for older in but}
         for path in self.directory.glob("round-*.npz"):
-            if path not in kept:
+            if path < self.path(version) and path not in kept:
                 path.unlink(missing_ok=True)

@@ -3,14 +3,15 @@
 The format is numpy's npz without compression: a zip archive, whose checksums reveal a damaged file.
 """
 
+import contextlib
 import json
 import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,37 +22,23 @@ Arrays = dict[str, NDArray[Any]]
 
 _META = "meta.json"
 
+_DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, NotImplementedError, RuntimeError)
+"""What reading a damaged zip archive raises: a flipped bit may claim encryption or a format yet to be invented."""
+
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace a file's content so that a reader, or a crash at any moment, sees the old or the new one in full."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        _publish(temporary, path, mode)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with _replacement(path, mode) as file:
+        file.write(data)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], *, mode: int = 0o644) -> None:
     """Write arrays and a JSON-able dict to one file, atomically; the file is on disk when this returns."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-                archive.writestr(_META, json.dumps(meta))
-                for name, array in arrays.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        _publish(temporary, path, mode)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with _replacement(path, mode) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(_META, json.dumps({"arrays": list(arrays), "meta": meta}))
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
@@ -64,24 +51,36 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
         with zipfile.ZipFile(path) as archive:
             if (damaged := archive.testzip()) is not None:
                 raise zipfile.BadZipFile(f"its part {damaged} fails its checksum")
-            meta: dict[str, Any] = json.loads(archive.read(_META))
+            document = json.loads(archive.read(_META))
             arrays: Arrays = {}
-            for name in archive.namelist():
-                if name != _META:
-                    with archive.open(name) as member:
-                        arrays[name.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
+            for name in document["arrays"]:
+                with archive.open(f"{name}.npy") as member:
+                    arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+            meta: dict[str, Any] = document["meta"]
     except FileNotFoundError:
         raise StateError(f"{path} is missing; it was deleted, or belongs to another machine") from None
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError) as error:
+    except _DAMAGED as error:
         raise StateError(
             f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy or start a new run"
         ) from error
     return arrays, meta
 
 
-def _publish(temporary: str, path: Path, mode: int) -> None:
-    Path(temporary).chmod(mode)
-    Path(temporary).replace(path)
+@contextlib.contextmanager
+def _replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
+    """Open a temporary file that takes the place of `path` at the end, or vanishes if there is an exception."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

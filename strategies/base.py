@@ -10,15 +10,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from hyperfl_flwr.checkpoint import Progress, kept_versions
+from hyperfl_flwr.checkpoint import Progress
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange, Federation, match
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
     CONFIG,
-    NUM_CLIENTS,
-    NUM_EXAMPLES,
     WEIGHTS,
     ClientResult,
     Failure,
@@ -31,6 +29,7 @@ from hyperfl_flwr.messages import (
     layout_problem,
     not_finite,
     pack_arrays,
+    printable,
     unpack_arrays,
     weights_record,
 )
@@ -97,6 +96,7 @@ class BaseStrategy(Strategy):
         self.outcome = Outcome()
         self._current: SharedArrays = {}
         self._sent: list[Message] = []
+        self._asked: dict[int, list[int]] = {}
 
     @abstractmethod
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
@@ -143,7 +143,7 @@ class BaseStrategy(Strategy):
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
         chosen = set(clients)
         self._current = unpack_arrays(arrays)
-        self._sent = []
+        self._sent, self._asked = [], {}
         for node in self.setting.federation.nodes:
             mine = [client for client in node.clients if client in chosen]
             if not mine:
@@ -154,10 +154,11 @@ class BaseStrategy(Strategy):
                 run_directory=self.setting.run_directory,
                 clients=mine,
                 versions=[self.progress.versions[client] for client in mine],
-                kept_versions=kept_versions(self.durable_versions, mine),
+                kept_versions=[self.durable_versions.get(client, INITIAL) for client in mine],
             )
             content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
             self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
+            self._asked[node.id] = mine
         return self._sent
 
     def aggregate_train(
@@ -175,33 +176,32 @@ class BaseStrategy(Strategy):
             The new shared parameters and their weights; None and None if no client finished.
         """
         total: SharedArrays = {}
-        weights = {NUM_EXAMPLES: 0, NUM_CLIENTS: 0}
+        num_examples = 0
         self._begin_outcome(exchanges)
         for answer in exchanges:
-            report, problem = self._report(answer)
-            sums = unpack_arrays(answer.content.array_records[ARRAYS]) if answer.content and not problem else {}
-            if not problem and report.results:
-                problem = layout_problem(self._current, sums) or self._not_finite(sums)
-            if problem:
-                self._all_failed(answer, problem)
+            try:
+                report = self._report(answer)
+                sums = self._sums(answer, report)
+            except ValueError as error:
+                self._all_failed(answer, str(error))
                 continue
             self._note(report)
-            for client in report.results:
-                self.progress.versions[client.client] = self.progress.round
-                weights[NUM_EXAMPLES] += client.num_examples
-                weights[NUM_CLIENTS] += 1
-            for key, value in sums.items() if report.results else ():
+            num_examples += sum(result.num_examples for result in report.results)
+            for key, value in sums.items():
                 total[key] = total[key] + value if key in total else value
-        self.progress.trainings += len(self.outcome.results) + len(self.outcome.failures)
+        num_clients = len(self.outcome.results)
+        self.progress.trainings += num_clients + len(self.outcome.failures)
         self.progress.failed_trainings += len(self.outcome.failures)
-        self.progress.failed_rounds = 0 if self.outcome.results else self.progress.failed_rounds + 1
+        self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
         self.outcome.bytes_up = sum(value.nbytes for value in total.values())
-        if not self.outcome.results:
+        if not num_clients:
             return None, None
+        for result in self.outcome.results:
+            self.progress.versions[result.client] = self.progress.round
         for key, value in total.items():
-            divisor = self.setting.reductions[group_of(key)].divisor(weights[NUM_EXAMPLES], weights[NUM_CLIENTS])
+            divisor = self.setting.reductions[group_of(key)].divisor(num_examples, num_clients)
             total[key] = value / np.asarray(divisor, value.dtype)
-        return pack_arrays(total), weights_record(weights[NUM_EXAMPLES], weights[NUM_CLIENTS])
+        return pack_arrays(total), weights_record(num_examples, num_clients)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the clients' evaluations, see `collect`."""
@@ -212,11 +212,10 @@ class BaseStrategy(Strategy):
         """Put the per-client numbers of an evaluation into `outcome`."""
         self._begin_outcome(exchanges)
         for answer in exchanges:
-            report, problem = self._report(answer)
-            if problem:
-                self._all_failed(answer, problem)
-            else:
-                self._note(report)
+            try:
+                self._note(self._report(answer))
+            except ValueError as error:
+                self._all_failed(answer, str(error))
 
     def _begin_outcome(self, exchanges: Sequence[Exchange]) -> None:
         contents = [message.content for message in self._sent]
@@ -225,31 +224,48 @@ class BaseStrategy(Strategy):
             bytes_down=sum(value.nbytes for value in self._current.values()), bytes_on_wire=content_bytes(contents)
         )
 
-    def _report(self, answer: Exchange) -> tuple[Report, str | None]:
-        """Return a node's report, or why there is none that can be used."""
+    def _report(self, answer: Exchange) -> Report:
+        """Return a node's report.
+
+        Raises:
+            ValueError: If there is none, or it is not about the clients that the node was asked for.
+        """
         if answer.content is None:
-            return Report(), answer.problem
-        try:
-            report = Report.from_record(answer.content.config_records[CLIENTS])
-        except (KeyError, ValueError, TypeError) as error:
-            return Report(), f"the reply's report cannot be read: {type(error).__name__}: {error}"
+            raise ValueError(answer.problem)
+        if CLIENTS not in answer.content.config_records:
+            raise ValueError("the reply holds no report")
+        report = Report.from_record(answer.content.config_records[CLIENTS])
         told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
-        if told != self._asked(answer.node):
-            return Report(), f"the reply is about the clients {told}, asked were {self._asked(answer.node)}"
-        if ARRAYS not in answer.content.array_records and WEIGHTS in answer.content.metric_records:
-            return Report(), "the reply holds no arrays"
-        return report, None
+        if told != self._asked[answer.node]:
+            raise ValueError(f"the reply is about the clients {told}, asked were {self._asked[answer.node]}")
+        return report
 
-    def _asked(self, node: int) -> list[int]:
-        message = next(message for message in self._sent if message.metadata.dst_node_id == node)
-        return list(Request.from_record(message.content.config_records[CONFIG]).clients)
+    def _sums(self, answer: Exchange, report: Report) -> SharedArrays:
+        """Return a node's sums; none if none of its clients finished.
 
-    def _not_finite(self, sums: SharedArrays) -> str | None:
-        key = not_finite(sums)
-        return f"{key} is not finite" if key else None
+        Raises:
+            ValueError: If they, or their weights, do not fit.
+        """
+        content = answer.content or RecordDict()
+        if ARRAYS not in content.array_records or WEIGHTS not in content.metric_records:
+            raise ValueError("the reply holds no arrays or no weights")
+        weights = weights_record(sum(result.num_examples for result in report.results), len(report.results))
+        if dict(content.metric_records[WEIGHTS]) != dict(weights):
+            raise ValueError(f"the weights {dict(content.metric_records[WEIGHTS])} must be {dict(weights)}")
+        if not report.results:
+            return {}
+        try:
+            sums = unpack_arrays(content.array_records[ARRAYS])
+        except (TypeError, ValueError, EOFError) as error:
+            raise ValueError(f"the reply's arrays cannot be read: {printable(str(error))}") from None
+        if problem := layout_problem(self._current, sums):
+            raise ValueError(problem)
+        if key := not_finite(sums):
+            raise ValueError(f"{key} is not finite")
+        return sums
 
     def _all_failed(self, answer: Exchange, problem: str) -> None:
-        self.outcome.failures += [Failure(client=client, reason=problem) for client in self._asked(answer.node)]
+        self.outcome.failures += [Failure(client=client, reason=problem) for client in self._asked[answer.node]]
 
     def _note(self, report: Report) -> None:
         self.outcome.results = sorted([*self.outcome.results, *report.results], key=lambda result: result.client)

@@ -4,10 +4,12 @@ Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Again
 2025, algorithm 1 (server): varphi <- sum_i (n_i / n) varphi_i.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from flwr.app import Array, ArrayRecord, MetricRecord
 from torch import Tensor
 
+from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
@@ -30,3 +32,11 @@ class HyperFL(BaseStrategy):
             torch_generator(config.seed, "hypernetwork"),
         )
         return {"hypernetwork": parameters}
+
+    def reduce(self, exchanges: Sequence[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Reduce as always; with `embedding = common-frozen` the first layer is a constant, free of rounding."""
+        arrays, weights = super().reduce(exchanges)
+        if arrays is not None and self.setting.config.hyperfl.embedding == "common-frozen":
+            for name in ("hidden.weight", "hidden.bias"):
+                arrays[f"hypernetwork/{name}"] = Array(self._current[f"hypernetwork/{name}"])
+        return arrays, weights

@@ -5,7 +5,7 @@ Flower has no hooks for any of these, and calls a run completed in which every c
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -48,7 +48,6 @@ class RecordedStrategy(Strategy):
         arrays, progress = self.checkpoints.load(number)
         self.inner.progress = progress
         self.inner.durable_versions = dict(progress.versions)
-        self.directory.rewind(number)
         for later in self.checkpoints.rounds():
             if later > number:
                 self.checkpoints.path(later).unlink()
@@ -86,6 +85,7 @@ class RecordedStrategy(Strategy):
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
         self.aggregate_evaluate(num_rounds, exchange(grid, messages, timeout))
         self._record_aggregate(num_rounds, self.inner.outcome)
+        self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
         if not self.inner.outcome.results:
             where = f"{self.directory.path}/failures"
             raise RunFailedError(f"no client could be evaluated after the last round; see {where}")
@@ -139,21 +139,26 @@ class RecordedStrategy(Strategy):
             "peak_memory_mb": (peak_memory() + sum(outcome.processes.values())) / 1e6,
         }
         self.directory.append([record, *({"kind": "client", "round": current, **row} for row in own)])
-        self.directory.write_failures(current, outcome.failures)
-        for failure in outcome.failures:
-            self.announce(f"round {current}: client {failure.client} is left out: {failure.reason}")
-        self._warn_of_a_dead_hypernetwork(current, means)
+        self._record_failures(f"round-{current:06d}", f"round {current}")
+        self._warn_of_dead_hypernetworks(current)
         accuracy = f"own accuracy {means['own_accuracy']:.4f}" if "own_accuracy" in means else "no client finished"
         self.announce(
             f"round {current}/{self.inner.setting.config.num_rounds}: {accuracy}, "
             f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s"
         )
 
-    def _warn_of_a_dead_hypernetwork(self, current: int, means: Mapping[str, float]) -> None:
-        if means.get("hidden_active_units") == 0:
+    def _record_failures(self, prefix: str, phase: str) -> None:
+        failures = self.inner.outcome.failures
+        self.directory.write_failures(prefix, failures)
+        for failure in failures:
+            self.announce(f"{phase}: client {failure.client} is left out: {failure.reason}")
+
+    def _warn_of_dead_hypernetworks(self, current: int) -> None:
+        results = self.inner.outcome.results
+        if dead := [result.client for result in results if result.metrics.get("hidden-active-units") == 0]:
             self.announce(
-                f"round {current}: warning: no hidden unit of the hypernetwork is active, so every client "
-                f"gets the same extractor; hyperfl.initialisation=hyperfan-bias avoids this"
+                f"round {current}: warning: no hidden unit of the hypernetwork is active for the clients {dead}, which "
+                f"get the head bias as their extractor; hyperfl.initialisation=hyperfan-bias avoids this"
             )
 
     def _record_aggregate(self, after_round: int, outcome: Outcome) -> None:

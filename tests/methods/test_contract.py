@@ -21,6 +21,8 @@ from federations import (
     private_arrays,
 )
 
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_manifest, read_metrics
@@ -83,7 +85,10 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     for record in read_metrics(run):
         numbers = [value for value in record.values() if isinstance(value, (int, float))]
         assert all(math.isfinite(number) for number in numbers), record
-    assert read_manifest(run)["status"] == "completed"
+    manifest = read_manifest(run)
+    assert manifest["status"] == "completed"
+    train, test = load_federated_data(RunConfig.from_flat(manifest["settings"]).data_settings()).label_counts()
+    assert manifest["label_counts"] == {"train": train.tolist(), "test": test.tolist()}
     assert (run / "plots" / "run.png").stat().st_size > 0
     assert "round 2/2" in (run / "server.log").read_text()
 
@@ -160,10 +165,10 @@ def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: 
         grids.append(RepeatingGrid(num_nodes, settings))
         return grids[-1]
 
-    disturbed = federate(method, grid=make, num_rounds=3, checkpoint_every=1)
+    disturbed = federate(method, grid=make, num_rounds=3)
     assert len(grids[0].pairs) == 6  # two nodes, three rounds
     assert all(first == second for first, second in grids[0].pairs)
-    assert outcome(disturbed) == outcome(federate(method, num_rounds=3, checkpoint_every=1))
+    assert outcome(disturbed) == outcome(federate(method, num_rounds=3))
 
 
 def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> None:

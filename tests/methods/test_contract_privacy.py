@@ -7,6 +7,7 @@ import pytest
 from federations import Federate, RecordingGrid, Settings, files_below, last_checkpoint, private_arrays
 
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_metrics
 
 WINDOW, BLOCK = 16, 8
 
@@ -114,6 +115,10 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     }  # fmt: skip
     assert leaks(private, messages) == []
     assert leaks(private, files) == []
+    secrets = {number for arrays in private_arrays(run).values() for value in arrays.values() for number in value.flat}
+    told = {number for record in read_metrics(run) for number in record.values() if isinstance(number, float)}
+    assert told
+    assert not told & secrets  # no parameter travels as a metric
     for key, value in last_checkpoint(run)[0].items():
         assert occurs(value.tobytes(), messages), key
         assert occurs(value.tobytes(), files), key

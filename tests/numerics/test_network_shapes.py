@@ -99,7 +99,7 @@ def test_every_image_size_gets_a_network_that_takes_it(size):
 
 
 def test_ordinary_parameters_are_torchs_defaults():
-    """By torch's own reset_parameters of the same layer: equal bounds, and equal standard deviation to 3 % (n > 4000)."""
+    """By torch's own reset_parameters: equal bounds, and equal standard deviation to 3 % (n > 4000)."""
     target = build_target("cnn", GREY, 10)
     drawn = ordinary_parameters(target, torch.Generator().manual_seed(0))
     assert list(drawn) == [name for name, _ in target.named_parameters()]

@@ -167,9 +167,7 @@ def test_a_node_that_dies_twice_ends_the_run_which_can_be_resumed(
 
 
 @pytest.mark.parametrize("victims", ["the server", "everything"])
-def test_kill_9_between_checkpoints_and_resume(
-    victims: str, tmp_path: Path, undisturbed: Mapping[str, object]
-) -> None:
+def test_kill_9_between_checkpoints_and_resume(victims: str, tmp_path: Path, undisturbed: Mapping[str, object]) -> None:
     output = tmp_path / "run"
     with started(arguments(output), tmp_path) as process:
         wait_for_round(output, 3, process)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperfl_flwr.checkpoint import Checkpoints, Progress, kept_versions
+from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.storage import write_arrays
 
@@ -66,10 +66,5 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 def test_a_file_that_is_no_checkpoint(tmp_path: Path, meta: dict[str, object]) -> None:
     checkpoints = Checkpoints(tmp_path)
     write_arrays(checkpoints.path(1), ARRAYS, meta)
-    with pytest.raises(StateError, match="not a checkpoint of this version"):
+    with pytest.raises(StateError, match="is no checkpoint that this version of hyperfl-flwr can use"):
         checkpoints.load(1)
-
-
-def test_kept_versions() -> None:
-    """Client 2 is in no durable checkpoint: 0, its initial state."""
-    assert kept_versions({0: 5, 1: 3}, [1, 2, 0]) == [3, 0, 5]

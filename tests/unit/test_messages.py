@@ -25,7 +25,12 @@ from hyperfl_flwr.messages import (
 )
 
 REQUEST = Request(
-    round=3, experiment="ab", run_directory="/runs/a", clients=[1, 4], versions=[2, 0], kept_versions=[1, 0]
+    round=3,
+    experiment="0123456789abcdef",
+    run_directory="/runs/a",
+    clients=[1, 4],
+    versions=[2, 0],
+    kept_versions=[1, 0],
 )
 
 
@@ -37,6 +42,15 @@ def on_the_wire(record: ConfigRecord) -> ConfigRecord:
 
 def test_a_request_survives_the_wire() -> None:
     assert Request.from_record(on_the_wire(REQUEST.to_record())) == REQUEST
+
+
+@pytest.mark.parametrize("experiment", ["", "ab", "../0123456789abcd", "0123456789abcdeF", "0123456789abcdef\n"])
+def test_an_experiment_that_could_be_a_path_is_refused(experiment: str) -> None:
+    """It must be 16 hexadecimal digits, since nodes make a folder of that name."""
+    record = REQUEST.to_record()
+    record["experiment"] = experiment
+    with pytest.raises(ValueError, match="16 hexadecimal digits"):
+        Request.from_record(record)
 
 
 def test_a_report_survives_the_wire() -> None:
@@ -140,7 +154,7 @@ def test_a_node_sums_what_its_clients_share() -> None:
     a: 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c: (x + 1) + (x + 2) = 2 x + 3, for x = (1, -2).
     """
     given = received()
-    result = train_cohort(Member, request_for(1, 2, 9), given, REDUCTIONS, send_tracebacks=False)
+    result = train_cohort(Member, request_for(1, 2, 9), given, REDUCTIONS, send_details=False)
     np.testing.assert_array_equal(result.sums["a/x"], [80, -10])
     np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
     np.testing.assert_array_equal(result.sums["c/x"], [5, -1])
@@ -148,14 +162,14 @@ def test_a_node_sums_what_its_clients_share() -> None:
     assert result.results == [
         ClientResult(client=client, num_examples=10 * client, metrics={"loss": 0.5}) for client in (1, 2)
     ]
-    assert result.failures == [Failure(client=9, reason="ValueError: two lines", details="")]
+    assert result.failures == [Failure(client=9, reason="ValueError, see the node's log", details="")]
     for key, value in received().items():
         np.testing.assert_array_equal(given[key], value)
 
 
 def test_tracebacks_leave_the_node_only_if_they_may() -> None:
     failed = [
-        train_cohort(Member, request_for(9), received(), REDUCTIONS, send_tracebacks=allowed).failures[0].details
+        train_cohort(Member, request_for(9), received(), REDUCTIONS, send_details=allowed).failures[0].details
         for allowed in (True, False)
     ]
     assert "Traceback" in failed[0]
@@ -169,7 +183,7 @@ def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
     def make(client: int) -> Member:
         return Member(client, returns_input=True)
 
-    sums = train_cohort(make, request_for(1, 2), given, REDUCTIONS, send_tracebacks=False).sums
+    sums = train_cohort(make, request_for(1, 2), given, REDUCTIONS, send_details=False).sums
     for key, value in received().items():
         np.testing.assert_array_equal(given[key], value)
     np.testing.assert_array_equal(sums["a/x"], [30, -60])

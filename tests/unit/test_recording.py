@@ -119,7 +119,7 @@ def test_rewind_drops_what_was_measured_after_a_round(directory: RunDirectory, l
     names = ["aggregate 0", "train 1", "client 1", "aggregate 1", "client-aggregate 1", "train 2", "aggregate 2"]
     directory.append([line(name.split()[0], int(name.split()[1])) for name in names])
     for number in (1, 2, 11):
-        directory.write_failures(number, [Failure(client=3, reason="x", details="y")])
+        directory.write_failures(f"round-{number:06d}", [Failure(client=3, reason="x", details="y")])
     directory.rewind(last)
     assert [f"{record['kind']} {record['round']}" for record in read_metrics(directory.path)] == expected
     left = sorted(int(path.name.split("-")[1]) for path in (directory.path / "failures").iterdir())
@@ -127,7 +127,9 @@ def test_rewind_drops_what_was_measured_after_a_round(directory: RunDirectory, l
 
 
 def test_failures_are_one_file_each(directory: RunDirectory) -> None:
-    directory.write_failures(2, [Failure(client=3, reason="no", details="a\nb"), Failure(client=4, reason="gone")])
+    directory.write_failures(
+        "round-000002", [Failure(client=3, reason="no", details="a\nb"), Failure(client=4, reason="gone")]
+    )
     found = {path.name: path.read_text() for path in (directory.path / "failures").iterdir()}
     assert found == {
         "round-000002-client-00003.txt": "no\n\na\nb",

@@ -25,7 +25,7 @@ def finished(federate: Federate) -> Path:
 def resume(make_settings: Callable[..., Settings], finished: Path) -> Resume:
     def ask(**changes: Scalar) -> int:
         plan: Settings = {"num_rounds": 4, "checkpoint_every": 1, "resume": str(finished)} | changes
-        return resume_round(RunConfig.from_flat(make_settings("hyperfl", **plan), methods=METHODS))
+        return resume_round(RunConfig.from_flat(make_settings("hyperfl", **plan), methods=METHODS), keeps_state=True)
 
     return ask
 

@@ -50,19 +50,19 @@ def test_versions_stand_side_by_side(state: PrivateState) -> None:
     assert versions(state) == ["round-000002.npz", "round-000005.npz"]
 
 
-def test_keep_only_deletes_the_others_of_this_client(state: PrivateState, tmp_path: Path) -> None:
-    """Of versions 1 to 4 only 2 and 4 stay; 0 and 9 do not exist; a neighbour keeps its own."""
+def test_older_versions_of_this_client_are_forgotten(state: PrivateState, tmp_path: Path) -> None:
+    """Of versions 1 to 3, older than 4, only 2 stays; 5 is newer; 0 and 9 do not exist; a neighbour keeps its own."""
     neighbour = PrivateState(tmp_path / "node" / "run", "ab12", 4)
     neighbour.save(1, ARRAYS)
-    for version in (1, 2, 3, 4):
+    for version in (1, 2, 3, 4, 5):
         state.save(version, ARRAYS)
-    state.keep_only({0, 2, 4, 9})
-    assert versions(state) == ["round-000002.npz", "round-000004.npz"]
+    state.forget_before(4, but={0, 2, 9})
+    assert versions(state) == ["round-000002.npz", "round-000004.npz", "round-000005.npz"]
     assert versions(neighbour) == ["round-000001.npz"]
 
 
-def test_keep_only_before_the_first_save(state: PrivateState) -> None:
-    state.keep_only({1})
+def test_forgetting_before_the_first_save(state: PrivateState) -> None:
+    state.forget_before(1, but=set())
     assert not state.directory.exists()
 
 
@@ -80,5 +80,5 @@ def test_a_file_of_another_run_client_or_round_is_refused(
     other.save(version, ARRAYS)
     state.save(1, ARRAYS)
     state.path(1).write_bytes(other.path(version).read_bytes())
-    with pytest.raises(StateError, match="belongs to"):
+    with pytest.raises(StateError, match="must be of"):
         state.load(1)

@@ -1,0 +1,208 @@
+"""The same client rounds as a plain PyTorch loop: what one would write without this project.
+
+The hypernetwork has an `nn.Linear` head per tensor, theta is generated anew for every batch, also where it is fixed,
+autograd differentiates through everything, `torch.optim.SGD` steps and `clip_grad_norm_` clips.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from hyperfl_flwr.data.client_data import ClientData
+
+
+class PlainCNN(nn.Module):
+    """HyperFL's CNN for 1x28x28 or 3x32x32 images, without its last layer.
+
+    Args:
+        input_shape: (channels, height, width).
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, height, _ = input_shape
+        self.conv1 = nn.Conv2d(channels, 16, 5)
+        self.conv2 = nn.Conv2d(16, 32, 5, padding=1)
+        self.conv3 = nn.Conv2d(32, 64, 3, padding=1) if height == 32 else None
+        self.fc = nn.Linear(576 if self.conv3 else 800, 128)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features [B, 128]."""
+        hidden = images
+        for convolution in (self.conv1, self.conv2, self.conv3):
+            if convolution is not None:
+                hidden = functional.leaky_relu(functional.max_pool2d(convolution(hidden), 2), 0.01)
+        return functional.leaky_relu(self.fc(hidden.flatten(1)), 0.01)
+
+
+class PlainHypernetwork(nn.Module):
+    """One hidden layer, and one linear head for each tensor of the extractor."""
+
+    def __init__(self, extractor: nn.Module, embedding_dim: int, hidden_width: int) -> None:
+        super().__init__()
+        self.shapes = {name: parameter.shape for name, parameter in extractor.named_parameters()}
+        self.hidden = nn.Linear(embedding_dim, hidden_width)
+        self.heads = nn.ModuleList([nn.Linear(hidden_width, shape.numel()) for shape in self.shapes.values()])
+
+    def forward(self, embedding: Tensor) -> dict[str, Tensor]:
+        """Return the extractor's tensors by name."""
+        hidden = functional.relu(self.hidden(embedding))
+        return {
+            name: head(hidden).view(shape) for (name, shape), head in zip(self.shapes.items(), self.heads, strict=True)
+        }
+
+
+def batches(data: ClientData, size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a pass over the data in random order."""
+    order = torch.from_numpy(rng.permutation(len(data.train_labels)))
+    for index in torch.split(order, size):
+        yield data.train_images[index], data.train_labels[index]
+
+
+def accuracy(predict: Callable[[Tensor], Tensor], data: ClientData) -> float:
+    """Return the accuracy on the test data."""
+    with torch.no_grad():
+        parts = zip(torch.split(data.test_images, 200), torch.split(data.test_labels, 200), strict=True)
+        return sum(int((predict(images).argmax(1) == labels).sum()) for images, labels in parts) / len(data.test_labels)
+
+
+def mean_loss(data: ClientData, size: int, rng: np.random.Generator, step: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Step through one pass and return its mean loss."""
+    total = sum(step(images, labels).item() * len(labels) for images, labels in batches(data, size, rng))
+    return total / len(data.train_labels)
+
+
+class PlainFedAvg:
+    """FedAvg's client round.
+
+    Args:
+        data: The client's samples.
+        arrays: The server's model, as the project's client receives it.
+        epochs: Local epochs; batch size, rates and the rest are the caller's.
+        batch_size: Samples per step.
+        learning_rate: Step size.
+    """
+
+    def __init__(
+        self, data: ClientData, arrays: Mapping[str, Tensor], *, epochs: int, batch_size: int, learning_rate: float
+    ) -> None:
+        _, *shape = data.train_images.shape
+        self.extractor = PlainCNN((shape[0], shape[1], shape[2]))
+        self.classifier = nn.Linear(128, data.num_classes)
+        self.model = nn.ModuleDict({"extractor": self.extractor, "classifier": self.classifier})
+        self.start = {name.partition("/")[2]: value for name, value in arrays.items()}
+        self.data, self.epochs, self.batch_size, self.learning_rate = data, epochs, batch_size, learning_rate
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return logits."""
+        logits: Tensor = self.classifier(self.extractor(images))
+        return logits
+
+    def __call__(self, rng: np.random.Generator) -> float:
+        """Load, evaluate, train, evaluate; returns the last epoch's loss."""
+        self.model.load_state_dict(self.start)
+        accuracy(self.predict, self.data)
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.learning_rate, momentum=0.5, weight_decay=5e-4)
+
+        def step(images: Tensor, labels: Tensor) -> Tensor:
+            optimiser.zero_grad()
+            loss = functional.cross_entropy(self.predict(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            return loss.detach()
+
+        loss = float("nan")
+        for _ in range(self.epochs):
+            loss = mean_loss(self.data, self.batch_size, rng, step)
+        accuracy(self.predict, self.data)
+        return loss
+
+
+class PlainHyperFL:
+    """HyperFL's client round, see `PlainFedAvg`.
+
+    Args:
+        data: The client's samples.
+        arrays: The server's hypernetwork, as the project's client receives it.
+        private: Embedding and classifier that the project's client starts from.
+        epochs: Local epochs.
+        batch_size: Samples per step.
+        learning_rate: Step size of hypernetwork and embedding.
+    """
+
+    def __init__(
+        self,
+        data: ClientData,
+        arrays: Mapping[str, Tensor],
+        private: Mapping[str, Mapping[str, Tensor]],
+        *,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+    ) -> None:
+        _, *shape = data.train_images.shape
+        self.extractor = PlainCNN((shape[0], shape[1], shape[2])).requires_grad_(False)
+        self.classifier = nn.Linear(128, data.num_classes)
+        values = {name.partition("/")[2]: value for name, value in arrays.items()}
+        width, embedding_dim = values["hidden.weight"].shape
+        self.hypernetwork = PlainHypernetwork(self.extractor, embedding_dim, width)
+        self.start = {"hidden.weight": values["hidden.weight"], "hidden.bias": values["hidden.bias"]}
+        sizes = [shape.numel() for shape in self.hypernetwork.shapes.values()]
+        parts = zip(
+            torch.split(values["head_weight"], sizes, dim=1), torch.split(values["head_bias"], sizes), strict=True
+        )
+        for number, (weight, bias) in enumerate(parts):
+            self.start |= {f"heads.{number}.weight": weight.t().contiguous(), f"heads.{number}.bias": bias}
+        self.private = copy.deepcopy({group: dict(tensors) for group, tensors in private.items()})
+        self.v = nn.Parameter(self.private["embedding"]["v"].clone())
+        self.data, self.epochs, self.batch_size, self.learning_rate = data, epochs, batch_size, learning_rate
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return logits; generates theta."""
+        features = functional_call(self.extractor, self.hypernetwork(self.v), (images,))
+        logits: Tensor = self.classifier(features)
+        return logits
+
+    def __call__(self, rng: np.random.Generator) -> float:
+        """Load, evaluate, train, evaluate; returns the last epoch's loss."""
+        self.hypernetwork.load_state_dict(self.start)
+        self.classifier.load_state_dict(self.private["classifier"])
+        self.v.data.copy_(self.private["embedding"]["v"])
+        accuracy(self.predict, self.data)
+        phi, varphi = list(self.classifier.parameters()), list(self.hypernetwork.parameters())
+        step1 = torch.optim.SGD(phi, lr=0.1, momentum=0.5, weight_decay=5e-4)
+        step2 = torch.optim.SGD([*varphi, self.v], lr=self.learning_rate, momentum=0.5, weight_decay=5e-4)
+
+        def train_classifier(images: Tensor, labels: Tensor) -> Tensor:
+            return self._step(step1, images, labels)
+
+        def train_hypernetwork(images: Tensor, labels: Tensor) -> Tensor:
+            return self._step(step2, images, labels, [varphi, [self.v]])
+
+        loss = mean_loss(self.data, self.batch_size, rng, train_classifier)
+        for _ in range(self.epochs):
+            loss = mean_loss(self.data, self.batch_size, rng, train_hypernetwork)
+        accuracy(self.predict, self.data)
+        return loss
+
+    def _step(
+        self,
+        optimiser: torch.optim.Optimizer,
+        images: Tensor,
+        labels: Tensor,
+        clipped: Sequence[list[nn.Parameter]] = (),
+    ) -> Tensor:
+        for module in (self.hypernetwork, self.classifier):
+            module.zero_grad()
+        self.v.grad = None
+        loss = functional.cross_entropy(self.predict(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for parameters in clipped:
+            nn.utils.clip_grad_norm_(parameters, 50.0)
+        optimiser.step()
+        return loss.detach()
