@@ -63,9 +63,7 @@ def _federation(options: argparse.Namespace) -> dict[str, Scalar]:
 
 
 def _client_table(repetitions: int, epochs: int, samples: int) -> Table:
-    table = Table(
-        title=f"One client's round: {samples} samples, batch 50, {epochs} epoch(s), medians of {repetitions}"
-    )
+    table = Table(title=f"One client's round: {samples} samples, batch 50, {epochs} epoch(s), medians of {repetitions}")
     for name in ("method", "images", "ours CPU s", "plain CPU s", "ratio", "ours wall s", "plain wall s", "ratio"):
         table.add_column(name, justify="left" if name in ("method", "images") else "right")
     table.add_column("loss differs", justify="right")

@@ -162,7 +162,7 @@ class BaseClient(NumPyClient):
             }
         else:
             stored = self.setting.state.load(version) if self.private else {}
-            private = {key: torch.from_numpy(value) for key, value in stored.items()}
+            private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: torch.tensor(value) for key, value in received.items()} | private
         for group, module in self.groups.items():
             expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
