@@ -140,7 +140,7 @@ class FederatedData:
         images = split.scaled(indices)
         images -= _per_channel(self.dataset.mean)
         images /= _per_channel(self.dataset.std)
-        # Copies, in memory that torch has aligned: vectorised kernels may round differently where memory begins elsewhere.
+        # Copies, in memory that torch has aligned: vectorised kernels may round by where memory begins.
         return torch.tensor(images), torch.tensor(split.labels[indices])
 
     def _checked(self, client: int) -> int:

@@ -1,0 +1,160 @@
+"""The command line without Flower: bad input gets one clear error, exit code 2, and leaves nothing behind."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Federate, last_checkpoint
+
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.__main__ import main
+from hyperfl_flwr.config import default_settings
+from hyperfl_flwr.data.datasets import DATASETS
+from hyperfl_flwr.methods import METHODS
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Return a function that runs `hyperfl` in an empty folder: words -> (exit code, stdout, stderr)."""
+    folder = tmp_path / "working"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hyperfl", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def write_npz(path: Path, **changes: object) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"images": rng.integers(0, 256, (40, 8, 8), dtype=np.uint8), "labels": np.arange(40) % 4} | changes
+    np.savez(path, **{key: np.asarray(value) for key, value in arrays.items()})
+
+
+BAD = {
+    "an unknown method": (["--method", "hyperfll"], ["method", "did you mean hyperfl?"]),
+    "an unknown data set": (["--dataset", "mnst"], ["dataset", "did you mean mnist?"]),
+    "an unknown key": (["--set", "num-cliens=3"], ["num-cliens is unknown", "did you mean num-clients?"]),
+    "an unknown key below a known one": (["--set", "seed.x=3"], ["seed.x is unknown"]),
+    "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),
+    "a value out of range": (["--set", "momentum=1.5"], ["momentum must be less than 1", "got 1.5"]),
+    "a negative rate": (["--set", "learning-rate=-1"], ["learning-rate", "greater than 0", "got -1"]),
+    "several problems": (["--method", "x", "--seed", "-1", "--set", "device=a"], ["3 settings are wrong", "seed", "device"]),
+    "more clients than samples": (["--num-clients", "5000"], ["at most the number of training samples 1347", "5000"]),
+    "a file that is not there": (["--dataset", "npz:gone.npz"], ["gone.npz", "must be an existing .npz file"]),
+    "no value": (["--set", "seed"], ["--set takes KEY=VALUE, got 'seed'"]),
+    "a configuration that is not there": (["--config", "gone.toml"], ["gone.toml", "cannot be read"]),
+    "no run to resume": (["--resume", "gone"], ["gone is not a run directory"]),
+    "an index of a GPU": (["--set", "device=cuda:1"], ["CUDA_VISIBLE_DEVICES=1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, call: Call) -> None:
+    words, expected = BAD[name]
+    code, out, err = call("run", *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    for text in expected:
+        assert text in err
+    assert not list(Path.cwd().iterdir())
+
+
+def test_images_that_the_network_cannot_take(call: Call, tmp_path: Path) -> None:
+    write_npz(tmp_path / "small.npz", images=np.zeros((40, 6, 6), np.uint8))
+    code, _, err = call("run", "--dataset", f"npz:{tmp_path / 'small.npz'}", "--num-clients", "2")
+    assert code == 2
+    assert "at least 8x8 pixels, got 6x6" in err
+
+
+def test_an_output_directory_that_is_in_use(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "something").write_text("mine")
+    code, _, err = call("run", "--output", tmp_path)
+    assert code == 2
+    assert f"{tmp_path} exists and is not empty" in err
+
+
+def test_a_torchvision_set_that_is_nowhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that does not exist stands for a machine without a network."""
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    code, _, err = call("run", "--dataset", "mnist", "--data-root", tmp_path / "data")
+    assert code == 2
+    assert str(tmp_path / "data" / "MNIST" / "raw") in err
+    assert "train-images-idx3-ubyte" in err
+    assert not (tmp_path / "data").exists()
+
+
+def test_resuming_with_other_settings(call: Call, federate: Federate) -> None:
+    finished = federate("fedavg")
+    code, _, err = call("run", "--resume", finished, "--num-rounds", "4", "--seed", "9", "--set", "momentum=0.1")
+    assert code == 2
+    assert "seed was 0, now 9" in err
+    assert "momentum was 0.5, now 0.1" in err
+    code, _, err = call("run", "--resume", finished, "--num-rounds", "4", "--num-nodes", "3")
+    assert code == 2
+    assert "as many nodes as before, 2, got 3" in err
+    code, _, err = call("run", "--resume", finished, "--output", "elsewhere")
+    assert code == 2
+    assert "resume or output, not both" in err
+
+
+def test_resuming_from_a_damaged_checkpoint(call: Call, federate: Federate) -> None:
+    finished = federate("fedavg")
+    path = finished / "checkpoints" / f"round-{last_checkpoint(finished)[1].round:06d}.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    code, _, err = call("run", "--resume", finished, "--num-rounds", "4")
+    assert code == 2
+    assert f"{path} is damaged" in err
+
+
+def test_listings(call: Call) -> None:
+    for command, names in (("methods", METHODS), ("datasets", DATASETS), ("settings", default_settings())):
+        code, out, _ = call(command)
+        assert code == 0
+        for name in names:
+            assert name in out
+
+
+def test_an_estimate_writes_nothing(call: Call, tmp_path: Path) -> None:
+    """Bytes by hand: d = 64, p = 8 and the 21,312 weights of the 8x8 extractor: 8 * (64 + 1 + P) + P floats."""
+    (tmp_path / "small.toml").write_text("num-clients = 3\n[hyperfl]\nhidden-width = 8\n")
+    code, out, _ = call("run", "--config", tmp_path / "small.toml", "--num-rounds", "7", "--dry-run")
+    assert code == 0
+    assert f"{4 * (8 * (64 + 1 + 21_312) + 21_312) / 1e6:.2f} MB down" in out
+    for word in ("disk", "memory", "time for 7 rounds"):
+        assert word in out
+    assert not list(Path.cwd().iterdir())
+
+
+def test_documents_link_to_what_exists() -> None:
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for link in document.read_text().split("](")[1:]:
+            target = link.split(")")[0]
+            if not target.startswith("http"):
+                assert (document.parent / target.partition("#")[0]).exists(), f"{document.name} links to {target}"
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert not [key for key in default_settings() if f"`{key}`" not in text]
+
+
+def test_a_summary_is_json(federate: Federate) -> None:
+    summary = json.loads((federate("local") / "summary.json").read_text())
+    assert 0 <= summary["test_accuracy_worst"] <= summary["test_accuracy"] <= 1
