@@ -52,7 +52,7 @@ BAD = {
     "a wrong type": (["--set", "num-rounds='many'"], ["num-rounds must be a valid integer", "got 'many'"]),
     "a value out of range": (["--set", "momentum=1.5"], ["momentum must be less than 1", "got 1.5"]),
     "a negative rate": (["--set", "learning-rate=-1"], ["learning-rate", "greater than 0", "got -1"]),
-    "several problems": (["--method", "x", "--seed", "-1", "--set", "device=a"], ["3 settings are wrong", "seed", "device"]),
+    "several problems": (["--method", "x", "--seed", "-1", "--set", "device=a"], ["3 settings", "seed", "device"]),
     "more clients than samples": (["--num-clients", "5000"], ["at most the number of training samples 1347", "5000"]),
     "a file that is not there": (["--dataset", "npz:gone.npz"], ["gone.npz", "must be an existing .npz file"]),
     "no value": (["--set", "seed"], ["--set takes KEY=VALUE, got 'seed'"]),
