@@ -65,6 +65,7 @@ class HyperFLClient(BaseClient):
             hypernetwork=rate,
             embedding=rate if embedding_rate == "auto" else embedding_rate,
             clip_norm=method.clip_norm,
+            factored=method.head_optimiser == "factored",
         )
         loss = train_hyperfl(self._model(), self.setting.data, self.epochs(), rates, rng)
         state = health(self.hypernetwork, self.embedding.v)

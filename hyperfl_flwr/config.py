@@ -80,6 +80,7 @@ class HyperFLConfig(_Section):
     classifier_learning_rate: PositiveFloat
     embedding_learning_rate: Auto | PositiveFloat
     clip_norm: NonNegativeFloat
+    head_optimiser: Literal["factored", "plain"]
 
 
 class RunConfig(_Section):

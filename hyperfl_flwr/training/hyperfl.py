@@ -8,16 +8,18 @@ What the paper leaves open follows its public code: the gradients of varphi and 
 weight decay acts on v too, and every round starts with empty momentum buffers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
-from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, TrainingData, train_epochs
+from hyperfl_flwr.training.factored import FactoredHeads
+from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, TrainingData, run_epochs, train_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,14 @@ class HyperFLRates:
         hypernetwork: eta_h.
         embedding: eta_v.
         clip_norm: Largest gradient norm of varphi, and of v; 0 does not clip.
+        factored: Whether the heads are stepped without forming their gradients: the same up to rounding, and faster.
     """
 
     classifier: float
     hypernetwork: float
     embedding: float
     clip_norm: float = 50.0
+    factored: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +97,6 @@ def train_hyperfl(
         Mean training loss of the last epoch of step 2, in nats.
     """
     phi = list(model.classifier.parameters())
-    hypernetwork = list(model.hypernetwork.parameters())
-    if model.frozen:
-        hypernetwork = [model.hypernetwork.head_weight, model.hypernetwork.head_bias]
     _trainable([*phi, *model.hypernetwork.parameters(), model.embedding], False)
 
     _trainable(phi)
@@ -103,13 +104,75 @@ def train_hyperfl(
     train_epochs(model.fixed(), step1, data, replace(epochs, epochs=1), rng)
     _trainable(phi, False)
 
-    step2 = [ParameterSet(parameters=hypernetwork, learning_rate=rates.hypernetwork, clip_norm=rates.clip_norm)]
+    if rates.factored:
+        return _step2_factored(model, data, epochs, rates, rng)
+    return _step2_plain(model, data, epochs, rates, rng)
+
+
+def _step2_plain(
+    model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
+) -> float:
+    """Train (varphi, v) by autograd and torch.optim.SGD: the reference."""
+    heads = [model.hypernetwork.head_weight, model.hypernetwork.head_bias]
+    hypernetwork = heads if model.frozen else list(model.hypernetwork.parameters())
+    sets = [ParameterSet(parameters=hypernetwork, learning_rate=rates.hypernetwork, clip_norm=rates.clip_norm)]
     if not model.frozen:
         own = ParameterSet(parameters=[model.embedding], learning_rate=rates.embedding, clip_norm=rates.clip_norm)
-        step2.append(own)
-    for part in step2:
+        sets.append(own)
+    for part in sets:
         _trainable(part.parameters)
-    return train_epochs(model.predict, step2, data, epochs, rng)
+    return train_epochs(model.predict, sets, data, epochs, rng)
+
+
+def _step2_factored(
+    model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
+) -> float:
+    """Train (varphi, v) without forming the gradients of the heads, see `hyperfl_flwr.training.factored`.
+
+    The chain rule is cut at theta and at z: g = dL/dtheta by autograd through the target network, dL/dz = H g by the
+    heads, and the gradients of the first layer and of v by autograd again.
+    """
+    network = model.hypernetwork
+    of_network = [network.head_weight, network.head_bias, *(() if model.frozen else network.hidden.parameters())]
+    groups = [{"params": of_network, "lr": rates.hypernetwork}]
+    if not model.frozen:
+        groups.append({"params": [model.embedding], "lr": rates.embedding})
+    optimiser = torch.optim.SGD(groups, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
+    heads = FactoredHeads.of(network, optimiser)
+    below = [] if model.frozen else [*network.hidden.parameters(), model.embedding]
+    _trainable(below)
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        hidden = network.activation(model.embedding)
+        theta = heads.forward(hidden.detach()).requires_grad_()
+        features = functional_call(model.extractor, network.split(theta), (images,))
+        loss = functional.cross_entropy(model.classifier(features), labels)
+        (gradient,) = torch.autograd.grad(loss, theta)
+        gradients = torch.autograd.grad(hidden, below, heads.backward(gradient)) if below else ()
+        hidden = hidden.detach()
+        scale = _clip_factor([*gradients[:-1]], heads.squared_norm(hidden, gradient), rates.clip_norm)
+        heads.step(hidden, gradient, scale)
+        _assign(below[:-1], gradients[:-1], scale)
+        _assign(below[-1:], gradients[-1:], _clip_factor(gradients[-1:], 0.0, rates.clip_norm))
+        optimiser.step()
+        return loss.detach()
+
+    loss = run_epochs(step, data, epochs, rng)
+    heads.materialise()
+    return loss
+
+
+def _clip_factor(gradients: Sequence[Tensor], squared: Tensor | float, clip_norm: float) -> Tensor | float:
+    """Return what torch.nn.utils.clip_grad_norm_ multiplies gradients with; `squared` is what is not formed."""
+    if clip_norm <= 0:
+        return 1.0
+    total = sum((gradient.square().sum() for gradient in gradients), torch.as_tensor(squared))
+    return torch.clamp(clip_norm / (total.sqrt() + 1e-6), max=1.0)
+
+
+def _assign(parameters: Sequence[Tensor], gradients: Sequence[Tensor], scale: Tensor | float) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient * scale
 
 
 def _trainable(tensors: Iterable[Tensor], flag: bool = True) -> None:

@@ -12,6 +12,9 @@ from torch.nn import functional
 Predict = Callable[[Tensor], Tensor]
 """Maps images [B, C, H, W] to logits [B, K]."""
 
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Trains on images [B, C, H, W] and labels [B]; returns their mean loss before it."""
+
 
 class TrainingData(Protocol):
     """The training samples of one client."""
@@ -89,17 +92,36 @@ def train_epochs(
         momentum=epochs.momentum,
         weight_decay=epochs.weight_decay,
     )
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        optimiser.zero_grad()
+        loss = functional.cross_entropy(predict(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for part in sets:
+            if part.clip_norm > 0:
+                torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)
+        optimiser.step()
+        return loss.detach()
+
+    return run_epochs(step, data, epochs, rng)
+
+
+def run_epochs(step: Step, data: TrainingData, epochs: Epochs, rng: np.random.Generator) -> float:
+    """Take a step for each batch of all passes.
+
+    Args:
+        step: Trains on (images, labels) and returns the batch's mean loss before it.
+        data: The client's training samples.
+        epochs: Length.
+        rng: Order of the samples and augmentation.
+
+    Returns:
+        Mean training loss of the last pass, in nats; NaN without a pass.
+    """
     mean_loss = float("nan")
     for _ in range(epochs.epochs):
         total = torch.zeros((), dtype=torch.float64, device=data.train_labels.device)
         for images, labels in batches(data, epochs.batch_size, rng):
-            optimiser.zero_grad()
-            loss = functional.cross_entropy(predict(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for part in sets:
-                if part.clip_norm > 0:
-                    torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)
-            optimiser.step()
-            total += loss.detach() * len(labels)
+            total += step(images, labels) * len(labels)
         mean_loss = float(total) / len(data.train_labels)
     return mean_loss

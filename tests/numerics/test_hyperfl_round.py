@@ -89,12 +89,13 @@ def reference(**changes):
     return HyperFLRound(features=features, shapes=SHAPES, **settings | changes)
 
 
-def rates_of(expected):
+def rates_of(expected, factored=True):
     return HyperFLRates(
         classifier=expected.classifier_rate,
         hypernetwork=expected.hypernetwork_rate,
         embedding=expected.embedding_rate,
         clip_norm=0.0 if np.isinf(expected.clip) else expected.clip,
+        factored=factored,
     )
 
 
@@ -102,11 +103,12 @@ def epochs_of(expected, num):
     return Epochs(epochs=num, batch_size=BATCH, momentum=expected.momentum, weight_decay=expected.weight_decay)
 
 
-def local_round(expected, num_epochs, *, num=13, frozen=False):
+def local_round(expected, num_epochs, *, num=13, frozen=False, factored=True):
     """Run the project's round and the reference on the batches that it took; returns (values, values, data, loss)."""
     data, values = random_samples(num, IMAGE, NUM_CLASSES), start_values()
     model = build(values, frozen)
-    loss = train_hyperfl(model, data, epochs_of(expected, num_epochs), rates_of(expected), np.random.default_rng(3))
+    rates, rng = rates_of(expected, factored), np.random.default_rng(3)
+    loss = train_hyperfl(model, data, epochs_of(expected, num_epochs), rates, rng)
     in_step1 = -(-num // BATCH)
     assert len(data.seen) == in_step1 * (1 + num_epochs)
     wanted = expected.run(values, data, data.seen[:in_step1], data.seen[in_step1:], frozen=frozen)
@@ -115,10 +117,11 @@ def local_round(expected, num_epochs, *, num=13, frozen=False):
 
 @pytest.mark.parametrize("clip", [float("inf"), 50.0, 0.4, 0.05])
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.03)])
-def test_round_is_algorithm_1(clip, momentum, weight_decay):
+@pytest.mark.parametrize("factored", [True, False])
+def test_round_is_algorithm_1(clip, momentum, weight_decay, factored):
     """Reference with torch.autograd.grad and b <- m b + clip(g) + w p, three epochs, a short last batch, float64."""
     expected = reference(clip=clip, momentum=momentum, weight_decay=weight_decay)
-    got, wanted, _, _ = local_round(expected, 3)
+    got, wanted, _, _ = local_round(expected, 3, factored=factored)
     for name, value in start_values().items():
         torch.testing.assert_close(got[name], wanted[name], **SAME, msg=lambda text, name=name: f"{name}: {text}")
         assert not torch.equal(got[name], value), name

@@ -1,0 +1,179 @@
+"""The factored heads against torch.optim.SGD and clip_grad_norm_, which form the gradients."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hyperfl_flwr.data.client_data import ClientData
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
+from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.factored import FactoredHeads
+from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.sgd import Epochs
+
+WIDTH, SIZE, DIM = 8, 30, 5
+RATE = 0.05
+
+CASES = {
+    "as published": {"momentum": 0.5, "weight_decay": 5e-4, "clip": 1.0},
+    "without momentum": {"momentum": 0.0, "weight_decay": 5e-4, "clip": 1.0},
+    "without decay": {"momentum": 0.9, "weight_decay": 0.0, "clip": 1.0},
+    "strong decay": {"momentum": 0.9, "weight_decay": 0.5, "clip": 1.0},
+    "without clipping": {"momentum": 0.5, "weight_decay": 5e-4, "clip": 0.0},
+}
+
+
+def problem(dtype, bias, seed=0):
+    """Return heads H, c, a first layer W, v, and a loss of theta that differs in every step."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    targets = draw(60, SIZE)
+
+    def loss(theta, step):
+        return ((theta - targets[step]).abs() ** 1.5).mean() + (theta * targets[step]).sin().mean()
+
+    return draw(WIDTH, SIZE), draw(SIZE) if bias else None, draw(WIDTH, DIM), draw(DIM), loss
+
+
+def plain(dtype, steps, bias, momentum, weight_decay, clip):
+    weight, offset, first, v, loss = problem(dtype, bias)
+    heads = [nn.Parameter(tensor) for tensor in (weight, offset) if tensor is not None]
+    first = nn.Parameter(first)
+    optimiser = torch.optim.SGD([*heads, first], lr=RATE, momentum=momentum, weight_decay=weight_decay)
+    for step in range(steps):
+        optimiser.zero_grad()
+        theta = torch.relu(first @ v) @ heads[0] + (heads[1] if bias else 0)
+        loss(theta, step).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_([*heads, first], clip)
+        optimiser.step()
+    return [tensor.detach() for tensor in (*heads, first)]
+
+
+def factored(dtype, steps, bias, momentum, weight_decay, clip, rows=None):
+    weight, offset, first, v, loss = problem(dtype, bias)
+    heads = FactoredHeads(weight, offset, learning_rate=RATE, momentum=momentum, weight_decay=weight_decay, rows=rows)
+    first = nn.Parameter(first)
+    optimiser = torch.optim.SGD([first], lr=RATE, momentum=momentum, weight_decay=weight_decay)
+    for step in range(steps):
+        hidden = torch.relu(first @ v)
+        theta = heads.forward(hidden.detach()).requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(theta, step), theta)
+        (of_first,) = torch.autograd.grad(hidden, first, heads.backward(gradient))
+        hidden, scale = hidden.detach(), 1.0
+        if clip:
+            norm = (heads.squared_norm(hidden, gradient) + of_first.square().sum()).sqrt()
+            scale = torch.clamp(clip / (norm + 1e-6), max=1.0)
+        heads.step(hidden, gradient, scale)
+        first.grad = of_first * scale
+        optimiser.step()
+    heads.materialise()
+    return [tensor.detach() for tensor in (weight, offset, first) if tensor is not None]
+
+
+def movement(dtype, bias, result):
+    start = [tensor for tensor in problem(dtype, bias)[:3] if tensor is not None]
+    return [float((after - before).abs().max()) for before, after in zip(start, result, strict=True)]
+
+
+@pytest.mark.parametrize("rows", [None, 60, 7, 1])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_float64_over_60_steps(case, bias, rows):
+    """torch.optim.SGD's weights to 1e-12 of the movement, folded after 8 (the width), never, after 7 and 1 steps."""
+    wanted = plain(torch.float64, 60, bias, **CASES[case])
+    got = factored(torch.float64, 60, bias, **CASES[case], rows=rows)
+    for one, other, moved in zip(got, wanted, movement(torch.float64, bias, wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * moved)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_float32_over_10_steps(case, bias):
+    """torch.optim.SGD's weights to 1e-4 of the movement or 4 units in the last place, whichever is more."""
+    wanted = plain(torch.float32, 10, bias, **CASES[case])
+    got = factored(torch.float32, 10, bias, **CASES[case])
+    for one, other, moved in zip(got, wanted, movement(torch.float32, bias, wanted), strict=True):
+        ulp = torch.from_numpy(np.spacing(np.abs(other.numpy())))
+        assert bool(((one - other).abs() <= torch.maximum(4 * ulp, torch.full_like(ulp, 1e-4 * moved))).all())
+
+
+def hyperfl_round(factor, dtype, device, epochs):
+    """Train the 8x8 network for 2 + 12 * epochs steps; returns all parameters."""
+    target = build_target("cnn", (1, 8, 8), 10)
+    network = Hypernetwork(target.extractor)
+    v = common_embedding(64, "hyperfan-bias", 0)
+    values = initial_hypernetwork(network, target.extractor, "hyperfan-bias", v, torch_generator(0, "h"))
+    network.load_state_dict({name: value.to(device, dtype) for name, value in values.items()}, assign=True)
+    phi = ordinary_parameters(target.classifier, torch_generator(0, "c"))
+    target.classifier.load_state_dict({name: value.to(device, dtype) for name, value in phi.items()}, assign=True)
+    model = HyperFLModel(
+        extractor=target.extractor, classifier=target.classifier, hypernetwork=network,
+        embedding=nn.Parameter(v.to(device, dtype)),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(120, 1, 8, 8, generator=generator).to(device, dtype)
+    labels = torch.randint(10, (120,), generator=generator).to(device)
+    data = ClientData(
+        train_images=images, train_labels=labels, test_images=images, test_labels=labels,
+        augmentation=None, num_classes=10,
+    )  # fmt: skip
+    rates = HyperFLRates(classifier=0.1, hypernetwork=0.02, embedding=0.02, clip_norm=2.0, factored=factor)
+    settings = Epochs(epochs=epochs, batch_size=10, momentum=0.5, weight_decay=5e-4)
+    loss = train_hyperfl(model, data, settings, rates, np.random.default_rng(0))
+    return {**network.state_dict(), "v": model.embedding.detach()}, loss
+
+
+def assert_same_round(dtype, device, epochs, share):
+    start, _ = hyperfl_round(True, dtype, device, 0)
+    got, got_loss = hyperfl_round(True, dtype, device, epochs)
+    wanted, wanted_loss = hyperfl_round(False, dtype, device, epochs)
+    for name, value in wanted.items():
+        moved = float((value - start[name]).abs().max())
+        assert moved > 0
+        torch.testing.assert_close(got[name], value, rtol=0, atol=share * moved)
+    if epochs:
+        assert got_loss == pytest.approx(wanted_loss, rel=share)
+
+
+def test_a_whole_round_in_float64():
+    """The plain loop's parameters after 60 steps on a real network, some of them clipped, to 1e-12 of the movement."""
+    assert_same_round(torch.float64, "cpu", 5, 1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
+def test_a_whole_round_in_float64_on_cuda():
+    """As on the CPU."""
+    assert_same_round(torch.float64, "cuda", 5, 1e-12)
+
+
+def test_another_layer_between_is_refused():
+    class Normalised(Hypernetwork):
+        def forward(self, embedding):
+            return super().forward(embedding) / 2
+
+    network = Normalised(build_target("cnn", (1, 8, 8), 10).extractor)
+    with pytest.raises(ValueError, match="Normalised computes theta in a way of its own"):
+        FactoredHeads.of(network, torch.optim.SGD(network.parameters(), lr=0.1))
+
+
+def test_an_optimiser_whose_step_is_not_linear_is_refused():
+    network = Hypernetwork(build_target("cnn", (1, 8, 8), 10).extractor)
+    with pytest.raises(ValueError, match=r"one group of a torch.optim.SGD, got Adam"):
+        FactoredHeads.of(network, torch.optim.Adam(network.parameters()))
+    with pytest.raises(ValueError, match=r"one group of a torch.optim.SGD"):
+        FactoredHeads.of(network, torch.optim.SGD(network.hidden.parameters(), lr=0.1))
+    nesterov = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    with pytest.raises(ValueError, match="cannot be factored with nesterov"):
+        FactoredHeads.of(network, nesterov)
+
+
+@pytest.mark.parametrize(("shape", "bias", "rows"), [((3, 4), (3,), None), ((3,), (3,), None), ((3, 4), (4,), 0)])
+def test_shapes_that_do_not_belong_together(shape, bias, rows):
+    with pytest.raises(ValueError, match=r"got"):
+        FactoredHeads(torch.zeros(shape), torch.zeros(bias), learning_rate=0.1, rows=rows)
