@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.processes import kill_all, process_table
 from hyperfl_flwr import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
@@ -113,6 +113,7 @@ def test_flowers_own_commands(checkout: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    address = f"127.0.0.1:{port}"
     try:
         done = shell(
             block_with("flwr run . --stream"),
@@ -124,10 +125,7 @@ def test_flowers_own_commands(checkout: Path) -> None:
             OMP_NUM_THREADS="1",
         )
     finally:
-        rows = subprocess.run(["ps", "-axo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-        for row in rows.splitlines():
-            if f"--port {port}" in row or f"127.0.0.1:{port}" in row:
-                os.kill(int(row.split(None, 1)[0]), signal.SIGTERM)
+        kill_all(lambda: [p for p in process_table().values() if f"--port {port}" in p.command or address in p.command])
     assert done.returncode == 0, done.stderr
     folders = sorted((checkout.parent / "home" / "hyperfl-runs").iterdir())
     assert [("hyperfl" in folder.name, "fedavg" in folder.name) for folder in folders] == [(True, False), (False, True)]
