@@ -13,10 +13,10 @@ import torch
 
 from benchmarks.plain import PlainFedAvg, PlainHyperFL
 from clients.base import BaseClient, ClientSetting
+from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.grid import Federation, Node
-from hyperfl_flwr.messages import SharedArrays, unpack_arrays
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import PrivateState

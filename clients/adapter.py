@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, ConfigRecordValues, Message, RecordDict
 
+from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.cohort import CohortResult, MakeClient, evaluate_cohort, train_cohort
 from hyperfl_flwr.messages import (
     ARRAYS,
@@ -16,8 +17,6 @@ from hyperfl_flwr.messages import (
     Reduction,
     Report,
     Request,
-    pack_arrays,
-    unpack_arrays,
     weights_record,
 )
 from hyperfl_flwr.metrics.memory import peak_memory, process_name

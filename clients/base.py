@@ -13,9 +13,10 @@ from flwr.common import Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hyperfl_flwr.arrays import layout_problem, not_finite
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData
-from hyperfl_flwr.messages import Reduction, group_of, layout_problem, not_finite
+from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.targets import Target, build_target
 from hyperfl_flwr.rng import numpy_generator

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.messages import SharedArrays
 from hyperfl_flwr.storage import read_arrays, write_arrays
 
 KEPT = 2

@@ -16,17 +16,8 @@ import numpy as np
 from flwr.supercore import log
 from numpy.typing import NDArray
 
-from hyperfl_flwr.messages import (
-    ClientResult,
-    Failure,
-    Reduction,
-    Request,
-    SharedArrays,
-    group_of,
-    layout_problem,
-    not_finite,
-    printable,
-)
+from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.messages import ClientResult, Failure, Reduction, Request, group_of, printable
 
 
 class CohortClient(Protocol):

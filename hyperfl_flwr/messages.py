@@ -21,8 +21,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.typing import NDArray
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 ARRAYS = "arrays"
 CLIENTS = "clients"
@@ -35,9 +34,6 @@ HELLO = "query.hello"
 
 NUM_CLIENTS = "num-clients"
 NUM_EXAMPLES = "num-examples"
-
-SharedArrays = dict[str, NDArray[Any]]
-"""Shared parameters by `group/name`."""
 
 
 class Reduction(Enum):
@@ -64,40 +60,6 @@ class Reduction(Enum):
 def group_of(key: str) -> str:
     """Return the group of a key `group/name`."""
     return key.partition("/")[0]
-
-
-def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Pack arrays into a record, under the same keys."""
-    return ArrayRecord({key: Array(value) for key, value in arrays.items()})
-
-
-def unpack_arrays(record: ArrayRecord) -> SharedArrays:
-    """Unpack a record's arrays; they may be read-only views of the message."""
-    return {key: value.numpy() for key, value in record.items()}
-
-
-def layout_problem(expected: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str | None:
-    """Say in what way names, shapes or types of arrays differ from what is expected; None if they do not."""
-    if missing := sorted(set(expected) - set(got)):
-        return f"arrays are missing: {', '.join(missing)}"
-    if unknown := sorted(set(got) - set(expected)):
-        return f"unexpected arrays: {', '.join(unknown)}"
-    for key, want in expected.items():
-        if got[key].shape != want.shape:
-            return f"{key} has shape {got[key].shape}, expected {want.shape}"
-        if got[key].dtype != want.dtype:
-            return f"{key} has type {got[key].dtype}, expected {want.dtype}"
-    return None
-
-
-def not_finite(arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """Return the name of an array that holds a NaN or an infinity; None if there is none."""
-    with np.errstate(invalid="ignore"):
-        for key, value in arrays.items():
-            # One pass without a temporary: finite float32 values cannot overflow a float64 sum.
-            if value.dtype.kind == "f" and not np.isfinite(np.add.reduce(value, axis=None, dtype=np.float64)):
-                return key
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite, pack_arrays, unpack_arrays
 from hyperfl_flwr.checkpoint import Progress
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange, Federation, match
@@ -23,14 +24,9 @@ from hyperfl_flwr.messages import (
     Reduction,
     Report,
     Request,
-    SharedArrays,
     content_bytes,
     group_of,
-    layout_problem,
-    not_finite,
-    pack_arrays,
     printable,
-    unpack_arrays,
     weights_record,
 )
 from hyperfl_flwr.metrics.memory import process_name
@@ -188,7 +184,10 @@ class BaseStrategy(Strategy):
             self._note(report)
             num_examples += sum(result.num_examples for result in report.results)
             for key, value in sums.items():
-                total[key] = total[key] + value if key in total else value
+                if key in total:
+                    total[key] += value
+                else:
+                    total[key] = value.copy()
         num_clients = len(self.outcome.results)
         self.progress.trainings += num_clients + len(self.outcome.failures)
         self.progress.failed_trainings += len(self.outcome.failures)
@@ -200,7 +199,7 @@ class BaseStrategy(Strategy):
             self.progress.versions[result.client] = self.progress.round
         for key, value in total.items():
             divisor = self.setting.reductions[group_of(key)].divisor(num_examples, num_clients)
-            total[key] = value / np.asarray(divisor, value.dtype)
+            np.divide(value, np.asarray(divisor, value.dtype), out=value)
         return pack_arrays(total), weights_record(num_examples, num_clients)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -256,7 +255,7 @@ class BaseStrategy(Strategy):
             return {}
         try:
             sums = unpack_arrays(content.array_records[ARRAYS])
-        except (TypeError, ValueError, EOFError) as error:
+        except (TypeError, ValueError, EOFError, SyntaxError) as error:
             raise ValueError(f"the reply's arrays cannot be read: {printable(str(error))}") from None
         if problem := layout_problem(self._current, sums):
             raise ValueError(problem)

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from numpy.typing import NDArray
 
+from hyperfl_flwr.arrays import layout_problem, not_finite, pack_arrays, unpack_arrays
 from hyperfl_flwr.cohort import clients_of_node, train_cohort
 from hyperfl_flwr.messages import (
     ClientResult,
@@ -17,10 +18,6 @@ from hyperfl_flwr.messages import (
     Request,
     content_bytes,
     group_of,
-    layout_problem,
-    not_finite,
-    pack_arrays,
-    unpack_arrays,
     weights_record,
 )
 

@@ -1,0 +1,72 @@
+"""Parameters as they travel: named arrays in a Flower record, packed, unpacked and checked."""
+
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.common.constant import SType
+from numpy.typing import NDArray
+
+SharedArrays = dict[str, NDArray[Any]]
+"""Shared parameters by `group/name`."""
+
+
+def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Pack arrays into a record, under the same keys; each is copied once."""
+    return ArrayRecord({key: _pack(value) for key, value in arrays.items()})
+
+
+def unpack_arrays(record: ArrayRecord) -> SharedArrays:
+    """Return a record's arrays as read-only views of its bytes.
+
+    Raises:
+        ValueError: If they are not what `pack_arrays` makes.
+    """
+    return {key: _unpack(value) for key, value in record.items()}
+
+
+def _pack(value: NDArray[Any]) -> Array:
+    """Return what Flower's `Array(value)` is, with one copy where that makes two."""
+    contiguous = np.asarray(value, order="C")
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
+    data = b"".join((header.getvalue(), contiguous.reshape(-1).view(np.uint8).data))
+    return Array(dtype=str(value.dtype), shape=value.shape, stype=SType.NUMPY, data=data)
+
+
+def _unpack(array: Array) -> NDArray[Any]:
+    """Return what `array.numpy()` is, without a copy."""
+    stream = io.BytesIO(array.data)
+    if array.stype != SType.NUMPY or np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError(f"arrays must be serialised by numpy in its format 1.0, got {array.stype!r}")
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if is_fortran or dtype.hasobject:
+        raise ValueError("arrays must be in C order and hold numbers")
+    return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+
+
+def layout_problem(expected: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str | None:
+    """Say in what way names, shapes or types of arrays differ from what is expected; None if they do not."""
+    if missing := sorted(set(expected) - set(got)):
+        return f"arrays are missing: {', '.join(missing)}"
+    if unknown := sorted(set(got) - set(expected)):
+        return f"unexpected arrays: {', '.join(unknown)}"
+    for key, want in expected.items():
+        if got[key].shape != want.shape:
+            return f"{key} has shape {got[key].shape}, expected {want.shape}"
+        if got[key].dtype != want.dtype:
+            return f"{key} has type {got[key].dtype}, expected {want.dtype}"
+    return None
+
+
+def not_finite(arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    """Return the name of an array that holds a NaN or an infinity; None if there is none."""
+    with np.errstate(invalid="ignore"):
+        for key, value in arrays.items():
+            # One pass without a temporary: finite float32 values cannot overflow a float64 sum.
+            if value.dtype.kind == "f" and not np.isfinite(np.add.reduce(value, axis=None, dtype=np.float64)):
+                return key
+    return None
