@@ -135,6 +135,8 @@ def launch(planned: Plan, observer: Observer) -> Path:
             settings = superlink.home / "settings.toml"
             settings.write_text("".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in config.flat().items()))
             actors = max(1, held // config.threads)
+            where = f"{planned.num_nodes} nodes in {actors} processes, {config.threads} thread(s) each"
+            observer.on_note(f"{config.num_clients} clients on {where}, on {resolve_device(config.device).type}")
             run_id = superlink.submit(app, settings, _federation(config, planned.num_nodes, actors))
             with _explained(directory, observer):
                 _follow(superlink, run_id, config, directory, observer)
