@@ -75,7 +75,12 @@ def test_constraints_leave_room_for_another_build_of_torch() -> None:
 
 
 def test_no_file_names_a_package_registry() -> None:
-    words = [["pypi", "org"], ["python" + "hosted", "org"], ["download", "pytorch", "org"], ["registry", "npmjs", "org"]]
+    words = [
+        ["pypi", "org"],
+        ["python" + "hosted", "org"],
+        ["download", "pytorch", "org"],
+        ["registry", "npmjs", "org"],
+    ]
     hosts = re.compile("|".join(re.escape(".".join(word)) for word in words))
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
