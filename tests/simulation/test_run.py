@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.processes import descendants, process_table
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, Scalar, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
@@ -54,26 +55,9 @@ def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]
         process.communicate(timeout=60)
 
 
-def commands() -> dict[int, tuple[int, str]]:
-    """Return pid -> (parent's pid, command line) of all processes."""
-    rows = subprocess.run(["ps", "-axo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    table = {}
-    for row in rows.splitlines():
-        pid, parent, command = row.split(None, 2)
-        table[int(pid)] = (int(parent), command)
-    return table
-
-
 def below(root: int, name: str) -> list[int]:
     """Return the processes below a process whose command line holds a name."""
-    table = commands()
-
-    def is_below(pid: int) -> bool:
-        while pid in table and pid != root:
-            pid = table[pid][0]
-        return pid == root
-
-    return [pid for pid, (_, command) in table.items() if name in command and is_below(pid)]
+    return [process.pid for process in descendants([root], process_table()).values() if name in process.command]
 
 
 def wait_for_round(output: Path, number: int, process: subprocess.Popen[str], kind: str = "train") -> None:
@@ -194,7 +178,7 @@ def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:
         _, complained = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"hyperfl run --resume {output}" in complained
-    assert not set(family) & {pid for pid, (_, command) in commands().items() if "defunct" not in command}
+    assert not set(family) & set(process_table())
 
 
 def test_a_client_that_learns_nothing_but_nan_is_named(tmp_path: Path) -> None:
