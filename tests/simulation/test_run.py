@@ -27,7 +27,7 @@ HYPERFL = Path(sys.executable).with_name("hyperfl")
 
 SETTINGS: dict[str, Scalar] = {
     "num-clients": 4,
-    "num-rounds": 8,
+    "num-rounds": 6,
     "fraction-train": 0.5,
     "checkpoint-every": 2,
     "local-epochs": 30,
@@ -117,7 +117,7 @@ def test_a_run_whose_actor_is_killed_equals_the_in_process_run(
     assert_equal(results(output), undisturbed)
     assert "a fresh one takes its place" in (output / "server.log").read_text()
     summary = json.loads((output / "summary.json").read_text())
-    assert (summary["rounds"], summary["num_nodes"]) == (8, 2)
+    assert (summary["rounds"], summary["num_nodes"]) == (6, 2)
     manifest = json.loads((output / "manifest.json").read_text())
     assert manifest["status"] == "completed"
     assert np.array(manifest["label_counts"]["train"]).shape == (4, 10)
@@ -162,7 +162,7 @@ def test_kill_9_between_checkpoints_and_resume(victims: str, tmp_path: Path, und
                     os.kill(pid, signal.SIGKILL)
             process.wait()
     rounds = len(metrics(output, "train"))
-    assert 3 <= rounds < 8
+    assert 3 <= rounds < 6
     resumed = subprocess.run([HYPERFL, "run", "--resume", output], capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.splitlines()[-1] == str(output)
