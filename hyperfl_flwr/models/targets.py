@@ -41,6 +41,19 @@ class Target(nn.Module):
         return logits
 
 
+class ChannelsLast(nn.Module):
+    """Lays a batch of images out with the channels of a pixel side by side; the convolutions after it keep the layout.
+
+    On the CPU, torch vectorises max pooling over neighbouring channels only: the published CNN's step takes 0.6 of the
+    time, its forward pass a third. On other devices the images stay as they are.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the same images [B, C, H, W]."""
+        # Tensor.contiguous would leave images of one channel alone, whose two layouts differ in the strides only.
+        return images.to(memory_format=torch.channels_last) if images.device.type == "cpu" else images
+
+
 def build_cnn(input_shape: tuple[int, int, int], num_classes: int) -> Target:
     """Build the CNN of HyperFL's experiments for an image size.
 
@@ -64,7 +77,7 @@ def build_cnn(input_shape: tuple[int, int, int], num_classes: int) -> Target:
     convolutions = next((layers for smallest, layers in _CONVOLUTIONS.items() if side >= smallest), None)
     if convolutions is None:
         raise ValueError(f"the cnn target needs images of at least 8x8 pixels, got {height}x{width}")
-    layers: list[tuple[str, nn.Module]] = []
+    layers: list[tuple[str, nn.Module]] = [("layout", ChannelsLast())]
     with torch.device("meta"):
         for number, (out_channels, kernel, padding) in enumerate(convolutions, start=1):
             layers += [

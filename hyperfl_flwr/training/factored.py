@@ -1,7 +1,7 @@
 """SGD on a hypernetwork's linear heads without ever forming their gradients.
 
-The heads theta = z H + c hold nearly all of a hypernetwork's parameters: [p, P] 59 MB for the 28x28
-CNN. Their gradient g z^T has rank one, so that after t steps of SGD with momentum and (coupled) weight decay
+The heads theta = z H + c hold nearly all of a hypernetwork's parameters: H [p, P] is 59 MB for the 28x28 CNN. Their
+gradient z g^T has rank one, so that after t steps of SGD with momentum and (coupled) weight decay
 
     H_t = a H_0 + e V_0 + sum_j p_j z_j g_j^T        (the weights)
     V_t = b H_0 + f V_0 + sum_j q_j z_j g_j^T        (torch's momentum buffer)
@@ -10,8 +10,10 @@ with scalars that follow torch.optim.SGD's own recursion: V <- mu V + (z g^T + l
 
     q <- mu q + lambda p  (+ 1 for the new row),  p <- p - eta q,      and (a, b), (e, f) likewise without a new row.
 
-A step therefore reads H_0 twice (once for theta, once for dL/dz) and writes nothing of its size, where autograd and
-torch.optim.SGD touch 59 MB about nineteen times. The result is the same up to rounding.
+theta and dL/dz are therefore products with one stacked matrix, the rows of H_0 above those of the gradients g_j: a step
+reads it twice and writes one row, where autograd and torch.optim.SGD touch 59 MB about nineteen times. Under relu a
+unit i with z_i = 0 adds nothing to theta and passes no gradient on, so that its row of H_0, about every second, is not
+read at all; it only decays. The result is the same up to rounding.
 """
 
 from collections.abc import Mapping
@@ -50,17 +52,19 @@ class _Factors:
 class FactoredHeads:
     """The heads theta = z H + c under SGD; see the module.
 
-    Beyond H and c it holds `rows` * (P + p) floats for the steps' factors and, from step `rows` + 1 on with momentum,
-    one more matrix [p, P]. With the default of p rows that is one hypernetwork, in rounds of more than p steps two; a
-    plain loop holds the gradient and the momentum buffer, two as well.
+    Beyond H and c it holds one matrix of u + k rows of P floats: the rows of H whose unit has been used, u of p, and
+    the gradients of the k steps since the start or the last fold, `rows` at most. With the default of p rows and half
+    of the units in use that is one and a half hypernetworks after p steps; from step p + 1 on, with momentum, another u
+    rows. A plain loop holds the gradient, the momentum buffer and a temporary: three.
 
     Args:
-        weight: H [p, P], contiguous; `materialise` changes it in place.
+        weight: H [p, P], contiguous; `materialise` changes it in place, and until then it is out of date.
         bias: c [P], changed in place by every step; None for heads without one.
         learning_rate: eta.
         momentum: mu in [0, 1); the buffer starts empty.
         weight_decay: lambda, added to the (clipped) gradient.
         rows: Steps after which the factors are folded into H; p by default.
+        skip_zeros: Whether dL/dz is not needed for a unit that is 0, as under relu: its row of H is not read then.
 
     Raises:
         ValueError: If the shapes do not belong together or `rows` is not positive.
@@ -75,20 +79,29 @@ class FactoredHeads:
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         rows: int | None = None,
+        skip_zeros: bool = False,
     ) -> None:
         if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[1:]):
             raise ValueError(f"weight must be [p, P] and bias [P], got {weight.shape} and {bias}")
-        self.rows = weight.shape[0] if rows is None else rows
+        width, size = weight.shape
+        self.rows = width if rows is None else rows
         if self.rows < 1:
             raise ValueError(f"rows must be positive, got {rows}")
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self._settings = (learning_rate, momentum, weight_decay)
         self._factors = _Factors(self.rows, *self._settings)
-        self._velocity: Tensor | None = None
-        self._gradients = weight.new_empty(self.rows, weight.shape[1])
-        self._activations = weight.new_empty(self.rows, weight.shape[0])
-        self._count = 0
         self._bias_buffer = None if bias is None else torch.zeros_like(bias)
+        # Rows of H_0 end at row p and grow upwards, gradients begin there: what is in use is contiguous.
+        self._stack = weight.new_empty(width + self.rows, size)
+        self._velocity: Tensor | None = None  # rows of V_0 from the first fold on, placed as those of H_0
+        self._units = torch.empty(0, dtype=torch.int64, device=weight.device)  # whose rows of H_0 are in the stack
+        self._unused = torch.ones(width, dtype=torch.bool, device=weight.device)
+        self._unused_factors = (1.0, 0.0)  # H_0 and V_0 of the other units, in units of `weight`
+        self._activations = weight.new_empty(self.rows, width)
+        self._count = 0
+        self._skip_zeros = skip_zeros
+        if not skip_zeros:
+            self._use(self._unused.nonzero().flatten())
 
     @classmethod
     def of(cls, hypernetwork: Hypernetwork, optimiser: torch.optim.Optimizer) -> "FactoredHeads":
@@ -110,32 +123,37 @@ class FactoredHeads:
         if wrong := [name for name in ("nesterov", "maximize", "dampening") if groups[0][name]]:
             raise ValueError(f"heads cannot be factored with {' and '.join(wrong)}; {plain}")
         settings = {name: groups[0][name] for name in ("momentum", "weight_decay")}
-        return cls(weight, bias, learning_rate=groups[0]["lr"], **settings)
+        # Elsewhere than on the CPU, asking which units are used would stop the device in every step.
+        is_relu = type(hypernetwork).activation is Hypernetwork.activation
+        skip = is_relu and weight.device.type == "cpu"
+        return cls(weight, bias, learning_rate=groups[0]["lr"], **settings, skip_zeros=skip)
 
     @torch.no_grad()
     def forward(self, hidden: Tensor) -> Tensor:
         """Return theta [P] of the hidden activation z [p] under the weights as they are now."""
-        theta = torch.mv(self.weight.t(), hidden).mul_(self._factors.weights[0])
+        if self._skip_zeros:
+            self._use(((hidden != 0) & self._unused).nonzero().flatten())
+        used = hidden[self._units]
+        coefficients = torch.cat((used * self._factors.weights[0], self._of_steps() * (self._past() @ hidden)))
+        theta = torch.mv(self._in_use(self._stack, self._count).t(), coefficients)
         if self._velocity is not None:
-            theta.addmv_(self._velocity.t(), hidden, alpha=self._factors.weights[1])
-        if self._count:
-            theta.addmv_(self._gradients[: self._count].t(), self._of_steps() * (self._past() @ hidden))
+            theta.addmv_(self._in_use(self._velocity).t(), used, alpha=self._factors.weights[1])
         return theta if self.bias is None else theta.add_(self.bias)
 
     @torch.no_grad()
     def backward(self, gradient: Tensor) -> Tensor:
-        """Return dL/dz [p] = H dL/dtheta, of g = dL/dtheta [P]."""
-        result = torch.mv(self.weight, gradient).mul_(self._factors.weights[0])
+        """Return dL/dz [p] = H dL/dtheta, of g = dL/dtheta [P]; 0 for units that have never been used."""
+        products = torch.mv(self._in_use(self._stack, self._count), gradient)
+        of_units, of_steps = torch.split(products, (len(self._units), self._count))
+        of_units = of_units * self._factors.weights[0]
         if self._velocity is not None:
-            result.addmv_(self._velocity, gradient, alpha=self._factors.weights[1])
-        if self._count:
-            result.addmv_(self._past().t(), self._of_steps() * torch.mv(self._gradients[: self._count], gradient))
-        return result
+            of_units.addmv_(self._in_use(self._velocity), gradient, alpha=self._factors.weights[1])
+        return torch.mv(self._past().t(), self._of_steps() * of_steps).index_add_(0, self._units, of_units)
 
     @torch.no_grad()
     def squared_norm(self, hidden: Tensor, gradient: Tensor) -> Tensor:
         """Return the squared norm of the gradients of H and c: |g|^2 |z|^2, and |g|^2 with a bias."""
-        return gradient.square().sum() * (hidden.square().sum() + (0.0 if self.bias is None else 1.0))
+        return torch.dot(gradient, gradient) * (torch.dot(hidden, hidden) + (0.0 if self.bias is None else 1.0))
 
     @torch.no_grad()
     def step(self, hidden: Tensor, gradient: Tensor, scale: Tensor | float = 1.0) -> None:
@@ -148,41 +166,67 @@ class FactoredHeads:
         """
         if self._count == self.rows:
             self._fold()
-        torch.mul(gradient, scale, out=self._gradients[self._count])
+        row = self._stack[self.weight.shape[0] + self._count]
+        torch.mul(gradient, scale, out=row)
         self._activations[self._count] = hidden
         self._factors.step(self._count)
         self._count += 1
         if self.bias is not None and self._bias_buffer is not None:
             learning_rate, momentum, weight_decay = self._settings
-            self._bias_buffer.mul_(momentum).add_(self._gradients[self._count - 1]).add_(self.bias, alpha=weight_decay)
+            self._bias_buffer.mul_(momentum).add_(row).add_(self.bias, alpha=weight_decay)
             self.bias.add_(self._bias_buffer, alpha=-learning_rate)
 
     @torch.no_grad()
     def materialise(self) -> None:
-        """Write the weights as they are now into `weight`."""
-        self._add_terms(self.weight, self._velocity, self._factors.weights)
-        # What is left of the momentum buffer is of no use: a round's buffers start empty.
-        self._velocity, self._count = None, 0
-        self._factors.restart()
+        """Write the weights as they are now into `weight`; the last call."""
+        self._combine(self._factors.weights, out=self._in_use(self._stack))
+        self.weight.mul_(self._of_unused(self._factors.weights))
+        self.weight[self._units] = self._in_use(self._stack)
+
+    def _use(self, units: Tensor) -> None:
+        """Take rows of further units into the stack, as they were at the last fold."""
+        if not len(units):
+            return
+        end = len(self.weight) - len(self._units)
+        for matrix, factor in zip((self._stack, self._velocity), self._unused_factors, strict=True):
+            if matrix is not None:
+                torch.mul(self.weight[units], factor, out=matrix[end - len(units) : end])
+        self._units = torch.cat((units, self._units))
+        self._unused[units] = False
+
+    def _in_use(self, matrix: Tensor, steps: int = 0) -> Tensor:
+        """Return the rows of the used units and, in the stack, of some steps after them."""
+        width = len(self.weight)
+        return matrix[width - len(self._units) : width + steps]
 
     def _fold(self) -> None:
-        """Make room for further steps: weights and momentum buffer become dense matrices."""
-        velocity = None
+        """Make room for further steps: H_0 and V_0 become weights and momentum buffer as they are now."""
+        weights, momentum = self._in_use(self._stack), None
         if self._settings[1] > 0:
-            velocity = self.weight.clone()
-            self._add_terms(velocity, self._velocity, self._factors.buffer)
-        self._add_terms(self.weight, self._velocity, self._factors.weights)
-        self._velocity, self._count = velocity, 0
+            momentum = torch.empty_like(weights)
+            self._combine(self._factors.buffer, out=momentum)
+        self._combine(self._factors.weights, out=weights)
+        if momentum is not None:
+            if self._velocity is None:
+                self._velocity = self.weight.new_empty(self.weight.shape)
+            self._in_use(self._velocity).copy_(momentum)
+        self._unused_factors = self._of_unused(self._factors.weights), self._of_unused(self._factors.buffer)
         self._factors.restart()
+        self._count = 0
 
-    def _add_terms(self, matrix: Tensor, velocity: Tensor | None, factors: NDArray[np.float64]) -> None:
-        """Turn H_0 in `matrix` into factors[0] H_0 + factors[1] V_0 + sum_j factors[2 + j] z_j g_j^T, in place."""
-        matrix.mul_(factors[0])
-        if velocity is not None:
-            matrix.add_(velocity, alpha=factors[1])
+    def _combine(self, factors: NDArray[np.float64], out: Tensor) -> None:
+        """Write factors[0] H_0 + factors[1] V_0 + sum_j factors[2 + j] z_j g_j^T, of the used units, to `out` [u, P]."""
+        torch.mul(self._in_use(self._stack), factors[0], out=out)
+        if self._velocity is not None:
+            out.add_(self._in_use(self._velocity), alpha=factors[1])
         if self._count:
-            coefficients = self._vector(factors)
-            matrix.addmm_((coefficients[:, None] * self._past()).t(), self._gradients[: self._count])
+            activations = self._past()[:, self._units] * self._vector(factors)[:, None]
+            width = len(self.weight)
+            out.addmm_(activations.t(), self._stack[width : width + self._count])
+
+    def _of_unused(self, factors: NDArray[np.float64]) -> float:
+        """Return what factors[0] H_0 + factors[1] V_0 is for an unused unit, in units of `weight`."""
+        return float(np.dot(factors[:2], self._unused_factors))
 
     def _past(self) -> Tensor:
         return self._activations[: self._count]
