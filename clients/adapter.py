@@ -4,19 +4,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, ConfigRecordValues, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.cohort import CohortResult, MakeClient, evaluate_cohort, train_cohort
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
-    CONFIG,
     PROPERTIES,
     WEIGHTS,
     Reduction,
     Report,
     Request,
+    record_of,
     weights_record,
 )
 from hyperfl_flwr.metrics.memory import peak_memory, process_name
@@ -40,8 +40,8 @@ class Cohort:
 def train(cohort: Cohort, message: Message) -> Message:
     """Answer a TRAIN message: sums of the shared arrays, their weights, and a report."""
     began = time.perf_counter()
-    received = unpack_arrays(message.content.array_records[ARRAYS])
-    request = Request.from_record(message.content.config_records[CONFIG])
+    received = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
+    request = Request.of(message.content)
     result = train_cohort(cohort.make_client, request, received, cohort.reductions, send_details=cohort.send_details)
     content = RecordDict(
         {
@@ -56,8 +56,8 @@ def train(cohort: Cohort, message: Message) -> Message:
 def evaluate(cohort: Cohort, message: Message) -> Message:
     """Answer an EVALUATE message: a report."""
     began = time.perf_counter()
-    received = unpack_arrays(message.content.array_records[ARRAYS])
-    request = Request.from_record(message.content.config_records[CONFIG])
+    received = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
+    request = Request.of(message.content)
     result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
     return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
 

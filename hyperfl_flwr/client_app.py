@@ -26,7 +26,7 @@ from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.messages import CONFIG, Request
+from hyperfl_flwr.messages import Request
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.state import PrivateState
@@ -120,14 +120,14 @@ class NodeApp:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the sampled clients of this node."""
-    request = Request.from_record(message.content.config_records[CONFIG])
+    request = Request.of(message.content)
     return adapter.train(NodeApp(context).cohort(request), message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the clients of this node."""
-    request = Request.from_record(message.content.config_records[CONFIG])
+    request = Request.of(message.content)
     return adapter.evaluate(NodeApp(context).cohort(request), message)
 
 

@@ -1,18 +1,19 @@
 """The server's side of the exchange with nodes: who is there, who hosts whom, and one try more for a node that dies."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.messages import HELLO, PROPERTIES, printable
+from hyperfl_flwr.messages import HELLO, PROPERTIES, printable, record_of
 
-POLL_SECONDS = 0.1
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 1.0
+"""Pauses between two looks at what has arrived."""
 
 _DIED = {ErrorCode.UNKNOWN, ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
 """Errors of a process that ended, as opposed to one that answered with an exception. Flower's simulation reports a dead
@@ -101,8 +102,7 @@ def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
     while True:
         new = [node for node in grid.get_node_ids() if node not in nodes]
         messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in new]
-        replies = exchange(grid, messages, timeout) if messages else []
-        for answer in match(messages, replies):
+        for answer in exchange(grid, messages, timeout):
             nodes[answer.node] = _introduce(answer)
         expected = max((int(node.properties["num-nodes"]) for node in nodes.values()), default=None)
         if expected is not None and len(nodes) >= expected:
@@ -118,7 +118,7 @@ def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
 def _introduce(answer: Exchange) -> Node:
     if answer.content is None:
         raise RunFailedError(f"node {answer.node} cannot take part: {answer.problem}")
-    properties: dict[str, Any] = dict(answer.content.config_records[PROPERTIES])
+    properties: dict[str, Any] = dict(record_of(answer.content, PROPERTIES, ConfigRecord))
     return Node(
         id=answer.node,
         partition=int(properties["partition"]),
@@ -148,32 +148,52 @@ def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
     return Federation(nodes)
 
 
-def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-    """Send messages to nodes and wait for the replies.
+def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Exchange]:
+    """Send messages to nodes and hand on what comes of each, in the order of the messages.
 
-    A message whose process died is sent once more; what it does is idempotent, see `hyperfl_flwr.state`.
+    A reply is fetched when its turn has come and the caller asks for it; until then it stays with Flower. What the
+    caller holds does therefore not grow with the number of nodes. A message whose process died is sent once more; what
+    it does is idempotent, see `hyperfl_flwr.state`.
 
     Args:
         grid: Flower's grid.
-        messages: At most one per node.
-        timeout: Longest wait for all replies, in seconds.
-
-    Returns:
-        The replies, errors among them; `match` tells which belongs to which message.
+        messages: At most one per node; they are sent at once, with the first request for a reply.
+        timeout: Longest wait for all replies, in seconds; a message that is sent again has the same time anew.
 
     Raises:
-        RunFailedError: If the process died again.
+        RunFailedError: If a process died again.
     """
-    replies = list(grid.send_and_receive(messages, timeout=timeout))
-    dead = [answer.node for answer in match(messages, replies) if answer.died]
-    if not dead:
-        return replies
-    copies = [_copy(message) for message in messages if message.metadata.dst_node_id in dead]
-    again = list(grid.send_and_receive(copies, timeout=timeout))
-    for answer in match(copies, again):
-        if answer.died:
-            raise RunFailedError(f"the process of node {answer.node} died twice in a row: {answer.problem}")
-    return [reply for reply in replies if not _died(reply)] + again
+    ids = list(grid.push_messages(messages))
+    end = time.monotonic() + timeout
+    for message, name in zip(messages, ids, strict=True):
+        yield _answer(grid, message, name, end, timeout)
+
+
+def _answer(grid: Grid, message: Message, name: str, end: float, timeout: float) -> Exchange:
+    answer = match([message], _pull(grid, name, end))[0]
+    if not answer.died:
+        return answer
+    copy = _copy(message)
+    (name,) = grid.push_messages([copy])
+    again = match([copy], _pull(grid, name, time.monotonic() + timeout))[0]
+    if again.died:
+        raise RunFailedError(f"the process of node {again.node} died twice in a row: {again.problem}")
+    return again
+
+
+def _pull(grid: Grid, name: str, end: float) -> list[Message]:
+    """Return the reply to the message with a name, as soon as it is there; nothing if there is none at the end.
+
+    The pauses are a twentieth of the time waited so far: neither does a short round wait long, nor is a SuperLink asked
+    without need.
+    """
+    began = time.monotonic()
+    while not (replies := list(grid.pull_messages([name]))):
+        now = time.monotonic()
+        if now >= end:
+            break
+        time.sleep(min(max(POLL_SECONDS, (now - began) / 20), LONGEST_POLL_SECONDS, end - now))
+    return replies
 
 
 def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Exchange]:

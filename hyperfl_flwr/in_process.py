@@ -49,25 +49,25 @@ class InProcessGrid(Grid):
         # Flower's Message asks for the identity of the task that makes it, which only its own runtimes set.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self._sent = 0
-        self._replies: dict[str, Message] = {}
+        self._waiting: dict[str, Message] = {}
 
     def get_node_ids(self) -> Sequence[int]:
         """Return the nodes' ids."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        """Run the receivers and keep their replies; returns the messages' ids."""
+        """Take messages; returns their ids."""
         ids = []
         for message in messages:
             self._sent += 1
             message.metadata.__dict__["_message_id"] = f"message-{self._sent}"
             ids.append(message.metadata.message_id)
-            self._replies[message.metadata.message_id] = self.answer(message)
+            self._waiting[message.metadata.message_id] = message
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        """Return the replies to these messages and forget them."""
-        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+        """Run the receivers of these messages, each once, and return their replies."""
+        return [self.answer(self._waiting.pop(name)) for name in message_ids if name in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
         """Run the receivers and return their replies; `timeout` has no effect."""

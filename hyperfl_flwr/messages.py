@@ -18,16 +18,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 ARRAYS = "arrays"
 CLIENTS = "clients"
 CONFIG = "config"
 PROPERTIES = "properties"
 WEIGHTS = "weights"
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 HELLO = "query.hello"
 """Type of the handshake's message."""
@@ -94,6 +96,11 @@ class Request:
                 "kept-versions": list(self.kept_versions),
             }
         )
+
+    @classmethod
+    def of(cls, content: RecordDict) -> "Request":
+        """Return the request in a message's content; errors as `from_record` and `record_of`."""
+        return cls.from_record(record_of(content, CONFIG, ConfigRecord))
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> "Request":
@@ -243,6 +250,21 @@ def _row(columns: Mapping[str, Any], number: int) -> dict[str, float]:
 def weights_record(num_examples: int, num_clients: int) -> MetricRecord:
     """Pack the weights of a node's sums."""
     return MetricRecord({NUM_EXAMPLES: num_examples, NUM_CLIENTS: num_clients})
+
+
+def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
+    """Return a record of a message's content.
+
+    Flower's own way, `content.array_records[name]`, leaves a reference cycle behind, which keeps a content and its
+    arrays alive until Python's garbage collector comes by.
+
+    Raises:
+        ValueError: If there is no such record of this kind.
+    """
+    record = content.get(name)
+    if not isinstance(record, kind):
+        raise ValueError(f"the message holds no {kind.__name__} {name!r}")
+    return record
 
 
 def content_bytes(contents: Iterable[RecordDict]) -> int:

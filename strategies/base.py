@@ -27,6 +27,7 @@ from hyperfl_flwr.messages import (
     content_bytes,
     group_of,
     printable,
+    record_of,
     weights_record,
 )
 from hyperfl_flwr.metrics.memory import process_name
@@ -163,31 +164,21 @@ class BaseStrategy(Strategy):
         """Reduce the nodes' sums, see `reduce`."""
         return self.reduce(match(self._sent, replies))
 
-    def reduce(self, exchanges: Sequence[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the nodes' sums, in the order of the nodes, and divide once.
 
-        A node whose reply does not fit is left out, and its clients are reported as failed.
+        A node whose reply does not fit is left out, and its clients are reported as failed. No more than one reply is
+        held at a time, if `exchanges` makes them one by one.
 
         Returns:
             The new shared parameters and their weights; None and None if no client finished.
         """
         total: SharedArrays = {}
         num_examples = 0
-        self._begin_outcome(exchanges)
+        self._begin_outcome()
         for answer in exchanges:
-            try:
-                report = self._report(answer)
-                sums = self._sums(answer, report)
-            except ValueError as error:
-                self._all_failed(answer, str(error))
-                continue
-            self._note(report)
-            num_examples += sum(result.num_examples for result in report.results)
-            for key, value in sums.items():
-                if key in total:
-                    total[key] += value
-                else:
-                    total[key] = value.copy()
+            num_examples += self._add(answer, total)
+            del answer
         num_clients = len(self.outcome.results)
         self.progress.trainings += num_clients + len(self.outcome.failures)
         self.progress.failed_trainings += len(self.outcome.failures)
@@ -207,21 +198,36 @@ class BaseStrategy(Strategy):
         self.collect(match(self._sent, replies))
         return weights_record(sum(result.num_examples for result in self.outcome.results), len(self.outcome.results))
 
-    def collect(self, exchanges: Sequence[Exchange]) -> None:
+    def collect(self, exchanges: Iterable[Exchange]) -> None:
         """Put the per-client numbers of an evaluation into `outcome`."""
-        self._begin_outcome(exchanges)
+        self._begin_outcome()
         for answer in exchanges:
             try:
                 self._note(self._report(answer))
             except ValueError as error:
                 self._all_failed(answer, str(error))
 
-    def _begin_outcome(self, exchanges: Sequence[Exchange]) -> None:
-        contents = [message.content for message in self._sent]
-        contents += [answer.content for answer in exchanges if answer.content is not None]
+    def _begin_outcome(self) -> None:
         self.outcome = Outcome(
-            bytes_down=sum(value.nbytes for value in self._current.values()), bytes_on_wire=content_bytes(contents)
+            bytes_down=sum(value.nbytes for value in self._current.values()),
+            bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
+
+    def _add(self, answer: Exchange, total: SharedArrays) -> int:
+        """Add a node's sums to the total, in place, and note its report; returns its number of training samples."""
+        try:
+            report = self._report(answer)
+            sums = self._sums(answer, report)
+        except ValueError as error:
+            self._all_failed(answer, str(error))
+            return 0
+        self._note(report)
+        for key, value in sums.items():
+            if key in total:
+                total[key] += value
+            else:
+                total[key] = value.copy()
+        return sum(result.num_examples for result in report.results)
 
     def _report(self, answer: Exchange) -> Report:
         """Return a node's report.
@@ -231,9 +237,8 @@ class BaseStrategy(Strategy):
         """
         if answer.content is None:
             raise ValueError(answer.problem)
-        if CLIENTS not in answer.content.config_records:
-            raise ValueError("the reply holds no report")
-        report = Report.from_record(answer.content.config_records[CLIENTS])
+        self.outcome.bytes_on_wire += content_bytes([answer.content])
+        report = Report.from_record(record_of(answer.content, CLIENTS, ConfigRecord))
         told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
         if told != self._asked[answer.node]:
             raise ValueError(f"the reply is about the clients {told}, asked were {self._asked[answer.node]}")
@@ -246,15 +251,14 @@ class BaseStrategy(Strategy):
             ValueError: If they, or their weights, do not fit.
         """
         content = answer.content or RecordDict()
-        if ARRAYS not in content.array_records or WEIGHTS not in content.metric_records:
-            raise ValueError("the reply holds no arrays or no weights")
+        arrays, got = record_of(content, ARRAYS, ArrayRecord), record_of(content, WEIGHTS, MetricRecord)
         weights = weights_record(sum(result.num_examples for result in report.results), len(report.results))
-        if dict(content.metric_records[WEIGHTS]) != dict(weights):
-            raise ValueError(f"the weights {dict(content.metric_records[WEIGHTS])} must be {dict(weights)}")
+        if dict(got) != dict(weights):
+            raise ValueError(f"the weights {dict(got)} must be {dict(weights)}")
         if not report.results:
             return {}
         try:
-            sums = unpack_arrays(content.array_records[ARRAYS])
+            sums = unpack_arrays(arrays)
         except (TypeError, ValueError, EOFError, SyntaxError) as error:
             raise ValueError(f"the reply's arrays cannot be read: {printable(str(error))}") from None
         if problem := layout_problem(self._current, sums):

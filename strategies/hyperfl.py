@@ -4,7 +4,7 @@ Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Again
 2025, algorithm 1 (server): varphi <- sum_i (n_i / n) varphi_i.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from flwr.app import Array, ArrayRecord, MetricRecord
 from torch import Tensor
@@ -33,7 +33,7 @@ class HyperFL(BaseStrategy):
         )
         return {"hypernetwork": parameters}
 
-    def reduce(self, exchanges: Sequence[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Reduce as always; with `embedding = common-frozen` the first layer is a constant, free of rounding."""
         arrays, weights = super().reduce(exchanges)
         if arrays is not None and self.setting.config.hyperfl.embedding == "common-frozen":

@@ -76,7 +76,7 @@ class RecordedStrategy(Strategy):
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
             began = time.perf_counter()
             messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
-            reduced, _ = self.aggregate_train(current, exchange(grid, messages, timeout))
+            reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
             arrays = arrays if reduced is None else reduced
             self._record_training(current, time.perf_counter() - began)
             self._give_up_if_hopeless()
@@ -84,7 +84,7 @@ class RecordedStrategy(Strategy):
                 self.checkpoints.save(unpack_arrays(arrays), self.inner.progress)
                 self.inner.durable_versions = dict(self.inner.progress.versions)
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
-        self.aggregate_evaluate(num_rounds, exchange(grid, messages, timeout))
+        self.inner.collect(exchange(grid, messages, timeout))
         self._record_aggregate(num_rounds, self.inner.outcome)
         self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
         if not self.inner.outcome.results:

@@ -2,12 +2,13 @@
 
 import json
 import random
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, MessageType
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import Grid
 
@@ -15,7 +16,7 @@ from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import Scalar, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import CONFIG, Request
+from hyperfl_flwr.messages import CONFIG, Request, record_of
 from hyperfl_flwr.recording import read_metrics
 from hyperfl_flwr.storage import read_arrays
 
@@ -53,8 +54,7 @@ def plain_grid(num_nodes: int, settings: Settings) -> InProcessGrid:
 
 def round_of(message: Message) -> int:
     """Return the round of a TRAIN or EVALUATE message, 0 for the handshake's."""
-    records = message.content.config_records
-    return Request.from_record(records[CONFIG]).round if CONFIG in records else 0
+    return Request.of(message.content).round if CONFIG in message.content else 0
 
 
 class KilledError(Exception):
@@ -76,20 +76,25 @@ class KilledGrid(InProcessGrid):
 
 
 class PermutedGrid(InProcessGrid):
-    """Gives the nodes random ids, lists them backwards, runs them backwards, and shuffles their replies."""
+    """Gives the nodes random ids, lists them backwards, and runs them in any order before a reply is asked for."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
         self._random = random.Random(7)
+        self._replies: dict[str, Message] = {}
         ids = self._random.sample(range(1, 2**62), num_nodes)
         self._contexts = dict(zip(ids, reversed(self._contexts.values()), strict=True))
         for number, context in self._contexts.items():
             context.node_id = number
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
-        replies = list(super().send_and_receive(list(messages)[::-1], timeout=timeout))
-        self._random.shuffle(replies)
-        return replies
+    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
+        ids = super().push_messages(messages)
+        order = ids[::-1] if self._sent % 2 else self._random.sample(ids, len(ids))
+        self._replies |= {name: self.answer(self._waiting.pop(name)) for name in order}
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
 
 class RecordingGrid(InProcessGrid):
@@ -101,20 +106,46 @@ class RecordingGrid(InProcessGrid):
         self.rounds: dict[int, tuple[list[int], dict[str, bytes], dict[str, bytes]]] = {}
         self._clients = Path(str(settings["output"])) / "clients"
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         messages = list(messages)
-        before = files_below(self._clients)
-        replies = super().send_and_receive(messages, timeout=timeout)
+        self._keep(messages)
         if messages and messages[0].metadata.message_type == MessageType.TRAIN:
-            asked = [Request.from_record(message.content.config_records[CONFIG]).clients for message in messages]
+            asked = [Request.of(message.content).clients for message in messages]
             trained = sorted(client for clients in asked for client in clients)
-            self.rounds[round_of(messages[0])] = (trained, before, files_below(self._clients))
-        for message in (*messages, *replies):
+            before = files_below(self._clients)
+            self.rounds[round_of(messages[0])] = (trained, before, before)
+        return super().push_messages(messages)
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        self._keep([reply])
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained, before, _ = self.rounds[round_of(message)]
+            self.rounds[round_of(message)] = (trained, before, files_below(self._clients))
+        return reply
+
+    def _keep(self, messages: Iterable[Message]) -> None:
+        for message in messages:
             if message.has_error():
                 self.sent.add(str(message.error.reason).encode())
             else:
                 self.sent.add(recorddict_to_proto(message.content).SerializeToString())
-        return replies
+
+
+class ForgetfulGrid(InProcessGrid):
+    """Counts the replies to earlier training messages that are still held when a node is asked to train."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self._given: list[weakref.ref[RecordDict]] = []
+        self.held: list[int] = []
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.message_type == MessageType.TRAIN:
+            self.held.append(sum(content() is not None for content in self._given))
+            self._given.append(weakref.ref(reply.content))
+        return reply
 
 
 class RepeatingGrid(InProcessGrid):
@@ -127,7 +158,9 @@ class RepeatingGrid(InProcessGrid):
     def answer(self, message: Message) -> Message:
         replies = [super(RepeatingGrid, self).answer(message) for _ in range(2)]
         if message.metadata.message_type == MessageType.TRAIN:
-            first, second = ({k: v.data for k, v in r.content.array_records["arrays"].items()} for r in replies)
+            first, second = (
+                {k: v.data for k, v in record_of(r.content, "arrays", ArrayRecord).items()} for r in replies
+            )
             self.pairs.append((first, second))
         return replies[1]
 

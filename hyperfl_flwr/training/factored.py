@@ -104,8 +104,13 @@ class FactoredHeads:
             self._use(self._unused.nonzero().flatten())
 
     @classmethod
-    def of(cls, hypernetwork: Hypernetwork, optimiser: torch.optim.Optimizer) -> "FactoredHeads":
+    def of(cls, hypernetwork: Hypernetwork, optimiser: torch.optim.Optimizer, *, steps: int) -> "FactoredHeads":
         """Take a hypernetwork's heads over from an optimiser, which skips them while they have no gradient.
+
+        Args:
+            hypernetwork: Its heads must not be used otherwise until `materialise`.
+            optimiser: Gives rate, momentum and weight decay.
+            steps: How many there will be; memory is reserved for p of them at most.
 
         Raises:
             ValueError: If the algebra does not hold: another layer computes theta, or the optimiser's step is not
@@ -126,7 +131,8 @@ class FactoredHeads:
         # Elsewhere than on the CPU, asking which units are used would stop the device in every step.
         is_relu = type(hypernetwork).activation is Hypernetwork.activation
         skip = is_relu and weight.device.type == "cpu"
-        return cls(weight, bias, learning_rate=groups[0]["lr"], **settings, skip_zeros=skip)
+        rows = max(1, min(len(weight), steps))
+        return cls(weight, bias, learning_rate=groups[0]["lr"], **settings, rows=rows, skip_zeros=skip)
 
     @torch.no_grad()
     def forward(self, hidden: Tensor) -> Tensor:
@@ -144,7 +150,7 @@ class FactoredHeads:
     def backward(self, gradient: Tensor) -> Tensor:
         """Return dL/dz [p] = H dL/dtheta, of g = dL/dtheta [P]; 0 for units that have never been used."""
         products = torch.mv(self._in_use(self._stack, self._count), gradient)
-        of_units, of_steps = torch.split(products, (len(self._units), self._count))
+        of_units, of_steps = torch.split(products, [len(self._units), self._count])
         of_units = of_units * self._factors.weights[0]
         if self._velocity is not None:
             of_units.addmv_(self._in_use(self._velocity), gradient, alpha=self._factors.weights[1])
@@ -215,7 +221,7 @@ class FactoredHeads:
         self._count = 0
 
     def _combine(self, factors: NDArray[np.float64], out: Tensor) -> None:
-        """Write factors[0] H_0 + factors[1] V_0 + sum_j factors[2 + j] z_j g_j^T, of the used units, to `out` [u, P]."""
+        """Write factors[0] H_0 + factors[1] V_0 + sum_j factors[2 + j] z_j g_j^T to `out` [u, P], of the used units."""
         torch.mul(self._in_use(self._stack), factors[0], out=out)
         if self._velocity is not None:
             out.add_(self._in_use(self._velocity), alpha=factors[1])

@@ -8,6 +8,7 @@ What the paper leaves open follows its public code: the gradients of varphi and 
 weight decay acts on v too, and every round starts with empty momentum buffers.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -138,7 +139,8 @@ def _step2_factored(
     if not model.frozen:
         groups.append({"params": [model.embedding], "lr": rates.embedding})
     optimiser = torch.optim.SGD(groups, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
-    heads = FactoredHeads.of(network, optimiser)
+    steps = epochs.epochs * math.ceil(len(data.train_labels) / epochs.batch_size)
+    heads = FactoredHeads.of(network, optimiser, steps=steps)
     below = [] if model.frozen else [*network.hidden.parameters(), model.embedding]
     _trainable(below)
 

@@ -11,6 +11,7 @@ import pytest
 from federations import (
     NUM_CLIENTS,
     Federate,
+    ForgetfulGrid,
     PermutedGrid,
     RecordingGrid,
     RepeatingGrid,
@@ -110,6 +111,18 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Fed
 def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, federate: Federate) -> None:
     """A second run with other node ids and another order of nodes and replies is the expected value."""
     assert outcome(federate(method)) == outcome(federate(method, grid=PermutedGrid))
+
+
+def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -> None:
+    """Its memory does not grow with the number of nodes: when a node is asked, no earlier reply is left."""
+    grids: list[ForgetfulGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> ForgetfulGrid:
+        grids.append(ForgetfulGrid(num_nodes, settings))
+        return grids[-1]
+
+    federate(method, num_nodes=NUM_CLIENTS, grid=make)
+    assert grids[0].held == [0] * (2 * NUM_CLIENTS)
 
 
 def test_another_seed_gives_another_result(method: str, federate: Federate) -> None:

@@ -103,6 +103,39 @@ def test_float32_over_10_steps(case, bias):
         assert bool(((one - other).abs() <= torch.maximum(4 * ulp, torch.full_like(ulp, 1e-4 * moved))).all())
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rows", [40, 7, 1])
+def test_units_that_come_and_go(rows, momentum):
+    """Rows of H that are not read until their unit is used, one by one, in the middle, or never, are SGD's too."""
+    weight, offset, _, _, loss = problem(torch.float64, bias=True)
+    awake = {0: [1, 4], 9: [1, 6], 10: [6, 2, 0], 23: [4, 7], 30: []}
+    generator, now = torch.Generator().manual_seed(1), []
+    hidden = torch.zeros(40, WIDTH, dtype=torch.float64)
+    for step in range(40):
+        now = awake.get(step, now)
+        hidden[step, now] = torch.rand(len(now), generator=generator, dtype=torch.float64) + 0.1
+    start, plain_weight, plain_offset = weight.clone(), nn.Parameter(weight.clone()), nn.Parameter(offset.clone())
+    settings = {"momentum": momentum, "weight_decay": 0.1}
+    optimiser = torch.optim.SGD([plain_weight, plain_offset], lr=RATE, **settings)
+    heads = FactoredHeads(weight, offset, learning_rate=RATE, **settings, rows=rows, skip_zeros=True)
+    for step in range(40):
+        optimiser.zero_grad()
+        z = hidden[step].clone().requires_grad_()
+        wanted = z @ plain_weight + plain_offset
+        loss(wanted, step).backward()
+        theta = heads.forward(hidden[step]).requires_grad_()
+        torch.testing.assert_close(theta, wanted, rtol=1e-12, atol=1e-12)
+        (gradient,) = torch.autograd.grad(loss(theta, step), theta)
+        used = hidden[step] > 0
+        torch.testing.assert_close(heads.backward(gradient)[used], z.grad[used], rtol=1e-11, atol=1e-12)
+        heads.step(hidden[step], gradient)
+        optimiser.step()
+    heads.materialise()
+    moved = float((plain_weight.detach() - start).abs().max())
+    torch.testing.assert_close(weight, plain_weight.detach(), rtol=0, atol=1e-12 * moved)
+    torch.testing.assert_close(offset, plain_offset.detach(), rtol=1e-12, atol=1e-12)
+
+
 def hyperfl_round(factor, dtype, device, epochs):
     """Train the 8x8 network for 2 + 12 * epochs steps; returns all parameters."""
     target = build_target("cnn", (1, 8, 8), 10)
@@ -159,18 +192,18 @@ def test_another_layer_between_is_refused():
 
     network = Normalised(build_target("cnn", (1, 8, 8), 10).extractor)
     with pytest.raises(ValueError, match="Normalised computes theta in a way of its own"):
-        FactoredHeads.of(network, torch.optim.SGD(network.parameters(), lr=0.1))
+        FactoredHeads.of(network, torch.optim.SGD(network.parameters(), lr=0.1), steps=1)
 
 
 def test_an_optimiser_whose_step_is_not_linear_is_refused():
     network = Hypernetwork(build_target("cnn", (1, 8, 8), 10).extractor)
     with pytest.raises(ValueError, match=r"one group of a torch.optim.SGD, got Adam"):
-        FactoredHeads.of(network, torch.optim.Adam(network.parameters()))
+        FactoredHeads.of(network, torch.optim.Adam(network.parameters()), steps=1)
     with pytest.raises(ValueError, match=r"one group of a torch.optim.SGD"):
-        FactoredHeads.of(network, torch.optim.SGD(network.hidden.parameters(), lr=0.1))
+        FactoredHeads.of(network, torch.optim.SGD(network.hidden.parameters(), lr=0.1), steps=1)
     nesterov = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     with pytest.raises(ValueError, match="cannot be factored with nesterov"):
-        FactoredHeads.of(network, nesterov)
+        FactoredHeads.of(network, nesterov, steps=1)
 
 
 @pytest.mark.parametrize(("shape", "bias", "rows"), [((3, 4), (3,), None), ((3,), (3,), None), ((3, 4), (4,), 0)])

@@ -13,7 +13,7 @@ from hyperfl_flwr.cohort import clients_of_node
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import Federation, exchange, handshake, match
 from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
-from hyperfl_flwr.messages import PROPERTIES
+from hyperfl_flwr.messages import PROPERTIES, record_of
 
 A, B, C = FIRST_NODE_ID, FIRST_NODE_ID + 1, FIRST_NODE_ID + 2
 Answer = Callable[[Message], Message | None]
@@ -52,8 +52,8 @@ class ScriptedGrid(InProcessGrid):
         answers = self.script[node]
         return (answers.pop(0) if len(answers) > 1 else answers[0])(message)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
-        return [reply for reply in super().send_and_receive(messages, timeout=timeout) if reply is not None]
+    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
+        return [reply for reply in super().pull_messages(message_ids) if reply is not None]
 
 
 def says(content: RecordDict) -> Answer:
@@ -144,7 +144,7 @@ def test_clients_that_nobody_hosts() -> None:
 def test_a_node_that_refuses(answer: Answer, text: str) -> None:
     answers = nodes_of(2, 4) | {B: [answer]}
     with pytest.raises(RunFailedError, match=f"node {B} cannot take part: {text}"):
-        handshake(ScriptedGrid(answers), 4, 10.0)
+        handshake(ScriptedGrid(answers), 4, 0.05)
 
 
 @pytest.mark.parametrize("change", [{"input_shape": [3, 8, 8]}, {"num_classes": 11}])
@@ -176,7 +176,7 @@ def named(number: int) -> RecordDict:
 
 
 def number_in(content: RecordDict | None) -> int | None:
-    return None if content is None else int(str(content.config_records["name"]["number"]))
+    return None if content is None else int(str(record_of(content, "name", ConfigRecord)["number"]))
 
 
 DEADLY = [ErrorCode.UNKNOWN, ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED]
@@ -194,8 +194,8 @@ def test_the_message_of_a_dead_process_is_sent_once_more(code: int, death: Calla
 
     grid = ScriptedGrid({A: [says(named(1))], B: [death(code), second], C: [says(named(3))]})
     messages = ask(A, B, C)
-    answers = match(messages, exchange(grid, messages, 10.0))
-    assert grid.asked == [A, B, C, B]
+    answers = list(exchange(grid, messages, 10.0))
+    assert grid.asked == [A, B, B, C]
     assert contents == [B]
     assert [(answer.node, number_in(answer.content)) for answer in answers] == [(A, 1), (B, 2), (C, 3)]
     assert not any(answer.problem or answer.died for answer in answers)
@@ -205,7 +205,7 @@ def test_the_message_of_a_dead_process_is_sent_once_more(code: int, death: Calla
 def test_a_process_that_dies_twice_ends_the_run(code: int) -> None:
     grid = ScriptedGrid({A: [says(named(1))], B: [fails(code)]})
     with pytest.raises(RunFailedError, match=f"node {B} died twice in a row: out of memory"):
-        exchange(grid, ask(A, B), 10.0)
+        list(exchange(grid, ask(A, B), 10.0))
     assert grid.asked == [A, B, B]
 
 
@@ -213,7 +213,7 @@ def test_an_exception_is_no_death() -> None:
     """A client app that raised has answered: it is not asked again."""
     grid = ScriptedGrid({A: [fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "line one\n   line two")], B: [is_silent]})
     messages = ask(A, B)
-    answers = match(messages, exchange(grid, messages, 10.0))
+    answers = list(exchange(grid, messages, 0.05))
     assert grid.asked == [A, B]
     assert [answer.problem for answer in answers] == ["line one line two", "no reply in time"]
     assert [answer.content for answer in answers] == [None, None]
@@ -222,8 +222,40 @@ def test_an_exception_is_no_death() -> None:
 
 def test_a_dead_process_whose_second_reply_is_missing() -> None:
     grid = ScriptedGrid({A: [fails(ErrorCode.UNKNOWN), is_silent]})
-    messages = ask(A)
-    assert match(messages, exchange(grid, messages, 10.0))[0].problem == "no reply in time"
+    assert [answer.problem for answer in exchange(grid, ask(A), 0.05)] == ["no reply in time"]
+
+
+class SlowGrid(ScriptedGrid):
+    """Has a reply at the second look only, and notes how many were fetched."""
+
+    def __init__(self, answers: dict[int, Sequence[Answer]]) -> None:
+        super().__init__(answers)
+        self.looks: list[str] = []
+        self.fetched = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
+        (name,) = message_ids
+        self.looks.append(name)
+        replies = super().pull_messages([name]) if self.looks.count(name) == 2 else []
+        self.fetched += len(replies)
+        return replies
+
+
+def test_replies_are_waited_for_and_fetched_one_by_one() -> None:
+    """Not before the caller asks for the next one: what it holds does not grow with the number of nodes."""
+    grid = SlowGrid({A: [says(named(1))], B: [says(named(2))], C: [says(named(3))]})
+    answers = exchange(grid, ask(A, B, C), 10.0)
+    for number, node in enumerate((A, B, C), start=1):
+        answer = next(answers)
+        assert (answer.node, number_in(answer.content), grid.fetched) == (node, number, number)
+    assert len(grid.looks) == 6
+    assert list(answers) == []
+
+
+def test_a_reply_that_is_there_is_fetched_after_the_time_is_over() -> None:
+    """A is silent until the end of the time; B has answered long ago."""
+    grid = ScriptedGrid({A: [is_silent], B: [says(named(2))]})
+    assert [answer.problem for answer in exchange(grid, ask(A, B), 0.05)] == ["no reply in time", ""]
 
 
 def test_an_error_of_the_superlink_is_matched_by_its_message() -> None:

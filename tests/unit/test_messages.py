@@ -18,6 +18,7 @@ from hyperfl_flwr.messages import (
     Request,
     content_bytes,
     group_of,
+    record_of,
     weights_record,
 )
 
@@ -34,7 +35,7 @@ REQUEST = Request(
 def on_the_wire(record: ConfigRecord) -> ConfigRecord:
     """Send a record through Flower's protocol buffers."""
     content = recorddict_from_proto(recorddict_to_proto(RecordDict({"record": record})))
-    return content.config_records["record"]
+    return record_of(content, "record", ConfigRecord)
 
 
 def test_a_request_survives_the_wire() -> None:
