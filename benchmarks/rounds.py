@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.cores import CoreSlots
-from experiments.run import DEFAULT_NUM_NODES, Observer, launch, plan
+from experiments.run import Observer, launch, plan
 from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.recording import read_metrics
 
@@ -47,9 +47,9 @@ def measure_rounds(method: str, changes: dict[str, Scalar], folder: Path, note: 
     planned = plan(changes | {"method": method, "output": str(folder), "device": "cpu"})
     with CoreSlots() as slots:
         # A run takes what is free of these in the same way, right after they are given back.
-        actors = slots.acquire(DEFAULT_NUM_NODES, lambda: note("all cores are taken by other runs; waiting for one"))
-    if actors < DEFAULT_NUM_NODES:
-        note(f"only {actors} of {DEFAULT_NUM_NODES} cores is free; the overhead is computed for {actors}")
+        actors = slots.acquire(planned.num_nodes, lambda: note("all cores are taken by other runs; waiting for one"))
+    if actors < planned.num_nodes:
+        note(f"only {actors} of {planned.num_nodes} cores is free; the overhead is computed for {actors}")
     launch(planned, Observer(on_note=note))
     rounds = [record for record in read_metrics(folder) if record["kind"] == "train"]
     later = rounds[1:]

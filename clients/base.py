@@ -150,6 +150,11 @@ class BaseClient(NumPyClient):
         """Return the names `group/name` of the shared arrays, in the order in which they travel."""
         return [f"{group}/{name}" for group in self.shared for name in self.groups[group].state_dict()]
 
+    def shared_bytes(self) -> int:
+        """Return the size of the shared arrays in bytes."""
+        tensors = (tensor for group in self.shared for tensor in self.groups[group].state_dict().values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
     def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
         keys = self.keys()
         if len(parameters) != len(keys):

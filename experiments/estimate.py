@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from clients.base import client_setting
+from experiments.layout import WIRE_BYTES_PER_SECOND
 from experiments.run import Plan
 from hyperfl_flwr.arrays import unpack_arrays
 from hyperfl_flwr.checkpoint import KEPT
@@ -21,8 +22,8 @@ from strategies.base import Setting
 STARTUP_SECONDS = 12.0
 """What starting and stopping Flower's engine and Ray takes; measured on two cores."""
 
-WIRE_BYTES_PER_SECOND = 100e6
-"""What passes between server and nodes of a simulation, both ways; measured on two cores."""
+SERVER_COPIES = 8
+"""Copies of what is shared that the server and Flower hold, however many nodes there are; see docs/performance.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
     arrays = unpack_arrays(method.strategy(setting).initial_arrays())
     shared = sum(value.nbytes for value in arrays.values())
     server_memory = peak_memory()
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(planned.threads)
     device = resolve_device(config.device)
     with tempfile.TemporaryDirectory() as folder:
         one_epoch = config.model_copy(update={"local_epochs": 1})
@@ -74,14 +75,14 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
         private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
     client_seconds = float(metrics["seconds"]) + (config.local_epochs - 1) * float(metrics["train-seconds"])
     trained = max(1, round(config.fraction_train * config.num_clients))
-    busy = min(max(1, num_cores // config.threads), num_nodes)
+    busy = min(max(1, num_cores // planned.threads), num_nodes)
     wire = 2 * shared * min(num_nodes, config.num_clients)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
         bytes_per_client_round=shared,
         bytes_on_wire_per_round=wire,
         disk_bytes=KEPT * shared + 2 * config.num_clients * private,
-        memory_bytes=server_memory + 2 * wire + busy * peak_memory(),
+        memory_bytes=server_memory + SERVER_COPIES * shared + busy * peak_memory(),
         seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
         client_seconds=client_seconds,
     )

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import torch
 
+from clients.base import client_setting
 from experiments.cores import CoreSlots
 from experiments.flower import federation_config
+from experiments.layout import Machine, suitable_nodes, suitable_threads
 from experiments.superlink import LocalSuperLink
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RunConfig, Scalar, app_file, default_settings
-from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, DataError, DeviceError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
@@ -27,11 +29,9 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
+from hyperfl_flwr.state import PrivateState
 
 POLL_SECONDS = 0.5
-
-DEFAULT_NUM_NODES = 2
-"""Flower's own default number of simulated nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,14 @@ class Plan:
     Attributes:
         config: Its settings, with an absolute output directory.
         num_nodes: Number of simulated nodes P.
+        threads: torch threads of each process, as in the settings.
+        chosen_for: The machine for which nodes or threads were chosen; empty if the caller gave both.
     """
 
     config: RunConfig
     num_nodes: int
+    threads: int
+    chosen_for: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,8 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
 
     Args:
         changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
-        num_nodes: Number of simulated nodes P; None is two, or that of the resumed run.
+        num_nodes: Number of simulated nodes P; None is what suits the machine (`experiments.layout`), or that of the
+            resumed run.
 
     Returns:
         The run's settings and number of nodes.
@@ -93,12 +98,29 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
         index = config.device.partition(":")[2]
         raise DeviceError(f"a simulation takes its GPUs from Ray: set CUDA_VISIBLE_DEVICES={index} and device=cuda")
     resolve_device(config.device)
-    data = load_federated_data(config.data_settings()).dataset
+    data = load_federated_data(config.data_settings())
     try:
-        build_target(config.target, data.input_shape, data.num_classes)
+        build_target(config.target, data.dataset.input_shape, data.dataset.num_classes)
     except ValueError as error:
         raise DataError(f"{error}; choose another target or other images") from None
-    return Plan(config=config, num_nodes=num_nodes or DEFAULT_NUM_NODES)
+    return _laid_out(config, data, num_nodes)
+
+
+def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None) -> Plan:
+    """Choose the nodes and threads that the caller has not."""
+    device = resolve_device(config.device)
+    machine = Machine.here(device)
+    chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
+    if num_nodes is None:
+        # The handshake needs every node, and the last round trains all clients; a usual round trains a sample.
+        clients = max(1, round(config.fraction_train * config.num_clients))
+        state = PrivateState(Path(), "", 0)
+        client = METHODS[config.method].client(client_setting(config, data, 0, device, state))
+        threads = 1 if config.threads == "auto" else config.threads
+        num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
+    threads = suitable_threads(machine, num_nodes) if config.threads == "auto" else config.threads
+    config = config.model_copy(update={"threads": threads})
+    return Plan(config=config, num_nodes=num_nodes, threads=threads, chosen_for=chosen_for)
 
 
 def _check_resume(config: RunConfig, num_nodes: int | None) -> int:
@@ -128,19 +150,30 @@ def launch(planned: Plan, observer: Observer) -> Path:
     config = planned.config
     directory = Path(config.resume or config.output)
     with CoreSlots() as slots:
-        wanted = planned.num_nodes * config.threads
+        wanted = planned.num_nodes * planned.threads
         held = slots.acquire(wanted, lambda: observer.on_note("all cores are taken by other runs; waiting for one"))
         with LocalSuperLink(environment={COMMIT_VARIABLE: commit()}) as superlink:
             app = build_app(superlink.home / "app")
             settings = superlink.home / "settings.toml"
             settings.write_text("".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in config.flat().items()))
-            actors = max(1, held // config.threads)
-            where = f"{planned.num_nodes} nodes in {actors} processes, {config.threads} thread(s) each"
-            observer.on_note(f"{config.num_clients} clients on {where}, on {resolve_device(config.device).type}")
+            actors = max(1, held // planned.threads)
+            observer.on_note(_where(planned, actors))
             run_id = superlink.submit(app, settings, _federation(config, planned.num_nodes, actors))
             with _explained(directory, observer):
                 _follow(superlink, run_id, config, directory, observer)
     return directory
+
+
+def _where(planned: Plan, actors: int) -> str:
+    """Say where a run trains, and how to have it otherwise."""
+    device = resolve_device(planned.config.device).type
+    text = (
+        f"{planned.config.num_clients} clients on {planned.num_nodes} nodes in {actors} processes, "
+        f"{planned.threads} thread(s) each, on {device}"
+    )
+    if planned.chosen_for:
+        text += f"; chosen for {planned.chosen_for}, set --num-nodes and --set threads= to change it"
+    return text
 
 
 def _federation(config: RunConfig, num_nodes: int, actors: int) -> str:

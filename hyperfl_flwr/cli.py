@@ -37,7 +37,8 @@ def run(
     dataset: Annotated[str | None, typer.Option(help="One of `hyperfl datasets`, or npz:FILE.")] = None,
     num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
     num_nodes: Annotated[
-        int | None, typer.Option(help="Number of simulated nodes P that host them; default: 2, or as resumed.", min=1)
+        int | None,
+        typer.Option(help="Number of simulated nodes P; default: what suits the machine, or as resumed.", min=1),
     ] = None,
     num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,

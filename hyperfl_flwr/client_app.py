@@ -65,7 +65,10 @@ class NodeApp:
         self.simulated = bool(owner.get(SIMULATED)) or (ray is not None and ray.is_initialized())
         self.state_directory = owner.get("state-dir")
         self.device = resolve_device(self.config.device)
-        torch.set_num_threads(self.config.threads)
+        if self.config.threads != "auto":
+            torch.set_num_threads(self.config.threads)
+        elif self.simulated:  # other nodes share the machine
+            torch.set_num_threads(1)
 
     def data(self) -> FederatedData:
         """Return the data of all clients; a process reads them once."""

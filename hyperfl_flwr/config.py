@@ -102,7 +102,7 @@ class RunConfig(_Section):
     weight_decay: NonNegativeFloat
     target: str
     device: str
-    threads: Positive
+    threads: Auto | Positive
     checkpoint_every: Positive
     failure_budget: Share
     max_failed_rounds: Positive

@@ -33,7 +33,7 @@ def resume(make_settings: Callable[..., Settings], finished: Path) -> Resume:
 ALLOWED: Settings = {
     "checkpoint-every": 9, "data-root": "/data", "device": "auto", "failure-budget": 0.5, "max-failed-rounds": 9,
     "node-timeout": 1.0, "num-rounds": 99, "output": "/elsewhere", "resume": "/here", "round-timeout": 1.0,
-    "threads": 2,
+    "threads": 4,
 }  # fmt: skip
 
 

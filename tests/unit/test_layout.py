@@ -1,0 +1,76 @@
+"""Nodes and threads for machines of all kinds; expected values worked out by hand from the docstrings' formulas."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.layout import Machine, suitable_nodes, suitable_threads
+from experiments.run import plan
+from hyperfl_flwr.config import Scalar
+
+HYPERNETWORK, CNN = 60_000_000, 470_000
+"""Bytes that a node of HyperFL and of FedAvg receives and sends."""
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "gpus", "clients", "shared_bytes", "nodes", "threads"),
+    [
+        (2, 24e9, 0, 20, HYPERNETWORK, 2, 1),  # the cores
+        (1, 24e9, 0, 20, HYPERNETWORK, 1, 1),
+        (16, 64e9, 0, 20, CNN, 10, 1),  # 2 clients for each of 10, as for 16
+        (16, 64e9, 0, 20, HYPERNETWORK, 7, 2),  # sqrt(20 * 0.5 / 0.13) = 8.8; 3 clients for each of 7, as for 8
+        (64, 256e9, 0, 1000, CNN, 63, 1),  # 16 clients each, as for 64
+        (16, 64e9, 0, 1, HYPERNETWORK, 1, 4),  # 16 cores for one process: 4 threads at most
+        (16, 64e9, 0, 3, CNN, 3, 4),
+        (16, 64e9, 2, 100, CNN, 8, 1),  # 4 processes per GPU
+        (2, 64e9, 1, 100, CNN, 2, 1),  # more processes than cores would wait for each other
+        (16, 5e9, 0, 20, CNN, 2, 4),  # 2.5 GB for processes of 1 GB
+        (16, 1e9, 0, 20, CNN, 1, 4),
+    ],
+)
+def test_nodes_and_threads(
+    cores: int, memory: float, gpus: int, clients: int, shared_bytes: int, nodes: int, threads: int
+) -> None:
+    machine = Machine(cores=cores, memory=memory, gpus=gpus)
+    assert suitable_nodes(machine, clients, shared_bytes) == nodes
+    assert suitable_threads(machine, nodes) == threads
+
+
+def test_wanted_threads_leave_room_for_fewer_nodes() -> None:
+    """8 cores, 4 threads each: 2 nodes; 16 threads: still one."""
+    machine = Machine(cores=8, memory=64e9)
+    assert suitable_nodes(machine, 20, CNN, threads=4) == 2
+    assert suitable_nodes(machine, 20, CNN, threads=16) == 1
+
+
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cores are those of HYPERFL_CORES; on the CPU no GPU counts."""
+    monkeypatch.setenv("HYPERFL_CORES", "3")
+    machine = Machine.here(torch.device("cpu"))
+    assert (machine.cores, machine.gpus, str(machine)) == (3, 0, "3 cores")
+    assert machine.memory > 1e8
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "threads", "expected"),
+    [
+        (None, "auto", (5, 1, "6 cores")),
+        (None, 3, (2, 3, "6 cores")),
+        (2, "auto", (2, 3, "6 cores")),
+        (4, 2, (4, 2, "")),
+    ],
+)
+def test_a_plan_has_what_was_asked_for_and_chooses_the_rest(
+    num_nodes: int | None,
+    threads: Scalar,
+    expected: tuple[int, int, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six cores, five clients of FedAvg; the threads stand in the settings, where a resumed run finds them."""
+    monkeypatch.setenv("HYPERFL_CORES", "6")
+    changes: dict[str, Scalar] = {"method": "fedavg", "num-clients": 5, "threads": threads, "device": "cpu"}
+    planned = plan(changes | {"output": str(tmp_path / "run")}, num_nodes)
+    assert (planned.num_nodes, planned.threads, planned.chosen_for) == expected
+    assert planned.config.threads == planned.threads
