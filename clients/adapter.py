@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.cohort import CohortResult, MakeClient, evaluate_cohort, train_cohort
+from hyperfl_flwr.cohort import CohortResult, MakeClient, Trainer, evaluate_cohort, train_cohort
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
@@ -28,11 +28,13 @@ class Cohort:
 
     Attributes:
         make_client: Builds one of them.
+        trainer: Trains those that a message asks for.
         reductions: How each shared group is reduced.
         send_details: Whether a failure's text and traceback leave the node.
     """
 
     make_client: MakeClient
+    trainer: Trainer
     reductions: Mapping[str, Reduction]
     send_details: bool
 
@@ -42,7 +44,7 @@ def train(cohort: Cohort, message: Message) -> Message:
     began = time.perf_counter()
     received = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
     request = Request.of(message.content)
-    result = train_cohort(cohort.make_client, request, received, cohort.reductions, send_details=cohort.send_details)
+    result = train_cohort(cohort.trainer, request, received, cohort.reductions, send_details=cohort.send_details)
     content = RecordDict(
         {
             ARRAYS: pack_arrays(result.sums),

@@ -21,7 +21,7 @@ from flwr.supercore.utils import get_flwr_home
 from clients import adapter
 from clients.base import BaseClient, client_setting
 from hyperfl_flwr import __version__
-from hyperfl_flwr.cohort import clients_of_node
+from hyperfl_flwr.cohort import OneByOne, clients_of_node
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
@@ -90,7 +90,12 @@ class NodeApp:
             state = PrivateState(states, request.experiment, client)
             return client_class(client_setting(self.config, data, client, self.device, state))
 
-        return adapter.Cohort(make_client=make_client, reductions=client_class.shared, send_details=self.simulated)
+        return adapter.Cohort(
+            make_client=make_client,
+            trainer=OneByOne(make_client),
+            reductions=client_class.shared,
+            send_details=self.simulated,
+        )
 
     def _states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""

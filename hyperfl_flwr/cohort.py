@@ -2,12 +2,15 @@
 
 Client is this project's word, node is Flower's. Node p of P hosts the clients p, p+P, p+2P, ...: with P = N it is one
 client per node, as in a deployment; with P = 2 two Ray actors run a hundred clients. A node trains its sampled clients
-one after the other and answers once, with the weighted sum of their shared parameters, so that a 60 MB hypernetwork
-crosses the wire once per node and not once per client. A client that fails is named and left out; the node goes on.
+and answers once, with the weighted sum of their shared parameters, so that a 60 MB hypernetwork crosses the wire once
+per node and not once per client. A client that fails is named and left out; the node goes on.
+
+How the clients are trained is a `Trainer`'s choice: one after the other (`OneByOne`), or together, with the parameters
+of all of them stacked.
 """
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR
 from typing import Any, Protocol
@@ -39,6 +42,81 @@ MakeClient = Callable[[int], CohortClient]
 """Builds the client with an id."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one client is asked for.
+
+    Attributes:
+        client: Its id.
+        config: Its NumPyClient's config: `round`, `version` and `kept-version`.
+    """
+
+    client: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Clients that have been trained, C of them together.
+
+    Attributes:
+        clients: Their ids [C].
+        stacked: Their shared arrays, each [C, *shape]; the caller may overwrite them.
+        num_examples: Their training samples [C].
+        metrics: Their numbers [C].
+    """
+
+    clients: Sequence[int]
+    stacked: SharedArrays
+    num_examples: Sequence[int]
+    metrics: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A client that could not be trained, and why."""
+
+    client: int
+    error: Exception
+
+
+class Trainer(Protocol):
+    """Trains the clients of a node."""
+
+    def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+        """Train clients, all of them once, in groups of any size.
+
+        Args:
+            jobs: The clients, by ascending id; results in this order make the sums' rounding independent of the groups.
+            received: The server's shared parameters; not changed.
+        """
+
+
+class OneByOne:
+    """Trains one client after the other: no more than one client's parameters are in memory.
+
+    Args:
+        make_client: Builds a client.
+    """
+
+    def __init__(self, make_client: MakeClient) -> None:
+        self._make_client = make_client
+
+    def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+        """Train the clients, see `Trainer`."""
+        for job in jobs:
+            try:
+                yield self._train(job, received)
+            except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
+                yield Failed(client=job.client, error=error)
+
+    def _train(self, job: Job, received: SharedArrays) -> Trained:
+        member = self._make_client(job.client)
+        arrays, num_examples, metrics = member.fit(_in_order(member, received), job.config)
+        stacked = {key: value[np.newaxis] for key, value in zip(member.keys(), arrays, strict=True)}
+        return Trained(clients=[job.client], stacked=stacked, num_examples=[num_examples], metrics=[metrics])
+
+
 def clients_of_node(partition: int, num_nodes: int, num_clients: int) -> list[int]:
     """Return the ids of the clients that a node hosts; none if there are more nodes than clients."""
     return list(range(partition, num_clients, num_nodes))
@@ -62,39 +140,61 @@ class CohortResult:
 
 
 def train_cohort(
-    make_client: MakeClient,
+    trainer: Trainer,
     request: Request,
     received: SharedArrays,
     reductions: Mapping[str, Reduction],
     *,
     send_details: bool,
 ) -> CohortResult:
-    """Train the requested clients one after the other and sum what they share.
+    """Train the requested clients and sum what they share.
 
     Args:
-        make_client: Builds a client.
+        trainer: Trains them.
         request: Which clients, and the private versions that they start from.
         received: The server's shared parameters; not changed.
         reductions: How each shared group is reduced.
         send_details: Whether a failure's text and traceback leave the node.
     """
     result = CohortResult()
-    for client, config in _each(request):
-        try:
-            member = make_client(client)
-            arrays, num_examples, metrics = member.fit(_in_order(member, received), config)
-            shared = dict(zip(member.keys(), arrays, strict=True))
-            if problem := layout_problem(received, shared):
-                raise ValueError(f"after training {problem}")
-            if key := not_finite(shared):
-                raise FloatingPointError(f"{key} is not finite after training")
-        except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
-            result.failures.append(_failure(client, error, send_details))
-            continue
-        _add(result.sums, shared, received, reductions, num_examples)
-        result.num_examples += num_examples
-        result.results.append(_result(client, num_examples, metrics))
+    for part in trainer.train(_jobs(request), received):
+        if isinstance(part, Failed):
+            result.failures.append(_failure(part.client, part.error, send_details))
+        else:
+            for row in range(len(part.clients)):
+                _take(part, row, result, received, reductions, send_details=send_details)
+        del part  # the next clients' parameters take the place of these
     return result
+
+
+def _take(
+    part: Trained,
+    row: int,
+    result: CohortResult,
+    received: SharedArrays,
+    reductions: Mapping[str, Reduction],
+    *,
+    send_details: bool,
+) -> None:
+    """Add one trained client to the result."""
+    client, num_examples = part.clients[row], part.num_examples[row]
+    shared = {key: value[row] for key, value in part.stacked.items()}
+    try:
+        _check(shared, received)
+    except (ValueError, FloatingPointError) as error:
+        result.failures.append(_failure(client, error, send_details))
+        return
+    _add(result.sums, shared, received, reductions, num_examples)
+    result.num_examples += num_examples
+    result.results.append(_result(client, num_examples, part.metrics[row]))
+
+
+def _check(shared: SharedArrays, received: SharedArrays) -> None:
+    """Raise what is wrong with a client's arrays after training."""
+    if problem := layout_problem(received, shared):
+        raise ValueError(f"after training {problem}")
+    if key := not_finite(shared):
+        raise FloatingPointError(f"{key} is not finite after training")
 
 
 def evaluate_cohort(
@@ -102,22 +202,22 @@ def evaluate_cohort(
 ) -> CohortResult:
     """Evaluate the received shared parameters, with each requested client's private ones, on its test data."""
     result = CohortResult()
-    for client, config in _each(request):
+    for job in _jobs(request):
         try:
-            member = make_client(client)
-            _, num_examples, metrics = member.evaluate(_in_order(member, received), config)
+            member = make_client(job.client)
+            _, num_examples, metrics = member.evaluate(_in_order(member, received), job.config)
         except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
-            result.failures.append(_failure(client, error, send_details))
+            result.failures.append(_failure(job.client, error, send_details))
             continue
-        result.results.append(_result(client, num_examples, metrics))
+        result.results.append(_result(job.client, num_examples, metrics))
     return result
 
 
-def _each(request: Request) -> Sequence[tuple[int, dict[str, int]]]:
-    """Return (client, its NumPyClient config) of the requested clients."""
+def _jobs(request: Request) -> Sequence[Job]:
     rows = zip(request.clients, request.versions, request.kept_versions, strict=True)
     return [
-        (client, {"round": request.round, "version": version, "kept-version": kept}) for client, version, kept in rows
+        Job(client=client, config={"round": request.round, "version": version, "kept-version": kept})
+        for client, version, kept in rows
     ]
 
 

@@ -1,5 +1,6 @@
 """Records, reductions, and checks of arrays."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from numpy.typing import NDArray
 
-from hyperfl_flwr.arrays import layout_problem, not_finite, pack_arrays, unpack_arrays
-from hyperfl_flwr.cohort import clients_of_node, train_cohort
+from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.cohort import Failed, Job, OneByOne, Trained, clients_of_node, train_cohort
 from hyperfl_flwr.messages import (
     ClientResult,
     Failure,
@@ -152,7 +153,7 @@ def test_a_node_sums_what_its_clients_share() -> None:
     a: 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c: (x + 1) + (x + 2) = 2 x + 3, for x = (1, -2).
     """
     given = received()
-    result = train_cohort(Member, request_for(1, 2, 9), given, REDUCTIONS, send_details=False)
+    result = train_cohort(OneByOne(Member), request_for(1, 2, 9), given, REDUCTIONS, send_details=False)
     np.testing.assert_array_equal(result.sums["a/x"], [80, -10])
     np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
     np.testing.assert_array_equal(result.sums["c/x"], [5, -1])
@@ -165,9 +166,51 @@ def test_a_node_sums_what_its_clients_share() -> None:
         np.testing.assert_array_equal(given[key], value)
 
 
+class AtOnce:
+    """Trains all clients together: what a vectorised trainer returns, from `OneByOne`'s results."""
+
+    def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+        parts = list(OneByOne(Member).train(jobs, received))
+        trained = [part for part in parts if isinstance(part, Trained)]
+        yield Trained(
+            clients=[part.clients[0] for part in trained],
+            stacked={key: np.concatenate([part.stacked[key] for part in trained]) for key in received},
+            num_examples=[part.num_examples[0] for part in trained],
+            metrics=[part.metrics[0] for part in trained],
+        )
+        yield from (part for part in parts if isinstance(part, Failed))
+
+
+def test_clients_that_are_trained_together() -> None:
+    """The same result as one by one, bit for bit; a client whose row is not finite is left out alone."""
+    request = request_for(1, 2, 3, 9)
+    together = train_cohort(AtOnce(), request, received(), REDUCTIONS, send_details=True)
+    apart = train_cohort(OneByOne(Member), request, received(), REDUCTIONS, send_details=True)
+    assert {key: value.tobytes() for key, value in together.sums.items()} == {
+        key: value.tobytes() for key, value in apart.sums.items()
+    }
+    assert (together.num_examples, together.results) == (apart.num_examples, apart.results)
+    assert [failure.client for failure in together.failures] == [9]
+
+    class Broken(AtOnce):
+        def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+            part, *failed = super().train(jobs, received)
+            assert isinstance(part, Trained)
+            part.stacked["b/x"][1] = np.nan
+            yield part
+            yield from failed
+
+    broken = train_cohort(Broken(), request, received(), REDUCTIONS, send_details=True)
+    assert [(failure.client, failure.reason) for failure in broken.failures] == [
+        (2, "FloatingPointError: b/x is not finite after training"),
+        (9, "ValueError: two lines"),
+    ]
+    np.testing.assert_array_equal(broken.sums["b/x"], [6, 0])  # (x + 1) + (x + 3)
+
+
 def test_tracebacks_leave_the_node_only_if_they_may() -> None:
     failed = [
-        train_cohort(Member, request_for(9), received(), REDUCTIONS, send_details=allowed).failures[0].details
+        train_cohort(OneByOne(Member), request_for(9), received(), REDUCTIONS, send_details=allowed).failures[0].details
         for allowed in (True, False)
     ]
     assert "Traceback" in failed[0]
@@ -181,7 +224,7 @@ def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
     def make(client: int) -> Member:
         return Member(client, returns_input=True)
 
-    sums = train_cohort(make, request_for(1, 2), given, REDUCTIONS, send_details=False).sums
+    sums = train_cohort(OneByOne(make), request_for(1, 2), given, REDUCTIONS, send_details=False).sums
     for key, value in received().items():
         np.testing.assert_array_equal(given[key], value)
     np.testing.assert_array_equal(sums["a/x"], [30, -60])
