@@ -4,8 +4,8 @@ The hypernetwork has an `nn.Linear` head per tensor, theta is generated anew for
 autograd differentiates through everything, `torch.optim.SGD` steps and `clip_grad_norm_` clips.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +14,18 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from hyperfl_flwr.data.client_data import ClientData
+
+State = dict[str, Tensor]
+EMBEDDING_DIM, HIDDEN_WIDTH = 64, 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainSettings:
+    """Local epochs, samples per step, and step size of the model or hypernetwork."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
 
 
 class PlainCNN(nn.Module):
@@ -81,33 +93,39 @@ class PlainFedAvg:
     """FedAvg's client round.
 
     Args:
-        data: The client's samples.
-        arrays: The server's model, as the project's client receives it.
-        epochs: Local epochs; batch size, rates and the rest are the caller's.
-        batch_size: Samples per step.
-        learning_rate: Step size.
+        input_shape: Of an image, (channels, height, width).
+        num_classes: Number of classes.
+        settings: Epochs, batch size and step size.
     """
 
-    def __init__(
-        self, data: ClientData, arrays: Mapping[str, Tensor], *, epochs: int, batch_size: int, learning_rate: float
-    ) -> None:
-        _, *shape = data.train_images.shape
-        self.extractor = PlainCNN((shape[0], shape[1], shape[2]))
-        self.classifier = nn.Linear(128, data.num_classes)
+    def __init__(self, input_shape: tuple[int, int, int], num_classes: int, settings: PlainSettings) -> None:
+        self.extractor = PlainCNN(input_shape)
+        self.classifier = nn.Linear(128, num_classes)
         self.model = nn.ModuleDict({"extractor": self.extractor, "classifier": self.classifier})
-        self.start = {name.partition("/")[2]: value for name, value in arrays.items()}
-        self.data, self.epochs, self.batch_size, self.learning_rate = data, epochs, batch_size, learning_rate
+        self.settings = settings
+
+    def state_of(self, arrays: Mapping[str, Tensor]) -> State:
+        """Return the project's shared arrays, `group/name`, as this loop's."""
+        return {name.partition("/")[2]: value for name, value in arrays.items()}
+
+    def load(self, state: State, private: State) -> None:
+        """Begin a client's round."""
+        self.model.load_state_dict(state)
+
+    def save(self) -> tuple[State, State]:
+        """Return what is averaged and what the client keeps."""
+        return self.model.state_dict(), {}
 
     def predict(self, images: Tensor) -> Tensor:
         """Return logits."""
         logits: Tensor = self.classifier(self.extractor(images))
         return logits
 
-    def __call__(self, rng: np.random.Generator) -> float:
-        """Load, evaluate, train, evaluate; returns the last epoch's loss."""
-        self.model.load_state_dict(self.start)
-        accuracy(self.predict, self.data)
-        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.learning_rate, momentum=0.5, weight_decay=5e-4)
+    def train(self, data: ClientData, rng: np.random.Generator) -> float:
+        """Evaluate, train, evaluate; returns the last epoch's loss."""
+        accuracy(self.predict, data)
+        rate = self.settings.learning_rate
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=0.5, weight_decay=5e-4)
 
         def step(images: Tensor, labels: Tensor) -> Tensor:
             optimiser.zero_grad()
@@ -117,50 +135,44 @@ class PlainFedAvg:
             return loss.detach()
 
         loss = float("nan")
-        for _ in range(self.epochs):
-            loss = mean_loss(self.data, self.batch_size, rng, step)
-        accuracy(self.predict, self.data)
+        for _ in range(self.settings.epochs):
+            loss = mean_loss(data, self.settings.batch_size, rng, step)
+        accuracy(self.predict, data)
         return loss
 
 
 class PlainHyperFL:
-    """HyperFL's client round, see `PlainFedAvg`.
+    """HyperFL's client round, see `PlainFedAvg`; the private state is the embedding and the classifier."""
 
-    Args:
-        data: The client's samples.
-        arrays: The server's hypernetwork, as the project's client receives it.
-        private: Embedding and classifier that the project's client starts from.
-        epochs: Local epochs.
-        batch_size: Samples per step.
-        learning_rate: Step size of hypernetwork and embedding.
-    """
+    def __init__(self, input_shape: tuple[int, int, int], num_classes: int, settings: PlainSettings) -> None:
+        self.extractor = PlainCNN(input_shape).requires_grad_(False)
+        self.classifier = nn.Linear(128, num_classes)
+        self.hypernetwork = PlainHypernetwork(self.extractor, EMBEDDING_DIM, HIDDEN_WIDTH)
+        self.v = nn.Parameter(torch.zeros(EMBEDDING_DIM))
+        self.settings = settings
 
-    def __init__(
-        self,
-        data: ClientData,
-        arrays: Mapping[str, Tensor],
-        private: Mapping[str, Mapping[str, Tensor]],
-        *,
-        epochs: int,
-        batch_size: int,
-        learning_rate: float,
-    ) -> None:
-        _, *shape = data.train_images.shape
-        self.extractor = PlainCNN((shape[0], shape[1], shape[2])).requires_grad_(False)
-        self.classifier = nn.Linear(128, data.num_classes)
+    def state_of(self, arrays: Mapping[str, Tensor]) -> State:
+        """Return the project's shared arrays, `group/name`, as this loop's: a head per tensor."""
         values = {name.partition("/")[2]: value for name, value in arrays.items()}
-        width, embedding_dim = values["hidden.weight"].shape
-        self.hypernetwork = PlainHypernetwork(self.extractor, embedding_dim, width)
-        self.start = {"hidden.weight": values["hidden.weight"], "hidden.bias": values["hidden.bias"]}
+        state = {"hidden.weight": values["hidden.weight"], "hidden.bias": values["hidden.bias"]}
         sizes = [shape.numel() for shape in self.hypernetwork.shapes.values()]
         parts = zip(
             torch.split(values["head_weight"], sizes, dim=1), torch.split(values["head_bias"], sizes), strict=True
         )
         for number, (weight, bias) in enumerate(parts):
-            self.start |= {f"heads.{number}.weight": weight.t().contiguous(), f"heads.{number}.bias": bias}
-        self.private = copy.deepcopy({group: dict(tensors) for group, tensors in private.items()})
-        self.v = nn.Parameter(self.private["embedding"]["v"].clone())
-        self.data, self.epochs, self.batch_size, self.learning_rate = data, epochs, batch_size, learning_rate
+            state |= {f"heads.{number}.weight": weight.t().contiguous(), f"heads.{number}.bias": bias}
+        return state
+
+    def load(self, state: State, private: State) -> None:
+        """Begin a client's round."""
+        self.hypernetwork.load_state_dict(state)
+        self.classifier.load_state_dict({name: private[f"classifier/{name}"] for name in ("weight", "bias")})
+        self.v.data.copy_(private["embedding/v"])
+
+    def save(self) -> tuple[State, State]:
+        """Return what is averaged and what the client keeps."""
+        own = {f"classifier/{name}": value.clone() for name, value in self.classifier.state_dict().items()}
+        return self.hypernetwork.state_dict(), own | {"embedding/v": self.v.detach().clone()}
 
     def predict(self, images: Tensor) -> Tensor:
         """Return logits; generates theta."""
@@ -168,15 +180,12 @@ class PlainHyperFL:
         logits: Tensor = self.classifier(features)
         return logits
 
-    def __call__(self, rng: np.random.Generator) -> float:
-        """Load, evaluate, train, evaluate; returns the last epoch's loss."""
-        self.hypernetwork.load_state_dict(self.start)
-        self.classifier.load_state_dict(self.private["classifier"])
-        self.v.data.copy_(self.private["embedding"]["v"])
-        accuracy(self.predict, self.data)
+    def train(self, data: ClientData, rng: np.random.Generator) -> float:
+        """Evaluate, train, evaluate; returns the last epoch's loss."""
+        accuracy(self.predict, data)
         phi, varphi = list(self.classifier.parameters()), list(self.hypernetwork.parameters())
         step1 = torch.optim.SGD(phi, lr=0.1, momentum=0.5, weight_decay=5e-4)
-        step2 = torch.optim.SGD([*varphi, self.v], lr=self.learning_rate, momentum=0.5, weight_decay=5e-4)
+        step2 = torch.optim.SGD([*varphi, self.v], lr=self.settings.learning_rate, momentum=0.5, weight_decay=5e-4)
 
         def train_classifier(images: Tensor, labels: Tensor) -> Tensor:
             return self._step(step1, images, labels)
@@ -184,10 +193,10 @@ class PlainHyperFL:
         def train_hypernetwork(images: Tensor, labels: Tensor) -> Tensor:
             return self._step(step2, images, labels, [varphi, [self.v]])
 
-        loss = mean_loss(self.data, self.batch_size, rng, train_classifier)
-        for _ in range(self.epochs):
-            loss = mean_loss(self.data, self.batch_size, rng, train_hypernetwork)
-        accuracy(self.predict, self.data)
+        loss = mean_loss(data, self.settings.batch_size, rng, train_classifier)
+        for _ in range(self.settings.epochs):
+            loss = mean_loss(data, self.settings.batch_size, rng, train_hypernetwork)
+        accuracy(self.predict, data)
         return loss
 
     def _step(
@@ -206,3 +215,29 @@ class PlainHyperFL:
             nn.utils.clip_grad_norm_(parameters, 50.0)
         optimiser.step()
         return loss.detach()
+
+
+PLAIN: Mapping[str, type[PlainFedAvg] | type[PlainHyperFL]] = {"fedavg": PlainFedAvg, "hyperfl": PlainHyperFL}
+
+
+@torch.no_grad()
+def plain_round(
+    model: PlainFedAvg | PlainHyperFL,
+    state: State,
+    privates: list[State],
+    clients: Sequence[ClientData],
+    rng_of: Callable[[int], np.random.Generator],
+) -> tuple[State, float]:
+    """Train all clients one after the other and average them by their samples; returns the new state and mean loss."""
+    total: State = {}
+    losses, num_examples = [], 0
+    for number, data in enumerate(clients):
+        model.load(state, privates[number])
+        with torch.enable_grad():
+            losses.append(model.train(data, rng_of(number)))
+        trained, privates[number] = model.save()
+        weight = len(data.train_labels)
+        num_examples += weight
+        for name, value in trained.items():
+            total[name] = total[name] + weight * value if name in total else weight * value
+    return {name: value / num_examples for name, value in total.items()}, sum(losses) / len(losses)

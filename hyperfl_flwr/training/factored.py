@@ -26,6 +26,9 @@ from torch import Tensor
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 
+SPARE_UNITS = 8
+"""Units that may come into use before the matrix has to be moved."""
+
 
 class _Factors:
     """Coefficients of the terms of H and of the momentum buffer V: first H_0, then V_0, then one per step's z g^T."""
@@ -83,21 +86,21 @@ class FactoredHeads:
     ) -> None:
         if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[1:]):
             raise ValueError(f"weight must be [p, P] and bias [P], got {weight.shape} and {bias}")
-        width, size = weight.shape
-        self.rows = width if rows is None else rows
+        self.rows = weight.shape[0] if rows is None else rows
         if self.rows < 1:
             raise ValueError(f"rows must be positive, got {rows}")
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self._settings = (learning_rate, momentum, weight_decay)
         self._factors = _Factors(self.rows, *self._settings)
         self._bias_buffer = None if bias is None else torch.zeros_like(bias)
-        # Rows of H_0 end at row p and grow upwards, gradients begin there: what is in use is contiguous.
-        self._stack = weight.new_empty(width + self.rows, size)
+        # Rows of H_0 end where the gradients begin and grow upwards: what is in use is contiguous.
+        self._begin = 0
+        self._stack = weight.new_empty(0, weight.shape[1])
         self._velocity: Tensor | None = None  # rows of V_0 from the first fold on, placed as those of H_0
         self._units = torch.empty(0, dtype=torch.int64, device=weight.device)  # whose rows of H_0 are in the stack
-        self._unused = torch.ones(width, dtype=torch.bool, device=weight.device)
+        self._unused = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
         self._unused_factors = (1.0, 0.0)  # H_0 and V_0 of the other units, in units of `weight`
-        self._activations = weight.new_empty(self.rows, width)
+        self._activations = weight.new_empty(self.rows, len(weight))
         self._count = 0
         self._skip_zeros = skip_zeros
         if not skip_zeros:
@@ -172,7 +175,7 @@ class FactoredHeads:
         """
         if self._count == self.rows:
             self._fold()
-        row = self._stack[self.weight.shape[0] + self._count]
+        row = self._stack[self._begin + self._count]
         torch.mul(gradient, scale, out=row)
         self._activations[self._count] = hidden
         self._factors.step(self._count)
@@ -191,19 +194,33 @@ class FactoredHeads:
 
     def _use(self, units: Tensor) -> None:
         """Take rows of further units into the stack, as they were at the last fold."""
-        if not len(units):
+        if self._begin and not len(units):
             return
-        end = len(self.weight) - len(self._units)
+        if not self._begin or len(self._units) + len(units) > self._begin:
+            self._make_room(min(len(self._units) + len(units) + SPARE_UNITS, len(self.weight)))
+        end = self._begin - len(self._units)
         for matrix, factor in zip((self._stack, self._velocity), self._unused_factors, strict=True):
             if matrix is not None:
-                torch.mul(self.weight[units], factor, out=matrix[end - len(units) : end])
+                rows = matrix[end - len(units) : end]
+                torch.index_select(self.weight, 0, units, out=rows)
+                rows.mul_(factor)
         self._units = torch.cat((units, self._units))
         self._unused[units] = False
 
+    def _make_room(self, begin: int) -> None:
+        """Move the gradients, and the rows before them, to begin at a row."""
+        old = self._in_use(self._stack, self._count)
+        stack = self.weight.new_empty(begin + self.rows, self.weight.shape[1])
+        stack[begin - len(self._units) : begin + self._count] = old
+        if self._velocity is not None:
+            velocity = self.weight.new_empty(begin, self.weight.shape[1])
+            velocity[begin - len(self._units) :] = self._in_use(self._velocity)
+            self._velocity = velocity
+        self._stack, self._begin = stack, begin
+
     def _in_use(self, matrix: Tensor, steps: int = 0) -> Tensor:
         """Return the rows of the used units and, in the stack, of some steps after them."""
-        width = len(self.weight)
-        return matrix[width - len(self._units) : width + steps]
+        return matrix[self._begin - len(self._units) : self._begin + steps]
 
     def _fold(self) -> None:
         """Make room for further steps: H_0 and V_0 become weights and momentum buffer as they are now."""
@@ -214,7 +231,7 @@ class FactoredHeads:
         self._combine(self._factors.weights, out=weights)
         if momentum is not None:
             if self._velocity is None:
-                self._velocity = self.weight.new_empty(self.weight.shape)
+                self._velocity = self.weight.new_empty(self._begin, self.weight.shape[1])
             self._in_use(self._velocity).copy_(momentum)
         self._unused_factors = self._of_unused(self._factors.weights), self._of_unused(self._factors.buffer)
         self._factors.restart()
@@ -227,8 +244,7 @@ class FactoredHeads:
             out.add_(self._in_use(self._velocity), alpha=factors[1])
         if self._count:
             activations = self._past()[:, self._units] * self._vector(factors)[:, None]
-            width = len(self.weight)
-            out.addmm_(activations.t(), self._stack[width : width + self._count])
+            out.addmm_(activations.t(), self._stack[self._begin : self._begin + self._count])
 
     def _of_unused(self, factors: NDArray[np.float64]) -> float:
         """Return what factors[0] H_0 + factors[1] V_0 is for an unused unit, in units of `weight`."""

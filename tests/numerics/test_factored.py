@@ -9,6 +9,7 @@ from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target, ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training import factored as factored_module
 from hyperfl_flwr.training.factored import FactoredHeads
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
 from hyperfl_flwr.training.sgd import Epochs
@@ -105,8 +106,12 @@ def test_float32_over_10_steps(case, bias):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("rows", [40, 7, 1])
-def test_units_that_come_and_go(rows, momentum):
-    """Rows of H that are not read until their unit is used, one by one, in the middle, or never, are SGD's too."""
+def test_units_that_come_and_go(rows, momentum, monkeypatch):
+    """Rows of H that are not read until their unit is used, one by one, in the middle, or never, are SGD's too.
+
+    There is room for one more unit only, so that the rows have to move.
+    """
+    monkeypatch.setattr(factored_module, "SPARE_UNITS", 1)
     weight, offset, _, _, loss = problem(torch.float64, bias=True)
     awake = {0: [1, 4], 9: [1, 6], 10: [6, 2, 0], 23: [4, 7], 30: []}
     generator, now = torch.Generator().manual_seed(1), []

@@ -1,7 +1,9 @@
-"""The benchmark's client part at a tiny size: that it runs, and that both sides compute the same."""
+"""The benchmark at a tiny size: that its programs compute the same, and what it says of memory."""
 
+import dataclasses
 import importlib
-import math
+import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -14,17 +16,67 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-def test_both_sides_train_the_same(shape, monkeypatch):
-    """The plain loop's training loss: two programs for one computation, float32, four steps: 1e-4."""
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    clients = importlib.import_module("benchmarks.clients")
-    timings = list(
-        clients.measure_clients(repetitions=1, epochs=2, num_train=24, num_test=10, batch_size=12, shapes=[shape])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def tiny(method, shape):
+    workload = importlib.import_module("benchmarks.workload")
+    return workload, workload.Workload(
+        method=method, shape=shape, train=24, test=10, batch_size=12, epochs=2, clients=2
     )
-    assert [timing.method for timing in timings] == ["fedavg", "hyperfl"]
-    for timing in timings:
-        assert timing.shape == shape
-        assert timing.loss_difference < 1e-4
-        for name in ("ours_cpu", "ours_wall", "plain_cpu", "plain_wall", "cpu_ratio", "wall_ratio"):
-            assert math.isfinite(getattr(timing, name)), name
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
+def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
+    """Two programs for one computation, float32: a client's round of four steps, and three rounds of two clients."""
+    workload, work = tiny(method, shape)
+    ours, plain = (workload.client_round(work, program, tmp_path / program)() for program in ("ours", "plain"))
+    assert ours == pytest.approx(plain, rel=1e-4)
+    dataset = tmp_path / "images.npz"
+    workload.write_dataset(work, dataset)
+    plain = workload.plain_rounds(work, 3, dataset)
+    ours = workload.in_process_rounds(work, 3, dataset, tmp_path / "run")
+    assert ours.loss == pytest.approx(plain.loss, rel=1e-4)
+    for rounds in (ours, plain):
+        assert len(rounds.wall) == len(rounds.cpu) == 2
+        assert min(rounds.wall) > 0
+
+
+def test_workers_and_the_page():
+    """Every program runs in a process of its own, and the page has a row for each."""
+    measure, report = (importlib.import_module(f"benchmarks.{name}") for name in ("measure", "report"))
+    _, work = tiny("hyperfl", (1, 28, 28))
+    timings = measure.measure_clients(work, 1, lambda _: None)
+    assert [one.variant for one in timings] == list(measure.CLIENT_VARIANTS)
+    federated = [dataclasses.replace(timings[0], variant=variant) for variant in measure.FEDERATED_VARIANTS]
+    results = report.Results(
+        circumstances={"cores": "2"}, command="bench", repetitions=1, rounds=3, clients={work: timings},
+        federations={work: federated}, transport=[],
+    )  # fmt: skip
+    page = report.render(results)
+    for variant in measure.FEDERATED_VARIANTS:
+        assert page.count(f"| {variant.name} |") == (2 if variant in measure.CLIENT_VARIANTS else 1)
+
+
+def test_copies_of_transport():
+    """One to pack, none to read; the server's sum and one reply, for ten nodes as for two."""
+    transport = importlib.import_module("benchmarks.transport")
+    _, work = tiny("hyperfl", (1, 28, 28))
+    steps = transport.measure_transport(dataclasses.replace(work, clients=10))
+    assert [round(step.copies, 1) for step in steps] == [1.0, 0.0, 2.0, 2.0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_private_memory():
+    """50 MB of fresh memory that were written count, to the 10 % that other allocations may take."""
+    memory = importlib.import_module("benchmarks.memory")
+    before = memory.private_memory(os.getpid())
+    with mmap.mmap(-1, 50_000_000, mmap.MAP_PRIVATE) as block:
+        block.write(b"x" * len(block))
+        assert memory.private_memory(os.getpid()) - before == pytest.approx(len(block), rel=0.1)
+    assert memory.private_memory(2**30) == 0
+    assert memory.cpu_seconds([os.getpid()]) > 0

@@ -1,0 +1,238 @@
+"""Runs what `benchmarks.workload` describes and takes medians."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.memory import cpu_seconds, private_memory
+from benchmarks.workload import NUM_NODES, Workload, write_dataset
+from experiments.flower import flower_environment
+from experiments.processes import descendants, process_table
+from experiments.run import Observer, launch, plan
+from hyperfl_flwr.recording import read_metrics
+
+SLOW_ROUNDS = 4
+"""Most federated rounds of a plain loop; one of HyperFL's takes two minutes."""
+
+Note = Callable[[str], None]
+"""Receives one line for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A program that does a workload.
+
+    Attributes:
+        name: For people.
+        method: Of the project.
+        program: `plain` (the loop of benchmarks/plain.py), `ours` (the project, without Ray) or `ray`.
+        keeps_memory: Whether glibc is told to keep freed memory, as `hyperfl run` does.
+    """
+
+    name: str
+    method: str
+    program: str
+    keeps_memory: bool = True
+
+
+CLIENT_VARIANTS = (
+    Variant(name="FedAvg, plain loop", method="fedavg", program="plain"),
+    Variant(name="FedAvg, ours", method="fedavg", program="ours"),
+    Variant(name="HyperFL, plain loop, default malloc", method="hyperfl", program="plain", keeps_memory=False),
+    Variant(name="HyperFL, plain loop", method="hyperfl", program="plain"),
+    Variant(name="HyperFL, ours", method="hyperfl", program="ours"),
+)
+FEDERATED_VARIANTS = (
+    *CLIENT_VARIANTS,
+    Variant(name="FedAvg, ours on Ray", method="fedavg", program="ray"),
+    Variant(name="HyperFL, ours on Ray", method="hyperfl", program="ray"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Medians of some rounds of a variant.
+
+    Attributes:
+        variant: Which.
+        cpu: CPU seconds; on Ray the mean, of all processes.
+        wall: Wall seconds.
+        cpu_ratio: CPU seconds to those of the first variant, median over pairs of rounds that followed each other
+            (client rounds) or ratio of the medians (federated rounds).
+        loss: Training loss of the last round: whether all variants of a method did the same.
+        private: Memory in bytes that a process has for itself at the end: in a process without Ray above torch's own.
+        server_private: On Ray, the server's.
+        bytes: On Ray, on the wire in a round; else 0.
+        overhead: On Ray, wall seconds over the clients' summed seconds / number of processes, minus 1.
+    """
+
+    variant: Variant
+    cpu: float
+    wall: float
+    cpu_ratio: float
+    loss: float
+    private: float
+    server_private: float = 0.0
+    bytes: float = 0.0
+    overhead: float = float("nan")
+
+
+class Worker:
+    """A process of `benchmarks.worker`.
+
+    Args:
+        specification: What it is to do.
+        keeps_memory: See `Variant`.
+    """
+
+    def __init__(self, specification: Mapping[str, Any], *, keeps_memory: bool) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker", json.dumps(specification)],
+            env=environment(keeps_memory=keeps_memory), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self._read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._process.kill()
+        self._process.__exit__(kind, error, traceback)  # closes the pipes, at which the worker ends, and waits
+
+    def measure(self) -> dict[str, Any]:
+        """Let it measure once."""
+        if self._process.stdin is None:
+            raise RuntimeError("the worker has no standard input")
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return dict(json.loads(self._read()))
+
+    def _read(self) -> str:
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if not line:
+            raise RuntimeError(f"a worker ended with exit status {self._process.wait()}")
+        return line
+
+
+def environment(*, keeps_memory: bool) -> dict[str, str]:
+    """Return the environment of a simulation's processes, with its allocator's settings or with none."""
+    temporary = Path(tempfile.gettempdir())
+    base = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    wanted = flower_environment(temporary, temporary, base)
+    names = [name for name in wanted if name.endswith("_NUM_THREADS") or (name.startswith("MALLOC_") and keeps_memory)]
+    return base | {name: wanted[name] for name in names}
+
+
+def measure_clients(work: Workload, repetitions: int, note: Note = print) -> list[Timing]:
+    """Measure one client's round in all variants; they take turns, so that a noisy machine disturbs all alike."""
+    with ExitStack() as stack:
+        workers = []
+        for variant in CLIENT_VARIANTS:
+            note(f"one client's round: {variant.name}")
+            specification = {"kind": "client", "program": variant.program, "work": _work(work, variant)}
+            workers.append(stack.enter_context(Worker(specification, keeps_memory=variant.keeps_memory)))
+        turns = [[worker.measure() for worker in workers] for _ in range(repetitions)]
+    return [_client_timing(row, turns) for row in range(len(CLIENT_VARIANTS))]
+
+
+def _client_timing(row: int, turns: Sequence[Sequence[Any]]) -> Timing:
+    variant, mine = CLIENT_VARIANTS[row], [turn[row] for turn in turns]
+    return Timing(
+        variant=variant,
+        cpu=statistics.median(one["cpu"] for one in mine),
+        wall=statistics.median(one["wall"] for one in mine),
+        cpu_ratio=statistics.median(one["cpu"] / turn[0]["cpu"] for one, turn in zip(mine, turns, strict=True)),
+        loss=mine[-1]["loss"],
+        private=mine[-1]["private"],
+    )
+
+
+def measure_federations(work: Workload, num_rounds: int, note: Note = print) -> Iterator[Timing]:
+    """Measure federated rounds in all variants, one after the other.
+
+    Args:
+        work: The method is set for each variant.
+        num_rounds: Rounds of each; the first, in which processes start and read their data, does not count.
+        note: Receives one line for each variant.
+    """
+    base: float | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = Path(folder) / "images.npz"
+        write_dataset(work, dataset)
+        for variant in FEDERATED_VARIANTS:
+            note(f"a federated round: {variant.name}")
+            if variant.program == "ray":
+                found = _on_ray(work, variant, num_rounds, dataset, Path(folder) / variant.method, note)
+            else:
+                specification = {
+                    "kind": "federation",
+                    "program": variant.program,
+                    "work": _work(work, variant),
+                    "rounds": min(num_rounds, SLOW_ROUNDS) if variant.program == "plain" else num_rounds,
+                    "dataset": str(dataset),
+                }
+                with Worker(specification, keeps_memory=variant.keeps_memory) as worker:
+                    found = worker.measure()
+            cpu = statistics.median(found["cpu"])
+            base = base or cpu
+            yield Timing(
+                variant=variant,
+                cpu=cpu,
+                wall=statistics.median(found["wall"]),
+                cpu_ratio=cpu / base,
+                loss=found["loss"],
+                private=found["private"],
+                server_private=found.get("server_private", 0.0),
+                bytes=found.get("bytes", 0.0),
+                overhead=found.get("overhead", float("nan")),
+            )
+
+
+def _on_ray(work: Workload, variant: Variant, rounds: int, dataset: Path, folder: Path, note: Note) -> dict[str, Any]:
+    """Run a federation as `hyperfl run` does, with two nodes."""
+    settings = Workload.from_json(_work(work, variant)).settings()
+    settings |= {"num-rounds": rounds, "checkpoint-every": rounds}
+    settings |= {"dataset": f"npz:{dataset}", "output": str(folder)}
+    seen: dict[int, dict[str, float]] = {}
+
+    def on_round(number: int, total: int, accuracy: float | None) -> None:
+        seen[number] = _look()
+
+    launch(plan(settings, NUM_NODES), Observer(on_round=on_round, on_note=note))
+    rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
+    later, first = rows[1:], min(number for number in seen if number)
+    last = max(number for number in seen if seen[number]["server"])
+    return {
+        "wall": [row["seconds"] for row in later],
+        "cpu": [(seen[last]["cpu"] - seen[first]["cpu"]) / (last - first)] if last > first else [float("nan")],
+        "loss": rows[-1]["train_loss"],
+        "private": seen[last]["node"],
+        "server_private": seen[last]["server"],
+        "bytes": statistics.median(row["bytes_on_wire"] for row in later),
+        "overhead": statistics.median(row["seconds"] * NUM_NODES / row["client_seconds"] - 1 for row in later),
+    }
+
+
+def _look() -> dict[str, float]:
+    """Return CPU seconds of all processes below this one, and the private memory of the server and a node."""
+    found = descendants([os.getpid()], process_table())
+    nodes = [private_memory(pid) for pid, process in found.items() if process.command.startswith("ray::ClientApp")]
+    servers = [private_memory(pid) for pid, process in found.items() if "flwr-simulation" in process.command]
+    return {"cpu": cpu_seconds(found), "node": max(nodes, default=0), "server": max(servers, default=0)}
+
+
+def _work(work: Workload, variant: Variant) -> dict[str, object]:
+    return work.as_json() | {"method": variant.method}

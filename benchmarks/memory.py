@@ -1,0 +1,39 @@
+"""Memory and CPU time of other processes, from Linux's /proc."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_RANGE = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ")
+_SHARED = ("/dev/shm/", "/memfd:", "/tmp/plasma")  # noqa: S108 - Ray's object store, mapped by several processes
+
+
+def private_memory(pid: int) -> int:
+    """Return the memory in bytes that a process shares with no other; 0 if the process or /proc is missing.
+
+    Pages of Ray's object store do not count: the kernel calls them private while only one process has touched them.
+    """
+    total, counts = 0, True
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        if _RANGE.match(line):
+            counts = not any(name in line for name in _SHARED)
+        elif counts and line.startswith(("Private_Clean", "Private_Dirty")):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of some processes, of those that still run."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

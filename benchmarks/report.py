@@ -1,0 +1,156 @@
+"""Turns timings into docs/performance.md."""
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.measure import SLOW_ROUNDS, Timing
+from benchmarks.transport import Step
+from benchmarks.workload import Workload, initial_arrays
+
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All that was measured.
+
+    Attributes:
+        circumstances: Hardware and versions by name.
+        command: What was typed.
+        repetitions: Of each client round.
+        rounds: Of each federation, the first included.
+        clients: One client's round, for each workload.
+        federations: A federated round, for each workload.
+        transport: Steps of HyperFL's arrays at the first workload's shape.
+    """
+
+    circumstances: Mapping[str, str]
+    command: str
+    repetitions: int
+    rounds: int
+    clients: Mapping[Workload, Sequence[Timing]]
+    federations: Mapping[Workload, Sequence[Timing]]
+    transport: Sequence[Step]
+
+
+def render(results: Results) -> str:
+    """Return the page in Markdown."""
+    parts = [
+        "# Performance",
+        _text(
+            f"""Written by `{results.command}`: medians and ratios of one run, every process on one thread. *Plain loop*
+            is the same training in plain PyTorch, as one would write it without this project (benchmarks/plain.py).
+            *Default malloc* is glibc's own behaviour: freed blocks of 60 MB go back to the system, which zeroes them
+            page by page at the next use; all other programs keep them, as `hyperfl run` does. Equal losses show that
+            the programs did the same work."""
+        ),
+        _table(["", ""], results.circumstances.items(), "ll"),
+        "## Targets",
+        _table(["what", "target", "measured"], _targets(results), "lrr"),
+        "## One client's round",
+        _text(
+            f"""Load what was received, evaluate, train, evaluate, and (ours) store the private parameters. Medians of
+            {results.repetitions}, the programs taking turns; *ratio* is the CPU time to that of FedAvg's plain loop in
+            the same turn. Memory: private, after the rounds, above that of a process that has imported torch and the
+            project."""
+        ),
+    ]
+    for work, timings in results.clients.items():
+        parts += [f"### {_title(work)}", _client_table(timings)]
+    parts += [
+        "## A federated round",
+        _text(
+            f"""All clients trained and averaged, {results.rounds} rounds (plain loops {SLOW_ROUNDS} at most), medians
+            without the first. *Ours* is the project with two nodes in one process (the in-process grid), *ours on Ray*
+            is `hyperfl run --num-nodes 2`: two processes train, a third is the server; its CPU time is the mean of the
+            rounds and has all of Flower's and Ray's processes in it. *Overhead* is the wall time above half of the
+            clients' summed times. Memory: private, on Ray of a node's whole process."""
+        ),
+    ]
+    for work, timings in results.federations.items():
+        parts += [f"### {_title(work)}, {work.clients} clients", _federation_table(timings)]
+    parts += [
+        "## Transport",
+        _text(
+            """What happens to a hypernetwork's arrays on their way: the most memory that is held at once beyond the
+            arrays themselves, in copies of them, and the time. Replies are fetched one by one in the order of the nodes
+            and added in place, so that the server holds the sum and the reply in hand, however many nodes there are."""
+        ),
+        _table(
+            ["step", "copies", "ms"],
+            [(step.name, f"{step.copies:.2f}", f"{1e3 * step.seconds:.1f}") for step in results.transport],
+            "lrr",
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _client_table(timings: Sequence[Timing]) -> str:
+    rows = [
+        (one.variant.name, f"{one.cpu:.2f}", f"{one.wall:.2f}", f"{one.cpu_ratio:.2f}", _mb(one.private), _loss(one))
+        for one in timings
+    ]
+    return _table(["program", "CPU s", "wall s", "ratio", "memory MB", "loss"], rows, "lrrrrr")
+
+
+def _federation_table(timings: Sequence[Timing]) -> str:
+    rows = [
+        (
+            one.variant.name,
+            f"{one.cpu:.2f}",
+            f"{one.wall:.2f}",
+            f"{one.cpu_ratio:.2f}",
+            "" if math.isnan(one.overhead) else f"{100 * one.overhead:+.0f} %",
+            _mb(one.bytes) if one.bytes else "",
+            _mb(one.private),
+            _mb(one.server_private) if one.server_private else "",
+            _loss(one),
+        )
+        for one in timings
+    ]
+    names = ["program", "CPU s", "wall s", "CPU ratio", "overhead", "MB on the wire", "memory MB", "of the server"]
+    return _table([*names, "loss"], rows, "lrrrrrrrr")
+
+
+def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
+    for work, timings in results.clients.items():
+        found = {one.variant.name: one for one in timings}
+        ours = found["HyperFL, ours"]
+        target = {(28, 100): "at most 1.5", (28, 50): "at most 1.75"}.get((work.shape[1], work.batch_size), "")
+        yield f"HyperFL's client round to FedAvg's plain loop, {_title(work)}", target, f"{ours.cpu_ratio:.2f}"
+        slow = found["HyperFL, plain loop, default malloc"].cpu / ours.cpu
+        yield f"HyperFL's plain loop with default malloc to ours, {_title(work)}", "at least 4", f"{slow:.1f}"
+    for work, timings in results.federations.items():
+        found = {one.variant.name: one for one in timings}
+        ours, base = found["HyperFL, ours on Ray"], found["FedAvg, ours on Ray"]
+        size = sum(value.nbytes for value in initial_arrays(work).values())
+        half = "HyperFL's federated round on Ray to half of the clients' summed times"
+        yield f"{half}, {_title(work)}", "at most 1.15", f"{1 + ours.overhead:.2f}"
+        node, server = (ours.private - base.private) / size, (ours.server_private - base.server_private) / size
+        above = f"above FedAvg's after {results.rounds} rounds, in hypernetworks, {_title(work)}"
+        yield f"a node's memory {above}", "at most 6", f"{node:.1f}"
+        yield f"the server's memory {above}", "at most 10", f"{server:.1f}"
+
+
+def _title(work: Workload) -> str:
+    return f"{'x'.join(map(str, work.shape))}, {work.train} samples, batch {work.batch_size}, {work.epochs} epoch(s)"
+
+
+def _text(paragraph: str) -> str:
+    return textwrap.fill(" ".join(paragraph.split()), 120)
+
+
+def _mb(value: float) -> str:
+    return f"{value / MEGABYTE:.0f}"
+
+
+def _loss(one: Timing) -> str:
+    return f"{one.loss:.4f}"
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]], alignment: str) -> str:
+    rule = "|".join("---" if letter == "l" else "---:" for letter in alignment)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (names, *rows)]
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])

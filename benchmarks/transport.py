@@ -1,0 +1,92 @@
+"""Copies and seconds of what happens to a message's arrays on their way, without training."""
+
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from benchmarks.workload import Workload, initial_arrays, strategy
+from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.grid import exchange
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.messages import ARRAYS, CLIENTS, WEIGHTS, ClientResult, Report, Request, record_of, weights_record
+
+NODES = (2, 10)
+REPETITIONS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Something that is done to arrays.
+
+    Attributes:
+        name: For people.
+        copies: Most memory that it held beyond what there was before, in units of the arrays' size.
+        seconds: Median wall time.
+    """
+
+    name: str
+    copies: float
+    seconds: float
+
+
+def measure_transport(work: Workload) -> list[Step]:
+    """Measure packing, unpacking, and the server's reduction of the replies of a few and of more nodes."""
+    arrays = initial_arrays(work)
+    size = sum(value.nbytes for value in arrays.values())
+    record = pack_arrays(arrays)
+    steps = [
+        _step("pack arrays for a message", lambda: pack_arrays(arrays), size),
+        _step("read a message's arrays", lambda: unpack_arrays(record), size),
+    ]
+    for num_nodes in NODES:
+        name = f"receive and reduce the replies of {num_nodes} nodes, each made when it is fetched"
+        steps.append(_step(name, partial(_reduce, work, record, num_nodes), size))
+    return steps
+
+
+def _step(name: str, action: Callable[[], object], size: int) -> Step:
+    times = []
+    for _ in range(REPETITIONS):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        action()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return Step(name=name, copies=(peak - before) / size, seconds=statistics.median(times))
+
+
+def _reduce(work: Workload, record: ArrayRecord, num_nodes: int) -> object:
+    server = strategy(work, num_nodes)
+    grid = InProcessGrid(_echo, num_nodes, {})
+    messages = server.configure_train(1, record, ConfigRecord(), grid)
+    reduced = server.reduce(exchange(grid, messages, 60.0))
+    if server.outcome.failures:
+        raise RuntimeError(server.outcome.failures[0].reason)
+    return reduced
+
+
+_echo = ClientApp()
+
+
+@_echo.train()
+def _copy(message: Message, context: Context) -> Message:
+    """Answer with a copy of what came, as the sum over the clients that were asked for."""
+    clients = Request.of(message.content).clients
+    results = [ClientResult(client=client, num_examples=1, metrics={}) for client in clients]
+    arrays = pack_arrays(unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord)))
+    weights = weights_record(len(clients), len(clients))
+    content = RecordDict(
+        {ARRAYS: arrays, WEIGHTS: weights, CLIENTS: Report(results=results, process="benchmark").to_record()}
+    )
+    return Message(content, reply_to=message)

@@ -1,0 +1,262 @@
+"""What is measured: the project's own classes and the plain loops, on the same data from the same start."""
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Message, MessageType
+from torch import Tensor
+
+from benchmarks.plain import PLAIN, PlainSettings, State, plain_round
+from clients.base import ClientSetting
+from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.cohort import clients_of_node
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.data.client_data import ClientData, load_federated_data
+from hyperfl_flwr.grid import Federation, Node
+from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.server_app import run
+from hyperfl_flwr.state import PrivateState
+from strategies.base import BaseStrategy, Setting
+
+LEARNING_RATES = {28: 0.01, 32: 0.02}
+"""HyperFL's, by image side."""
+
+NUM_CLASSES = 10
+NUM_NODES = 2
+Round = Callable[[], float]
+"""Runs a whole round and returns the training loss of its last epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A round's work.
+
+    Attributes:
+        method: Of the project.
+        shape: Of an image, (channels, height, width).
+        train: Training samples per client.
+        test: Test samples per client.
+        batch_size: Samples per step.
+        epochs: Local epochs.
+        clients: Number of clients, all of which are trained in a federated round.
+    """
+
+    method: str
+    shape: tuple[int, int, int]
+    train: int = 600
+    test: int = 300
+    batch_size: int = 50
+    epochs: int = 5
+    clients: int = 20
+
+    def as_json(self) -> dict[str, object]:
+        """Return the arguments that make an equal one."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, object]) -> "Workload":
+        """Return what `as_json` described."""
+        return cls(**{**document, "shape": tuple(document["shape"])})  # type: ignore[arg-type]
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size of the model or hypernetwork."""
+        return LEARNING_RATES[self.shape[1]]
+
+    def settings(self) -> dict[str, Scalar]:
+        """Return the project's settings for this work."""
+        return default_settings() | {
+            "method": self.method, "local-epochs": self.epochs, "batch-size": self.batch_size, "device": "cpu",
+            "threads": 1, "num-clients": self.clients, "learning-rate": self.learning_rate,
+            "data.train-samples": self.train, "data.test-samples": self.test, "data.partition": "iid",
+        }  # fmt: skip
+
+    def config(self) -> RunConfig:
+        """Return the same, checked."""
+        return RunConfig.from_flat(self.settings(), methods=METHODS)
+
+    def plain_settings(self) -> PlainSettings:
+        """Return the plain loop's settings."""
+        return PlainSettings(epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate)
+
+
+def client_data(work: Workload, client: int = 0) -> ClientData:
+    """Return standard normal images with random labels; how long a step takes does not depend on them."""
+    rng = np.random.default_rng(client)
+    sizes = (work.train, work.test)
+    images = [torch.from_numpy(rng.standard_normal((num, *work.shape), dtype=np.float32)) for num in sizes]
+    labels = [torch.from_numpy(rng.integers(0, NUM_CLASSES, num)) for num in sizes]
+    return ClientData(
+        train_images=images[0],
+        train_labels=labels[0],
+        test_images=images[1],
+        test_labels=labels[1],
+        augmentation=None,
+        num_classes=NUM_CLASSES,
+    )
+
+
+def write_dataset(work: Workload, file: Path) -> None:
+    """Write random images and labels for all clients, in the form that `npz:FILE` reads."""
+    rng = np.random.default_rng(0)
+    num = work.clients * (work.train + work.test)
+    channels, height, width = work.shape
+    size = (num, height, width) if channels == 1 else (num, height, width, channels)
+    labels = np.arange(num) % NUM_CLASSES
+    np.savez(file, images=rng.integers(0, 256, size, dtype=np.uint8), labels=labels)
+
+
+def strategy(work: Workload, num_nodes: int = 1) -> BaseStrategy:
+    """Return the project's strategy for nodes that host all clients."""
+    properties = {"input-shape": list(work.shape), "num-classes": NUM_CLASSES}
+    nodes = [
+        Node(
+            id=FIRST_NODE_ID + number,
+            partition=number,
+            clients=clients_of_node(number, num_nodes, work.clients),
+            properties=properties,
+        )
+        for number in range(num_nodes)
+    ]
+    method = METHODS[work.method]
+    return method.strategy(
+        Setting(
+            config=work.config(),
+            federation=Federation(nodes),
+            reductions=method.client.shared,
+            experiment="0" * 16,
+            run_directory="/nowhere",
+        )
+    )
+
+
+def initial_arrays(work: Workload) -> SharedArrays:
+    """Return the shared parameters that a run of the project starts from."""
+    return unpack_arrays(strategy(work).initial_arrays())
+
+
+def client_round(work: Workload, program: str, folder: Path) -> Round:
+    """Return one client's round: what a node does for one of its clients.
+
+    It loads what was received, evaluates it, trains, evaluates, and (the project's client alone) stores the private
+    parameters. Every call starts from the same parameters.
+
+    Args:
+        work: Which.
+        program: `ours` or `plain`.
+        folder: For the private state.
+    """
+    received, data = initial_arrays(work), client_data(work)
+    config, method = work.config(), METHODS[work.method]
+    setting = ClientSetting(
+        config=config,
+        client=0,
+        data=data,
+        device=torch.device("cpu"),
+        state=PrivateState(folder, "benchmark", 0),
+        learning_rate=work.learning_rate,
+    )
+
+    def ours() -> float:
+        client = method.client(setting)
+        parameters = [received[key] for key in client.keys()]  # noqa: SIM118 - a client is no dict
+        _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
+        return float(metrics["train-loss"])
+
+    if program == "ours":
+        return ours
+    model = PLAIN[work.method](work.shape, NUM_CLASSES, work.plain_settings())
+    state, private = model.state_of(_tensors(received)), _private(work, data)
+
+    def plain() -> float:
+        model.load(state, private)
+        return model.train(data, numpy_generator(config.seed, "training", 0, 1))
+
+    return plain
+
+
+def _training_rng(number: int, client: int) -> np.random.Generator:
+    return numpy_generator(0, "training", client, number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """What some federated rounds took, the first one left out; `loss` is the last round's mean training loss."""
+
+    wall: Sequence[float]
+    cpu: Sequence[float]
+    loss: float
+
+
+def plain_rounds(work: Workload, num_rounds: int, dataset: Path) -> Rounds:
+    """Run a plain loop's federation on the data, from the start and in the order of the project's."""
+    model = PLAIN[work.method](work.shape, NUM_CLASSES, work.plain_settings())
+    data = load_federated_data(_on(work, dataset).data_settings())
+    clients = [data.client(number) for number in range(work.clients)]
+    state = model.state_of(_tensors(initial_arrays(work)))
+    privates = [_private(work, clients[0]) for _ in clients]
+    times, loss = [_now()], float("nan")
+    for number in range(1, num_rounds + 1):
+        state, loss = plain_round(model, state, privates, clients, functools.partial(_training_rng, number))
+        times.append(_now())
+    return _rounds(times, loss)
+
+
+class TimedGrid(InProcessGrid):
+    """Notes when the messages of each round, and at last those of the evaluation, are sent."""
+
+    def __init__(self, settings: dict[str, Scalar]) -> None:
+        super().__init__(app, NUM_NODES, settings, {"simulated": True})
+        self.times: list[tuple[float, float]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
+        """Take messages and note the time."""
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE):
+            self.times.append(_now())
+        return super().push_messages(messages)
+
+
+def in_process_rounds(work: Workload, num_rounds: int, dataset: Path, folder: Path) -> Rounds:
+    """Run the project's federation in this process."""
+    config = _on(work, dataset, {"num-rounds": num_rounds, "checkpoint-every": num_rounds, "output": str(folder)})
+    grid = TimedGrid(config.flat())
+    run(grid, config)
+    losses = [row["train_loss"] for row in read_metrics(folder) if row["kind"] == "train"]
+    return _rounds(grid.times, losses[-1])
+
+
+def _on(work: Workload, dataset: Path, changes: dict[str, Scalar] | None = None) -> RunConfig:
+    return RunConfig.from_flat(work.settings() | {"dataset": f"npz:{dataset}"} | (changes or {}), methods=METHODS)
+
+
+def _rounds(times: Sequence[tuple[float, float]], loss: float) -> Rounds:
+    spans = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in itertools.pairwise(times[1:])]
+    return Rounds(wall=[wall for wall, _ in spans], cpu=[cpu for _, cpu in spans], loss=loss)
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _tensors(arrays: SharedArrays) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(value.copy()) for key, value in arrays.items()}
+
+
+def _private(work: Workload, data: ClientData) -> State:
+    setting = ClientSetting(
+        config=work.config(), client=0, data=data, device=torch.device("cpu"),
+        state=PrivateState(Path(), "", 0), learning_rate=work.learning_rate,
+    )  # fmt: skip
+    groups = METHODS[work.method].client(setting).initial_private()
+    return {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
