@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.cohort import CohortResult, MakeClient, Trainer, evaluate_cohort, train_cohort
+from hyperfl_flwr.cohort import CohortResult, MakeClient, Received, Trainer, evaluate_cohort, train_cohort
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
+    OWN_ARRAYS,
     PROPERTIES,
     WEIGHTS,
     Reduction,
     Report,
     Request,
+    by_client,
+    own_key,
     record_of,
     weights_record,
 )
@@ -42,8 +45,7 @@ class Cohort:
 def train(cohort: Cohort, message: Message) -> Message:
     """Answer a TRAIN message: sums of the shared arrays, their weights, and a report."""
     began = time.perf_counter()
-    received = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
-    request = Request.of(message.content)
+    received, request = _received(message), Request.of(message.content)
     result = train_cohort(cohort.trainer, request, received, cohort.reductions, send_details=cohort.send_details)
     content = RecordDict(
         {
@@ -52,14 +54,16 @@ def train(cohort: Cohort, message: Message) -> Message:
             CLIENTS: _report(result, began).to_record(),
         }
     )
+    if result.own:
+        own = {own_key(client, key): value for client, arrays in result.own.items() for key, value in arrays.items()}
+        content[OWN_ARRAYS] = pack_arrays(own)
     return Message(content, reply_to=message)
 
 
 def evaluate(cohort: Cohort, message: Message) -> Message:
     """Answer an EVALUATE message: a report."""
     began = time.perf_counter()
-    received = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
-    request = Request.of(message.content)
+    received, request = _received(message), Request.of(message.content)
     result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
     return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
 
@@ -67,6 +71,13 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
 def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
     """Answer the handshake with a node's properties."""
     return Message(RecordDict({PROPERTIES: ConfigRecord(dict(properties))}), reply_to=message)
+
+
+def _received(message: Message) -> Received:
+    shared = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
+    if OWN_ARRAYS not in message.content:
+        return Received(shared=shared)
+    return Received(shared=shared, own=by_client(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord))))
 
 
 def _report(result: CohortResult, began: float) -> Report:

@@ -93,6 +93,10 @@ class BaseClient(NumPyClient):
     def predictor(self) -> Predict:
         """Return the client's model as it is now."""
 
+    def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return what is sent of the shared groups, in the order of `keys`: the trained arrays."""
+        return trained
+
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""
         channels, height, width = self.setting.data.train_images.shape[1:]
@@ -118,9 +122,9 @@ class BaseClient(NumPyClient):
             config: `round`, `version` (of the private state to start from) and `kept-version`.
 
         Returns:
-            The trained shared arrays, the number of training samples, and the client's numbers; among them
-            `aggregate-accuracy` (received parameters with the client's private ones) and `own-accuracy` (after local
-            training), both on the client's test data.
+            What `reply` makes of the shared arrays, the number of training samples, and the client's numbers; among
+            them `aggregate-accuracy` (received parameters with the client's private ones) and `own-accuracy` (after
+            local training), both on the client's test data.
 
         Raises:
             ValueError: If the arrays do not fit the client's model.
@@ -136,9 +140,9 @@ class BaseClient(NumPyClient):
         trained = time.perf_counter()
         metrics |= _accuracy("own", self._evaluate())
         self._store(config["round"], {config["version"], config["kept-version"]})
-        shared = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
+        arrays = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
-        return shared, len(setting.data.train_labels), metrics
+        return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate received parameters with the client's private ones on its test data; see `fit`."""

@@ -48,7 +48,7 @@ class Estimate:
 
 
 def estimate(planned: Plan, num_cores: int) -> Estimate:
-    """Estimate a planned run by training one client for one epoch; its result is thrown away.
+    """Estimate a planned run by training one client for one epoch and for two; the results are thrown away.
 
     Args:
         planned: What `experiments.run.plan` has checked.
@@ -61,28 +61,33 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
     setting = Setting(
         config=config, federation=Federation([node]), reductions=method.client.shared, experiment="", run_directory=""
     )
-    arrays = unpack_arrays(method.strategy(setting).initial_arrays())
-    shared = sum(value.nbytes for value in arrays.values())
+    strategy = method.strategy(setting)
+    common, own = unpack_arrays(strategy.initial_arrays()), strategy.own_arrays([0]).get(0, {})
+    arrays = {**common, **own}
+    shared, of_one = (sum(value.nbytes for value in part.values()) for part in (common, own))
+    state = sum(value.nbytes for value in strategy.server_state().values())
     server_memory = peak_memory()
     torch.set_num_threads(planned.threads)
     device = resolve_device(config.device)
     with tempfile.TemporaryDirectory() as folder:
-        one_epoch = config.model_copy(update={"local_epochs": 1})
-        client = method.client(client_setting(one_epoch, data, 0, device, PrivateState(Path(folder), "", 0)))
-        names = client.keys()
-        for _ in range(2):  # the first time is slower: libraries load, memory is mapped
-            _, _, metrics = client.fit([arrays[name] for name in names], {"round": 1, "version": 0, "kept-version": 0})
+        seconds = []
+        for epochs in (1, 1, 2):  # the first time is slower: libraries load, memory is mapped
+            short = config.model_copy(update={"local_epochs": epochs})
+            client = method.client(client_setting(short, data, 0, device, PrivateState(Path(folder), "", 0)))
+            parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
+            _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
+            seconds.append(float(metrics["seconds"]))
         private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
-    client_seconds = float(metrics["seconds"]) + (config.local_epochs - 1) * float(metrics["train-seconds"])
+    client_seconds = seconds[1] + (config.local_epochs - 1) * max(0.0, seconds[2] - seconds[1])
     trained = max(1, round(config.fraction_train * config.num_clients))
     busy = min(max(1, num_cores // planned.threads), num_nodes)
-    wire = 2 * shared * min(num_nodes, config.num_clients)
+    wire = 2 * (shared * min(num_nodes, trained) + of_one * trained)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
-        bytes_per_client_round=shared,
+        bytes_per_client_round=shared + of_one,
         bytes_on_wire_per_round=wire,
-        disk_bytes=KEPT * shared + 2 * config.num_clients * private,
-        memory_bytes=server_memory + SERVER_COPIES * shared + busy * peak_memory(),
+        disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
+        memory_bytes=server_memory + SERVER_COPIES * shared + 2 * of_one * trained + busy * peak_memory(),
         seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
         client_seconds=client_seconds,
     )

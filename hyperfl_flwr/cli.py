@@ -139,7 +139,7 @@ def _print_estimate(cost: Estimate, num_rounds: int) -> None:
     table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")
     table.add_row("disk", f"{cost.disk_bytes / 1e6:.0f} MB")
     table.add_row("memory", f"{cost.memory_bytes / 1e6:.0f} MB")
-    table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch)")
+    table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
     table.add_row(f"time for {num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
     out.print(table)
 

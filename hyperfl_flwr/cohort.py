@@ -43,6 +43,23 @@ MakeClient = Callable[[int], CohortClient]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Received:
+    """What the server has sent to a node; not changed here.
+
+    Attributes:
+        shared: What all its clients get.
+        own: What each of them gets alone, by id; empty where no group is per client.
+    """
+
+    shared: SharedArrays
+    own: Mapping[int, SharedArrays] = field(default_factory=dict)
+
+    def of(self, client: int) -> SharedArrays:
+        """Return all that a client gets."""
+        return {**self.shared, **self.own.get(client, {})}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What one client is asked for.
 
@@ -83,12 +100,12 @@ class Failed:
 class Trainer(Protocol):
     """Trains the clients of a node."""
 
-    def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+    def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
         """Train clients, all of them once, in groups of any size.
 
         Args:
             jobs: The clients, by ascending id; results in this order make the sums' rounding independent of the groups.
-            received: The server's shared parameters; not changed.
+            received: What the server has sent.
         """
 
 
@@ -102,11 +119,11 @@ class OneByOne:
     def __init__(self, make_client: MakeClient) -> None:
         self._make_client = make_client
 
-    def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+    def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
         """Train the clients, see `Trainer`."""
         for job in jobs:
             try:
-                yield self._train(job, received)
+                yield self._train(job, received.of(job.client))
             except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
                 yield Failed(client=job.client, error=error)
 
@@ -128,12 +145,14 @@ class CohortResult:
 
     Attributes:
         sums: Weighted sums of the shared parameters over the clients that finished; empty if none did.
+        own: The per-client groups of each client that finished.
         num_examples: Sum of their training samples.
         results: Their numbers, by ascending id.
         failures: The others.
     """
 
     sums: SharedArrays = field(default_factory=dict)
+    own: dict[int, SharedArrays] = field(default_factory=dict)
     num_examples: int = 0
     results: list[ClientResult] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -142,7 +161,7 @@ class CohortResult:
 def train_cohort(
     trainer: Trainer,
     request: Request,
-    received: SharedArrays,
+    received: Received,
     reductions: Mapping[str, Reduction],
     *,
     send_details: bool,
@@ -152,7 +171,7 @@ def train_cohort(
     Args:
         trainer: Trains them.
         request: Which clients, and the private versions that they start from.
-        received: The server's shared parameters; not changed.
+        received: What the server has sent.
         reductions: How each shared group is reduced.
         send_details: Whether a failure's text and traceback leave the node.
     """
@@ -171,20 +190,23 @@ def _take(
     part: Trained,
     row: int,
     result: CohortResult,
-    received: SharedArrays,
+    received: Received,
     reductions: Mapping[str, Reduction],
     *,
     send_details: bool,
 ) -> None:
     """Add one trained client to the result."""
     client, num_examples = part.clients[row], part.num_examples[row]
-    shared = {key: value[row] for key, value in part.stacked.items()}
+    arrays, got = {key: value[row] for key, value in part.stacked.items()}, received.of(client)
     try:
-        _check(shared, received)
+        _check(arrays, got)
     except (ValueError, FloatingPointError) as error:
         result.failures.append(_failure(client, error, send_details))
         return
-    _add(result.sums, shared, received, reductions, num_examples)
+    shared = {key: value for key, value in arrays.items() if key in received.shared}
+    _add(result.sums, shared, received.shared, reductions, num_examples)
+    if own := {key: value for key, value in arrays.items() if key not in shared}:
+        result.own[client] = own
     result.num_examples += num_examples
     result.results.append(_result(client, num_examples, part.metrics[row]))
 
@@ -198,14 +220,14 @@ def _check(shared: SharedArrays, received: SharedArrays) -> None:
 
 
 def evaluate_cohort(
-    make_client: MakeClient, request: Request, received: SharedArrays, *, send_details: bool
+    make_client: MakeClient, request: Request, received: Received, *, send_details: bool
 ) -> CohortResult:
-    """Evaluate the received shared parameters, with each requested client's private ones, on its test data."""
+    """Evaluate what each requested client has received, with its private parameters, on its test data."""
     result = CohortResult()
     for job in _jobs(request):
         try:
             member = make_client(job.client)
-            _, num_examples, metrics = member.evaluate(_in_order(member, received), job.config)
+            _, num_examples, metrics = member.evaluate(_in_order(member, received.of(job.client)), job.config)
         except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
             result.failures.append(_failure(job.client, error, send_details))
             continue

@@ -20,6 +20,7 @@ from hyperfl_flwr.data.client_data import DataSettings
 from hyperfl_flwr.data.datasets import DATASETS
 from hyperfl_flwr.errors import ConfigError, InstallationError
 from hyperfl_flwr.models.hypernetwork import Initialisation
+from hyperfl_flwr.models.server_hypernetwork import Combine
 from hyperfl_flwr.models.targets import TARGETS
 
 Scalar = str | int | float | bool
@@ -27,6 +28,7 @@ Scalar = str | int | float | bool
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -83,6 +85,29 @@ class HyperFLConfig(_Section):
     head_optimiser: Literal["factored", "plain"]
 
 
+class FedRepConfig(_Section):
+    """`fedrep.*`: the settings of FedRep alone."""
+
+    classifier_learning_rate: PositiveFloat
+    classifier_epochs: Positive
+    clip_norm: NonNegativeFloat
+
+
+class PFedHNConfig(_Section):
+    """`pfedhn.*`: the settings of pFedHN and pFedHN-PC alone."""
+
+    embedding_dim: Auto | Positive
+    hidden_width: Positive
+    hidden_layers: NonNegative
+    local_steps: NonNegative
+    clip_norm: NonNegativeFloat
+    server_learning_rate: Auto | PositiveFloat
+    server_momentum: Annotated[float, Field(ge=0, lt=1)]
+    server_weight_decay: NonNegativeFloat
+    server_clip_norm: NonNegativeFloat
+    combine: Combine
+
+
 class RunConfig(_Section):
     """All settings of a run; docs/configuration.md explains each."""
 
@@ -110,6 +135,8 @@ class RunConfig(_Section):
     round_timeout: PositiveFloat
     data: DataConfig
     hyperfl: HyperFLConfig
+    fedrep: FedRepConfig
+    pfedhn: PFedHNConfig
 
     @field_validator("data_root", "output", "resume")
     @classmethod

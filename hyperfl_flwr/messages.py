@@ -3,11 +3,13 @@
 A TRAIN or EVALUATE message to a node holds
 
 - `arrays`: the shared groups, keyed `group/name`;
+- `own-arrays`: what each of its clients gets alone, keyed `client/group/name` (absent where no group is per client);
 - `config`: a `Request`.
 
 A node hosts several clients and answers once, with
 
 - `arrays`: for each shared group the SUM over its trained clients of weight times parameters, keyed alike (TRAIN only);
+- `own-arrays`: the per-client groups of its trained clients, one by one, keyed as above (TRAIN only);
 - `weights`: the two weights, and nothing else;
 - `clients`: a `Report`, the per-client numbers.
 
@@ -22,6 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 ARRAYS = "arrays"
 CLIENTS = "clients"
@@ -34,6 +37,7 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 HELLO = "query.hello"
 """Type of the handshake's message."""
 
+OWN_ARRAYS = "own-arrays"
 NUM_CLIENTS = "num-clients"
 NUM_EXAMPLES = "num-examples"
 
@@ -47,6 +51,8 @@ class Reduction(Enum):
     """sum_i x_i / number of clients."""
     SUM = "sum"
     """sum_i x_i; absent clients count as zero."""
+    PER_CLIENT = "per_client"
+    """Not reduced: each client is sent arrays of its own, and the method's strategy gets back each client's."""
 
     def weight(self, num_examples: int) -> float:
         """Return the weight of one client in the node's sum."""
@@ -62,6 +68,26 @@ class Reduction(Enum):
 def group_of(key: str) -> str:
     """Return the group of a key `group/name`."""
     return key.partition("/")[0]
+
+
+def own_key(client: int, key: str) -> str:
+    """Return the key `client/group/name` under which a client's own array travels."""
+    return f"{client}/{key}"
+
+
+def by_client(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
+    """Return arrays with keys `client/group/name` by client, with keys `group/name`.
+
+    Raises:
+        ValueError: If a key does not begin with a client's id.
+    """
+    found: dict[int, dict[str, NDArray[Any]]] = {}
+    for key, value in arrays.items():
+        client, _, rest = key.partition("/")
+        if not client.isdecimal():
+            raise ValueError(f"a client's own arrays must have keys CLIENT/GROUP/NAME, got {printable(key)!r}")
+        found.setdefault(int(client), {})[rest] = value
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

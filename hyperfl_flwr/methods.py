@@ -5,12 +5,16 @@ from dataclasses import dataclass
 
 from clients.base import BaseClient
 from clients.fedavg import FedAvgClient
+from clients.fedrep import FedRepClient
 from clients.hyperfl import HyperFLClient
 from clients.local import LocalClient
+from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from strategies.base import BaseStrategy
 from strategies.fedavg import FedAvg
+from strategies.fedrep import FedRep
 from strategies.hyperfl import HyperFL
 from strategies.local import Local
+from strategies.pfedhn import PFedHN, PFedHNPC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +51,33 @@ METHODS: Mapping[str, Method] = {
         paper="McMahan et al., AISTATS 2017",
         leaves="the whole model",
     ),
+    "fedrep": Method(
+        title="averaging of the feature extractor; the classifier stays private",
+        strategy=FedRep,
+        client=FedRepClient,
+        paper="Collins et al., ICML 2021",
+        leaves="the feature extractor",
+    ),
     "hyperfl": Method(
         title="averaging of a hypernetwork; classifier and embedding stay private",
         strategy=HyperFL,
         client=HyperFLClient,
         paper="Guo et al., AAAI 2025",
         leaves="the hypernetwork",
+    ),
+    "pfedhn": Method(
+        title="a hypernetwork on the server generates every client's model",
+        strategy=PFedHN,
+        client=PFedHNClient,
+        paper="Shamsian et al., ICML 2021",
+        leaves="the change of the generated model",
+    ),
+    "pfedhn-pc": Method(
+        title="a hypernetwork on the server generates feature extractors; the classifier stays private",
+        strategy=PFedHNPC,
+        client=PFedHNPCClient,
+        paper="Shamsian et al., ICML 2021",
+        leaves="the change of the generated feature extractor",
     ),
 }
 """All methods by name."""

@@ -10,15 +10,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.checkpoint import Progress
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange, Federation, match
 from hyperfl_flwr.messages import (
     ARRAYS,
-    CLIENTS,
     CONFIG,
-    WEIGHTS,
+    OWN_ARRAYS,
     ClientResult,
     Failure,
     Reduction,
@@ -26,13 +25,13 @@ from hyperfl_flwr.messages import (
     Request,
     content_bytes,
     group_of,
-    printable,
-    record_of,
+    own_key,
     weights_record,
 )
 from hyperfl_flwr.metrics.memory import process_name
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL
+from strategies.replies import read_report, read_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +91,32 @@ class BaseStrategy(Strategy):
         self.durable_versions: dict[int, int] = {}
         self.outcome = Outcome()
         self._current: SharedArrays = {}
+        self._own_sent: Mapping[int, SharedArrays] = {}
         self._sent: list[Message] = []
         self._asked: dict[int, list[int]] = {}
 
     @abstractmethod
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the shared groups' initial values: name -> parameters by name."""
+
+    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+        """Return what each of some clients is sent alone: its per-client groups, keyed `group/name`."""
+        return {}
+
+    def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
+        """Take the per-client groups of the clients that finished a round, by ascending id, into the server's state.
+
+        Args:
+            own: Each client's arrays.
+            num_examples: Their training samples.
+        """
+
+    def server_state(self) -> SharedArrays:
+        """Return the method's own state on the server, for the checkpoint."""
+        return {}
+
+    def load_server_state(self, arrays: SharedArrays) -> None:
+        """Go back to a state that `server_state` returned."""
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the shared groups' initial values as they travel."""
@@ -139,7 +158,7 @@ class BaseStrategy(Strategy):
 
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
         chosen = set(clients)
-        self._current = unpack_arrays(arrays)
+        self._current, self._own_sent = unpack_arrays(arrays), self.own_arrays(clients)
         self._sent, self._asked = [], {}
         for node in self.setting.federation.nodes:
             mine = [client for client in node.clients if client in chosen]
@@ -154,6 +173,9 @@ class BaseStrategy(Strategy):
                 kept_versions=[self.durable_versions.get(client, INITIAL) for client in mine],
             )
             content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
+            if self._own_sent:
+                own = {own_key(client, key): value for client in mine for key, value in self._own_sent[client].items()}
+                content[OWN_ARRAYS] = pack_arrays(own)
             self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
             self._asked[node.id] = mine
         return self._sent
@@ -174,24 +196,27 @@ class BaseStrategy(Strategy):
             The new shared parameters and their weights; None and None if no client finished.
         """
         total: SharedArrays = {}
-        num_examples = 0
+        own: dict[int, SharedArrays] = {}
         self._begin_outcome()
         for answer in exchanges:
-            num_examples += self._add(answer, total)
+            self._add(answer, total, own)
             del answer
+        examples = {result.client: result.num_examples for result in self.outcome.results}
         num_clients = len(self.outcome.results)
         self.progress.trainings += num_clients + len(self.outcome.failures)
         self.progress.failed_trainings += len(self.outcome.failures)
         self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
-        self.outcome.bytes_up = sum(value.nbytes for value in total.values())
+        self.outcome.bytes_up = _size(total) + max(map(_size, own.values()), default=0)
         if not num_clients:
             return None, None
+        if own:
+            self.update(dict(sorted(own.items())), examples)
         for result in self.outcome.results:
             self.progress.versions[result.client] = self.progress.round
         for key, value in total.items():
-            divisor = self.setting.reductions[group_of(key)].divisor(num_examples, num_clients)
+            divisor = self.setting.reductions[group_of(key)].divisor(sum(examples.values()), num_clients)
             np.divide(value, np.asarray(divisor, value.dtype), out=value)
-        return pack_arrays(total), weights_record(num_examples, num_clients)
+        return pack_arrays(total), weights_record(sum(examples.values()), num_clients)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the clients' evaluations, see `collect`."""
@@ -203,69 +228,41 @@ class BaseStrategy(Strategy):
         self._begin_outcome()
         for answer in exchanges:
             try:
-                self._note(self._report(answer))
+                self._note(read_report(self._content(answer), self._asked[answer.node]))
             except ValueError as error:
                 self._all_failed(answer, str(error))
 
     def _begin_outcome(self) -> None:
         self.outcome = Outcome(
-            bytes_down=sum(value.nbytes for value in self._current.values()),
+            bytes_down=_size(self._current) + max(map(_size, self._own_sent.values()), default=0),
             bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
 
-    def _add(self, answer: Exchange, total: SharedArrays) -> int:
-        """Add a node's sums to the total, in place, and note its report; returns its number of training samples."""
+    def _add(self, answer: Exchange, total: SharedArrays, own: dict[int, SharedArrays]) -> None:
+        """Add a node's sums to the total, in place, its clients' own arrays to `own`, and note its report."""
         try:
-            report = self._report(answer)
-            sums = self._sums(answer, report)
+            reply = read_training(self._content(answer), self._asked[answer.node], self._current, self._own_sent)
         except ValueError as error:
             self._all_failed(answer, str(error))
-            return 0
-        self._note(report)
-        for key, value in sums.items():
+            return
+        self._note(reply.report)
+        own |= reply.own
+        for key, value in reply.sums.items():
             if key in total:
                 total[key] += value
             else:
                 total[key] = value.copy()
-        return sum(result.num_examples for result in report.results)
 
-    def _report(self, answer: Exchange) -> Report:
-        """Return a node's report.
+    def _content(self, answer: Exchange) -> RecordDict:
+        """Return a reply's content and count its bytes.
 
         Raises:
-            ValueError: If there is none, or it is not about the clients that the node was asked for.
+            ValueError: If there is none.
         """
         if answer.content is None:
             raise ValueError(answer.problem)
         self.outcome.bytes_on_wire += content_bytes([answer.content])
-        report = Report.from_record(record_of(answer.content, CLIENTS, ConfigRecord))
-        told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
-        if told != self._asked[answer.node]:
-            raise ValueError(f"the reply is about the clients {told}, asked were {self._asked[answer.node]}")
-        return report
-
-    def _sums(self, answer: Exchange, report: Report) -> SharedArrays:
-        """Return a node's sums; none if none of its clients finished.
-
-        Raises:
-            ValueError: If they, or their weights, do not fit.
-        """
-        content = answer.content or RecordDict()
-        arrays, got = record_of(content, ARRAYS, ArrayRecord), record_of(content, WEIGHTS, MetricRecord)
-        weights = weights_record(sum(result.num_examples for result in report.results), len(report.results))
-        if dict(got) != dict(weights):
-            raise ValueError(f"the weights {dict(got)} must be {dict(weights)}")
-        if not report.results:
-            return {}
-        try:
-            sums = unpack_arrays(arrays)
-        except (TypeError, ValueError, EOFError, SyntaxError) as error:
-            raise ValueError(f"the reply's arrays cannot be read: {printable(str(error))}") from None
-        if problem := layout_problem(self._current, sums):
-            raise ValueError(problem)
-        if key := not_finite(sums):
-            raise ValueError(f"{key} is not finite")
-        return sums
+        return answer.content
 
     def _all_failed(self, answer: Exchange, problem: str) -> None:
         self.outcome.failures += [Failure(client=client, reason=problem) for client in self._asked[answer.node]]
@@ -278,3 +275,7 @@ class BaseStrategy(Strategy):
 
     def summary(self) -> None:
         """Nothing: the manifest tells all settings."""
+
+
+def _size(arrays: SharedArrays) -> int:
+    return sum(value.nbytes for value in arrays.values())

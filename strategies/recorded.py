@@ -21,6 +21,9 @@ from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.recording import Record, RunDirectory
 from strategies.base import BaseStrategy, Outcome
 
+SERVER = "server/"
+"""Prefix of the keys of the strategy's own state in a checkpoint; the others are the shared parameters."""
+
 Announce = Callable[[str], None]
 """Prints one line for people."""
 
@@ -46,13 +49,19 @@ class RecordedStrategy(Strategy):
         Raises:
             StateError: If the checkpoint is missing or damaged.
         """
-        arrays, progress = self.checkpoints.load(number)
+        stored, progress = self.checkpoints.load(number)
+        mine = {key.removeprefix(SERVER): value for key, value in stored.items() if key.startswith(SERVER)}
+        self.inner.load_server_state(mine)
         self.inner.progress = progress
         self.inner.durable_versions = dict(progress.versions)
         for later in self.checkpoints.rounds():
             if later > number:
                 self.checkpoints.path(later).unlink()
-        return pack_arrays(arrays)
+        return pack_arrays({key: value for key, value in stored.items() if not key.startswith(SERVER)})
+
+    def _save(self, arrays: ArrayRecord) -> None:
+        mine = {SERVER + key: value for key, value in self.inner.server_state().items()}
+        self.checkpoints.save(unpack_arrays(arrays) | mine, self.inner.progress)
 
     def start(
         self,
@@ -81,7 +90,7 @@ class RecordedStrategy(Strategy):
             self._record_training(current, time.perf_counter() - began)
             self._give_up_if_hopeless()
             if self._is_checkpoint(current):
-                self.checkpoints.save(unpack_arrays(arrays), self.inner.progress)
+                self._save(arrays)
                 self.inner.durable_versions = dict(self.inner.progress.versions)
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
         self.inner.collect(exchange(grid, messages, timeout))

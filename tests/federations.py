@@ -35,6 +35,8 @@ SMALL: Settings = {
     "data.test-samples": 20,
     "hyperfl.hidden-width": 8,
     "hyperfl.embedding-dim": 4,
+    "pfedhn.hidden-width": 8,
+    "pfedhn.hidden-layers": 1,
 }
 """Two steps per epoch, so that the order of the samples matters."""
 

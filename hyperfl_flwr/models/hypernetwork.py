@@ -55,12 +55,15 @@ class Hypernetwork(nn.Module):
             self.head_bias = nn.Parameter(torch.empty(num_weights))
 
     def activation(self, embedding: Tensor) -> Tensor:
-        """Return the hidden activation z [p] of an embedding [d]."""
+        """Return the hidden activation z [..., p] of embeddings [..., d]."""
         return torch.relu(self.hidden(embedding))
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Return theta [P], flat, of an embedding [d]."""
-        return torch.addmv(self.head_bias, self.head_weight.t(), self.activation(embedding))
+        """Return theta, flat: [P] of an embedding [d], [B, P] of B embeddings [B, d]."""
+        hidden = self.activation(embedding)
+        if hidden.ndim == 2:
+            return torch.addmm(self.head_bias, hidden, self.head_weight)
+        return torch.addmv(self.head_bias, self.head_weight.t(), hidden)
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
         """Return views of a flat theta [P] as the extractor's parameters, by name."""

@@ -1,6 +1,7 @@
 """Local epochs of stochastic gradient descent."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,12 +57,14 @@ class Epochs:
         batch_size: Samples per step; the last batch of a pass may be shorter.
         momentum: Of SGD; the buffers start empty.
         weight_decay: L2 coefficient, added to the gradient after clipping.
+        steps: If positive, the number of steps, in as many passes as that takes, instead of `epochs`.
     """
 
     epochs: int
     batch_size: int
     momentum: float = 0.0
     weight_decay: float = 0.0
+    steps: int = 0
 
 
 def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -85,7 +88,8 @@ def train_epochs(
         rng: Order of the samples and augmentation.
 
     Returns:
-        Mean training loss of the last pass, in nats, each batch before its step; NaN without a pass.
+        Mean training loss of the last pass (with `epochs.steps` of all steps), in nats, each batch before its step; NaN
+        without a pass.
     """
     optimiser = torch.optim.SGD(
         [{"params": list(part.parameters), "lr": part.learning_rate} for part in sets],
@@ -116,12 +120,21 @@ def run_epochs(step: Step, data: TrainingData, epochs: Epochs, rng: np.random.Ge
         rng: Order of the samples and augmentation.
 
     Returns:
-        Mean training loss of the last pass, in nats; NaN without a pass.
+        Mean training loss of the last pass (with `epochs.steps` of all steps), in nats; NaN without a pass.
     """
+    if epochs.steps > 0:
+        passes = itertools.chain.from_iterable(batches(data, epochs.batch_size, rng) for _ in itertools.count())
+        return _mean_loss(step, itertools.islice(passes, epochs.steps))
     mean_loss = float("nan")
     for _ in range(epochs.epochs):
-        total = torch.zeros((), dtype=torch.float64, device=data.train_labels.device)
-        for images, labels in batches(data, epochs.batch_size, rng):
-            total += step(images, labels) * len(labels)
-        mean_loss = float(total) / len(data.train_labels)
+        mean_loss = _mean_loss(step, batches(data, epochs.batch_size, rng))
     return mean_loss
+
+
+def _mean_loss(step: Step, some: Iterable[tuple[Tensor, Tensor]]) -> float:
+    total: Tensor | float = 0.0
+    num_samples = 0
+    for images, labels in some:
+        total = total + (step(images, labels) * len(labels)).double()
+        num_samples += len(labels)
+    return float(total) / num_samples

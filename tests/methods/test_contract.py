@@ -27,6 +27,7 @@ from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_manifest, read_metrics
+from strategies.recorded import SERVER
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
@@ -79,7 +80,10 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     assert summary["test_accuracy_worst"] == min(own)
     assert summary["seconds_per_round"] > 0
     assert summary["peak_memory_mb"] > 0
-    shared = sum(value.nbytes for value in last_checkpoint(run)[0].values())
+    arrays, _ = last_checkpoint(run)
+    shared = sum(value.nbytes for key, value in arrays.items() if not key.startswith(SERVER))
+    if (bias := arrays.get(f"{SERVER}head_bias")) is not None:
+        shared += bias.nbytes  # one number for each parameter that is generated
     assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
     assert (shared > 0) == bool(METHODS[method].client.shared)
     assert summary["bytes_on_wire_per_round"] >= 4 * shared  # two messages and two replies
@@ -105,7 +109,10 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Fed
     assert all(mode_of(path) == 0o600 for folder in folders for path in folder.iterdir())
     for arrays in private_arrays(run).values():
         assert {group_of(key) for key in arrays} == set(private)
-    assert {group_of(key) for key in last_checkpoint(run)[0]} == set(METHODS[method].client.shared)
+    shared = METHODS[method].client.shared
+    reduced = {group for group, reduction in shared.items() if reduction is not Reduction.PER_CLIENT}
+    server = {"server"} if reduced != set(shared) else set()
+    assert {group_of(key) for key in last_checkpoint(run)[0]} == reduced | server
 
 
 def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, federate: Federate) -> None:
@@ -153,7 +160,8 @@ def test_the_number_of_nodes_does_not_matter(
     runs[5] = federate(method, 5, **unequal_settings(unequal))
     assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)
     arrays, _ = last_checkpoint(runs[5])
-    for number, (key, value) in enumerate(arrays.items()):
+    averaged = {key: value for key, value in arrays.items() if not key.startswith(SERVER)}
+    for number, (key, value) in enumerate(averaged.items()):
         by_examples = client_class.shared[group_of(key)] is Reduction.MEAN_BY_EXAMPLES
         weights = [count if by_examples else 1 for _, count in returned]
         expected = np.average([each[number] for each, _ in returned], axis=0, weights=weights)

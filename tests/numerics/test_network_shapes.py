@@ -122,3 +122,41 @@ def test_fan_in_counts_the_summands():
     """A 5x5 convolution over 16 channels sums 400 products, fc of the 28x28 network 800, conv1 25."""
     layers = weighted_layers(build_target("cnn", GREY, 10).extractor)
     assert {name: fan_in(layer) for name, layer in layers.items()} == {"conv1": 25, "conv2": 400, "fc": 800}
+
+
+@pytest.mark.parametrize(("shape", "parameters"), [(COLOUR, 121_182), (GREY, 85_822), ((1, 16, 16), 28_222)])
+@pytest.mark.usefixtures("float64")
+def test_lenet_is_pfedhns(shape, parameters):
+    """By hand: 5x5 convolutions 16, 32 without padding, linear 120, 84, 10; ReLU, then pooling, as the same in torch.
+
+    32: 28, 14, 10, 5: 32 * 25 = 800 inputs; 28: 24, 12, 8, 4: 512; 16: 12, 6, 2, 1: 32.
+    """
+    target = build_target("lenet", shape, 10)
+    values = ordinary_parameters(target, torch.Generator().manual_seed(0))
+    values = {name: value.double() for name, value in values.items()}
+    target.load_state_dict(values, assign=True)
+    assert count(target) == parameters
+    images = torch.randn(3, *shape, dtype=torch.float64)
+    hidden = images
+    for layer in ("conv1", "conv2"):
+        weight, bias = values[f"extractor.{layer}.weight"], values[f"extractor.{layer}.bias"]
+        hidden = functional.max_pool2d(functional.relu(functional.conv2d(hidden, weight, bias)), 2)
+    hidden = hidden.flatten(1)
+    for layer in ("extractor.fc1", "extractor.fc2"):
+        hidden = functional.relu(hidden @ values[f"{layer}.weight"].T + values[f"{layer}.bias"])
+    expected = hidden @ values["classifier.weight"].T + values["classifier.bias"]
+    torch.testing.assert_close(target(images), expected)
+
+
+def test_lenet_needs_sixteen_pixels():
+    with pytest.raises(ValueError, match="needs images of at least 16x16 pixels, got 15x28"):
+        build_target("lenet", (1, 15, 28), 10)
+
+
+def test_images_of_any_layout_are_computed_channels_last_on_the_cpu():
+    """The layout that torch's pooling is fast in, also for one channel, whose two layouts a tensor does not tell."""
+    for shape in (GREY, COLOUR, DIGITS):
+        target = build_target("cnn", shape, 10).to_empty(device="cpu")
+        pooled = target.extractor[:3](torch.zeros(2, *shape))
+        assert pooled.stride(1) == 1
+        assert pooled.is_contiguous(memory_format=torch.channels_last)

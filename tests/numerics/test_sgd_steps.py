@@ -264,3 +264,24 @@ def test_fedavg_averages_by_numbers_of_samples(num_nodes, tmp_path):
         plain = (models[0][name].numpy() + models[1][name].numpy()) / 2
         plain_mean_differs = max(plain_mean_differs, float(np.abs(plain - weighted).max()))
     assert plain_mean_differs > 1e-5
+
+
+@pytest.mark.parametrize(("steps", "sizes"), [(2, [5, 5]), (5, [5, 5, 3, 5, 5])])
+def test_a_number_of_steps_instead_of_passes(steps, sizes):
+    """13 samples in batches of 5: passes are begun as needed, each in another order; the loss is the mean over all."""
+    data, losses = random_samples(13, (1, 8, 8), 10), []
+
+    def predict(images):
+        return images.flatten(1)[:, :10] * scale
+
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    epochs = Epochs(epochs=9, batch_size=5, steps=steps)
+    one = ParameterSet(parameters=[scale], learning_rate=0.0)
+    loss = train_epochs(predict, [one], data, epochs, np.random.default_rng(0))
+    assert [len(index) for index in data.seen] == sizes
+    for images, labels in data.batches(data.seen):
+        losses.append(float(cross_entropy(predict(images), labels).detach()) * len(labels))
+    assert loss == pytest.approx(sum(losses) / sum(sizes), rel=1e-12)
+    if steps == 5:
+        assert data.seen[0].tolist() != data.seen[3].tolist()
+        assert sorted(torch.cat(data.seen[:3]).tolist()) == list(range(13))

@@ -9,16 +9,18 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from numpy.typing import NDArray
 
-from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite, pack_arrays, unpack_arrays
-from hyperfl_flwr.cohort import Failed, Job, OneByOne, Trained, clients_of_node, train_cohort
+from hyperfl_flwr.arrays import layout_problem, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.cohort import Failed, Job, OneByOne, Received, Trained, clients_of_node, train_cohort
 from hyperfl_flwr.messages import (
     ClientResult,
     Failure,
     Reduction,
     Report,
     Request,
+    by_client,
     content_bytes,
     group_of,
+    own_key,
     record_of,
     weights_record,
 )
@@ -153,7 +155,9 @@ def test_a_node_sums_what_its_clients_share() -> None:
     a: 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c: (x + 1) + (x + 2) = 2 x + 3, for x = (1, -2).
     """
     given = received()
-    result = train_cohort(OneByOne(Member), request_for(1, 2, 9), given, REDUCTIONS, send_details=False)
+    result = train_cohort(
+        OneByOne(Member), request_for(1, 2, 9), Received(shared=given), REDUCTIONS, send_details=False
+    )
     np.testing.assert_array_equal(result.sums["a/x"], [80, -10])
     np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
     np.testing.assert_array_equal(result.sums["c/x"], [5, -1])
@@ -169,12 +173,12 @@ def test_a_node_sums_what_its_clients_share() -> None:
 class AtOnce:
     """Trains all clients together: what a vectorised trainer returns, from `OneByOne`'s results."""
 
-    def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+    def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
         parts = list(OneByOne(Member).train(jobs, received))
         trained = [part for part in parts if isinstance(part, Trained)]
         yield Trained(
             clients=[part.clients[0] for part in trained],
-            stacked={key: np.concatenate([part.stacked[key] for part in trained]) for key in received},
+            stacked={key: np.concatenate([part.stacked[key] for part in trained]) for key in received.shared},
             num_examples=[part.num_examples[0] for part in trained],
             metrics=[part.metrics[0] for part in trained],
         )
@@ -184,8 +188,8 @@ class AtOnce:
 def test_clients_that_are_trained_together() -> None:
     """The same result as one by one, bit for bit; a client whose row is not finite is left out alone."""
     request = request_for(1, 2, 3, 9)
-    together = train_cohort(AtOnce(), request, received(), REDUCTIONS, send_details=True)
-    apart = train_cohort(OneByOne(Member), request, received(), REDUCTIONS, send_details=True)
+    together = train_cohort(AtOnce(), request, Received(shared=received()), REDUCTIONS, send_details=True)
+    apart = train_cohort(OneByOne(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
     assert {key: value.tobytes() for key, value in together.sums.items()} == {
         key: value.tobytes() for key, value in apart.sums.items()
     }
@@ -193,14 +197,14 @@ def test_clients_that_are_trained_together() -> None:
     assert [failure.client for failure in together.failures] == [9]
 
     class Broken(AtOnce):
-        def train(self, jobs: Sequence[Job], received: SharedArrays) -> Iterator[Trained | Failed]:
+        def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
             part, *failed = super().train(jobs, received)
             assert isinstance(part, Trained)
             part.stacked["b/x"][1] = np.nan
             yield part
             yield from failed
 
-    broken = train_cohort(Broken(), request, received(), REDUCTIONS, send_details=True)
+    broken = train_cohort(Broken(), request, Received(shared=received()), REDUCTIONS, send_details=True)
     assert [(failure.client, failure.reason) for failure in broken.failures] == [
         (2, "FloatingPointError: b/x is not finite after training"),
         (9, "ValueError: two lines"),
@@ -208,9 +212,34 @@ def test_clients_that_are_trained_together() -> None:
     np.testing.assert_array_equal(broken.sums["b/x"], [6, 0])  # (x + 1) + (x + 3)
 
 
+def test_per_client_groups_are_not_summed() -> None:
+    """Clients 1 and 2 get c/x of their own, 5 and 7, and return it + 1 and + 2; a and b are summed as ever."""
+    given = received()
+    del given["c/x"]
+    own = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
+    reductions = REDUCTIONS | {"c": Reduction.PER_CLIENT}
+    result = train_cohort(
+        OneByOne(Member), request_for(1, 2, 9), Received(shared=given, own=own), reductions, send_details=True
+    )
+    assert {client: arrays["c/x"].tolist() for client, arrays in result.own.items()} == {1: [6.0], 2: [9.0]}
+    assert sorted(result.sums) == ["a/x", "b/x"]
+    np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
+    assert [failure.client for failure in result.failures] == [9]
+
+
+def test_keys_of_own_arrays() -> None:
+    """CLIENT/GROUP/NAME there and back; what does not begin with a client is refused."""
+    arrays = {own_key(client, "c/x"): np.array([client]) for client in (3, 10)}
+    assert {client: list(each) for client, each in by_client(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
+    with pytest.raises(ValueError, match="must have keys CLIENT/GROUP/NAME, got 'c/x'"):
+        by_client({"c/x": np.zeros(1)})
+
+
 def test_tracebacks_leave_the_node_only_if_they_may() -> None:
     failed = [
-        train_cohort(OneByOne(Member), request_for(9), received(), REDUCTIONS, send_details=allowed).failures[0].details
+        train_cohort(OneByOne(Member), request_for(9), Received(shared=received()), REDUCTIONS, send_details=allowed)
+        .failures[0]
+        .details
         for allowed in (True, False)
     ]
     assert "Traceback" in failed[0]
@@ -224,7 +253,7 @@ def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
     def make(client: int) -> Member:
         return Member(client, returns_input=True)
 
-    sums = train_cohort(OneByOne(make), request_for(1, 2), given, REDUCTIONS, send_details=False).sums
+    sums = train_cohort(OneByOne(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False).sums
     for key, value in received().items():
         np.testing.assert_array_equal(given[key], value)
     np.testing.assert_array_equal(sums["a/x"], [30, -60])

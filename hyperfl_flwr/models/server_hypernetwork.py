@@ -1,0 +1,152 @@
+"""The hypernetwork that lives on the server: a table of client embeddings becomes the clients' networks.
+
+Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks" (pFedHN), ICML 2021, sections 3
+and 4 and the public code. A client gets theta_i = h(v_i; varphi), trains it, and returns its change
+delta_i = theta_i - theta_i'. With the client's steps taken for one gradient step on its loss L_i, the chain rule gives
+
+    dL/dvarphi = (dtheta_i/dvarphi)^T delta_i        dL/dv_i = (dtheta_i/dv_i)^T delta_i        (equation 2)
+
+up to the client's step size: a vector-Jacobian product, for which the server needs neither data nor loss.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hyperfl_flwr.models.hypernetwork import Hypernetwork
+from hyperfl_flwr.models.targets import ordinary_parameters
+
+Combine = Literal["sum", "mean"]
+"""How the products of the clients of one round become one step: the original has one client per step."""
+
+MOMENTUM = "momentum/"
+"""Prefix of the optimiser's buffers in `ServerHypernetwork.state`."""
+
+
+class DeepHypernetwork(Hypernetwork):
+    """An MLP under linear heads, without an activation between them: Linear(d, p), then L times ReLU and Linear(p, p).
+
+    Args:
+        generated: The network whose parameters are generated; only names and shapes are used.
+        embedding_dim: Length d of an embedding.
+        hidden_width: Width p.
+        hidden_layers: L.
+    """
+
+    def __init__(self, generated: nn.Module, *, embedding_dim: int, hidden_width: int, hidden_layers: int) -> None:
+        super().__init__(generated, embedding_dim=embedding_dim, hidden_width=hidden_width)
+        self.embedding_dim = embedding_dim
+        with torch.device("meta"):
+            layers: list[nn.Module] = [nn.Linear(embedding_dim, hidden_width)]
+            for _ in range(hidden_layers):
+                layers += [nn.ReLU(), nn.Linear(hidden_width, hidden_width)]
+            self.body = nn.Sequential(*layers)
+        del self.hidden
+
+    def activation(self, embedding: Tensor) -> Tensor:
+        """Return the heads' input z [..., p] of embeddings [..., d]."""
+        hidden: Tensor = self.body(embedding)
+        return hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRates:
+    """Settings of the server's SGD, which steps hypernetwork and embeddings together.
+
+    Attributes:
+        learning_rate: Step size.
+        momentum: Of SGD.
+        weight_decay: L2 coefficient, added to the clipped gradient.
+        clip_norm: Largest norm of the joint gradient; 0 does not clip.
+        combine: See `Combine`.
+    """
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    clip_norm: float
+    combine: Combine = "mean"
+
+
+class ServerHypernetwork:
+    """Hypernetwork, embeddings and their optimiser.
+
+    As in the public code the embeddings are one table under one optimiser: weight decay and momentum act on the rows of
+    clients that were not sampled, too.
+
+    Args:
+        hypernetwork: Its parameters are replaced by initial ones: torch's defaults for linear layers, heads included.
+        num_clients: Number of clients N, rows of the table.
+        rates: See `ServerRates`.
+        generator: Draws the initial values; embeddings are standard normal, as torch's embedding layer has them.
+    """
+
+    def __init__(
+        self, hypernetwork: DeepHypernetwork, num_clients: int, rates: ServerRates, generator: torch.Generator
+    ) -> None:
+        self.hypernetwork, self.rates = hypernetwork, rates
+        body = {f"body.{name}": value for name, value in ordinary_parameters(hypernetwork.body, generator).items()}
+        bound = 1 / hypernetwork.head_weight.shape[0] ** 0.5
+        heads = {
+            name: torch.empty(getattr(hypernetwork, name).shape).uniform_(-bound, bound, generator=generator)
+            for name in ("head_weight", "head_bias")
+        }
+        hypernetwork.load_state_dict({**heads, **body}, assign=True)
+        self.embeddings = nn.Parameter(torch.randn(num_clients, hypernetwork.embedding_dim, generator=generator))
+        self._parameters = {"embeddings": self.embeddings, **dict(hypernetwork.named_parameters())}
+        self._optimiser = torch.optim.SGD(
+            self._parameters.values(),
+            lr=rates.learning_rate,
+            momentum=rates.momentum,
+            weight_decay=rates.weight_decay,
+        )
+
+    @torch.no_grad()
+    def generate(self, clients: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        """Return the networks of some clients: parameters by name."""
+        thetas = self.hypernetwork(self.embeddings[list(clients)])
+        return {
+            client: {name: value.clone() for name, value in self.hypernetwork.split(theta).items()}
+            for client, theta in zip(clients, thetas, strict=True)
+        }
+
+    def update(self, changes: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Take one step along the vector-Jacobian products of the clients' changes.
+
+        Args:
+            changes: For each client theta_i before its training minus after it, by parameter name. The hypernetwork
+                must be as it was when it generated them.
+        """
+        clients = list(changes)
+        deltas = torch.stack(
+            [torch.cat([changes[client][name].flatten() for name in self.hypernetwork.shapes]) for client in clients]
+        )
+        if self.rates.combine == "mean":
+            deltas = deltas / len(clients)
+        self._optimiser.zero_grad()
+        self.hypernetwork(self.embeddings[clients]).backward(deltas)
+        if self.rates.clip_norm > 0:
+            torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self.rates.clip_norm)
+        self._optimiser.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return embeddings, hypernetwork and momentum buffers by name."""
+        values = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        buffers = {
+            MOMENTUM + name: self._optimiser.state[parameter]["momentum_buffer"]
+            for name, parameter in self._parameters.items()
+            if self._optimiser.state[parameter].get("momentum_buffer") is not None
+        }
+        return values | buffers
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a state that `state` returned."""
+        self._optimiser.state.clear()
+        for name, parameter in self._parameters.items():
+            parameter.copy_(state[name])
+            if (buffer := state.get(MOMENTUM + name)) is not None:
+                self._optimiser.state[parameter]["momentum_buffer"] = buffer.clone()

@@ -1,0 +1,23 @@
+"""FedRep: the feature extractor is shared and averaged, classifiers stay with the clients.
+
+Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning", ICML
+2021, algorithm 1.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.rng import torch_generator
+from strategies.base import BaseStrategy
+
+
+class FedRep(BaseStrategy):
+    """Shares the group `extractor`."""
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the ordinary initial values of the feature extractor."""
+        config, federation = self.setting.config, self.setting.federation
+        extractor = build_target(config.target, federation.input_shape, federation.num_classes).extractor
+        return {"extractor": ordinary_parameters(extractor, torch_generator(config.seed, "model"))}

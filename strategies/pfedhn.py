@@ -1,0 +1,89 @@
+"""pFedHN and pFedHN-PC: the hypernetwork lives on the server, clients are sent what it generates for them.
+
+Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks", ICML 2021, algorithm 1 and
+section 4.1 (PC: a personal classifier that never leaves the client).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hyperfl_flwr.arrays import SharedArrays
+from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
+from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.rng import torch_generator
+from strategies.base import BaseStrategy, Setting
+
+
+class PFedHN(BaseStrategy):
+    """Generates the group `model`, the whole target network."""
+
+    group: ClassVar[str] = "model"
+    learning_rate: ClassVar[float] = 1e-2
+    """The public code's."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        config, method, federation = setting.config, setting.config.pfedhn, setting.federation
+        target = build_target(config.target, federation.input_shape, federation.num_classes)
+        automatic = 1 + config.num_clients // 4
+        network = DeepHypernetwork(
+            self.generated(target),
+            embedding_dim=automatic if method.embedding_dim == "auto" else method.embedding_dim,
+            hidden_width=method.hidden_width,
+            hidden_layers=method.hidden_layers,
+        )
+        rate = method.server_learning_rate
+        rates = ServerRates(
+            learning_rate=self.learning_rate if rate == "auto" else rate,
+            momentum=method.server_momentum,
+            weight_decay=method.server_weight_decay,
+            clip_norm=method.server_clip_norm,
+            combine=method.combine,
+        )
+        self.server = ServerHypernetwork(network, config.num_clients, rates, torch_generator(config.seed, "pfedhn"))
+
+    def generated(self, target: Target) -> nn.Module:
+        """Return the part of the target network that the hypernetwork generates."""
+        return target
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return no groups: nothing is the same for all clients."""
+        return {}
+
+    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+        """Return the networks that the hypernetwork generates for some clients."""
+        return {
+            client: {f"{self.group}/{name}": value.numpy() for name, value in tensors.items()}
+            for client, tensors in self.server.generate(clients).items()
+        }
+
+    def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
+        """Step the hypernetwork and the embeddings along the clients' changes."""
+        self.server.update(
+            {
+                client: {key.removeprefix(f"{self.group}/"): torch.tensor(value) for key, value in arrays.items()}
+                for client, arrays in own.items()
+            }
+        )
+
+    def server_state(self) -> SharedArrays:
+        """Return hypernetwork, embeddings and momentum."""
+        return {name: value.numpy() for name, value in self.server.state().items()}
+
+    def load_server_state(self, arrays: SharedArrays) -> None:
+        """Go back to a state that `server_state` returned."""
+        self.server.load({name: torch.tensor(value) for name, value in arrays.items()})
+
+
+class PFedHNPC(PFedHN):
+    """Generates the group `extractor`; every client has a classifier of its own."""
+
+    group: ClassVar[str] = "extractor"
+    learning_rate: ClassVar[float] = 5e-2
+
+    def generated(self, target: Target) -> nn.Module:
+        """Return the feature extractor."""
+        return target.extractor

@@ -1,0 +1,103 @@
+"""Reads nodes' replies, which come from machines that are not ours: whatever does not fit is refused with a reason."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite, unpack_arrays
+from hyperfl_flwr.messages import (
+    ARRAYS,
+    CLIENTS,
+    OWN_ARRAYS,
+    WEIGHTS,
+    Report,
+    by_client,
+    printable,
+    record_of,
+    weights_record,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReply:
+    """A node's answer to a TRAIN message.
+
+    Attributes:
+        report: Its clients' numbers.
+        sums: Weighted sums of the shared arrays over its clients that finished; empty if none did.
+        own: The per-client groups of each of them.
+    """
+
+    report: Report
+    sums: SharedArrays
+    own: Mapping[int, SharedArrays]
+
+
+def read_report(content: RecordDict, asked: Sequence[int]) -> Report:
+    """Return the report in a reply.
+
+    Raises:
+        ValueError: If there is none, or it is not about the clients that the node was asked for.
+    """
+    report = Report.from_record(record_of(content, CLIENTS, ConfigRecord))
+    told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
+    if told != list(asked):
+        raise ValueError(f"the reply is about the clients {told}, asked were {list(asked)}")
+    return report
+
+
+def read_training(
+    content: RecordDict, asked: Sequence[int], shared: SharedArrays, own: Mapping[int, SharedArrays]
+) -> TrainingReply:
+    """Return a reply to a TRAIN message.
+
+    Args:
+        content: The reply's.
+        asked: The clients that the node was asked for, ascending.
+        shared: What all clients were sent: names, shapes and types that the sums must have.
+        own: The same for what each client was sent alone; empty where no group is per client.
+
+    Raises:
+        ValueError: If anything is missing, does not fit, or is not finite.
+    """
+    report = read_report(content, asked)
+    clients = sorted(result.client for result in report.results)
+    weights = weights_record(sum(result.num_examples for result in report.results), len(clients))
+    if (got := dict(record_of(content, WEIGHTS, MetricRecord))) != dict(weights):
+        raise ValueError(f"the weights {got} must be {dict(weights)}")
+    arrays = record_of(content, ARRAYS, ArrayRecord)
+    sums = _read(arrays, shared) if clients else {}
+    return TrainingReply(report=report, sums=sums, own=_read_own(content, clients, own) if own and clients else {})
+
+
+def _read_own(
+    content: RecordDict, clients: Sequence[int], own: Mapping[int, SharedArrays]
+) -> Mapping[int, SharedArrays]:
+    expected = {client: own[client] for client in clients}
+    found = by_client(_unpack(record_of(content, OWN_ARRAYS, ArrayRecord)))
+    if sorted(found) != list(clients):
+        raise ValueError(f"the reply has arrays of the clients {sorted(found)}, expected {list(clients)}")
+    for client, arrays in found.items():
+        _check(arrays, expected[client])
+    return found
+
+
+def _read(record: ArrayRecord, expected: SharedArrays) -> SharedArrays:
+    arrays = _unpack(record)
+    _check(arrays, expected)
+    return arrays
+
+
+def _unpack(record: ArrayRecord) -> SharedArrays:
+    try:
+        return unpack_arrays(record)
+    except (TypeError, ValueError, EOFError, SyntaxError) as error:
+        raise ValueError(f"the reply's arrays cannot be read: {printable(str(error))}") from None
+
+
+def _check(arrays: SharedArrays, expected: SharedArrays) -> None:
+    if problem := layout_problem(expected, arrays):
+        raise ValueError(problem)
+    if key := not_finite(arrays):
+        raise ValueError(f"{key} is not finite")

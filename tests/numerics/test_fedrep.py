@@ -1,0 +1,98 @@
+"""FedRep's local round against autograd and an optimiser that is written out, and against HyperFL's."""
+
+import numpy as np
+import pytest
+import torch
+from plain import CLASSIFIER, Sgd, cross_entropy, digits_cnn, leaves, random_samples
+from torch import nn
+
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
+from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
+from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.sgd import Epochs
+
+NUM, BATCH = 13, 5
+STEPS = 3
+"""Steps of a pass; the last batch is short."""
+
+
+def target():
+    """Return the 8x8 network in float64."""
+    network = build_target("cnn", (1, 8, 8), 10)
+    values = ordinary_parameters(network, torch_generator(0, "model"))
+    network.load_state_dict({name: value.double() for name, value in values.items()}, assign=True)
+    return network
+
+
+def values_of(network):
+    return {name.removeprefix("extractor."): value.detach().clone() for name, value in network.named_parameters()}
+
+
+def loss_of(values, images, labels):
+    logits = digits_cnn(images, values) @ values["classifier.weight"].T + values["classifier.bias"]
+    return cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize(("classifier_epochs", "extractor_epochs"), [(1, 2), (3, 1)])
+def test_round_is_algorithm_1(classifier_epochs, extractor_epochs, clip):
+    """First the classifier with the extractor fixed, then the extractor with the classifier fixed; float64."""
+    network, data = target(), random_samples(NUM, (1, 8, 8), 10)
+    values, start = values_of(network), values_of(network)
+    rates = FedRepRates(classifier=0.1, extractor=0.05, classifier_epochs=classifier_epochs, clip_norm=clip)
+    epochs = Epochs(epochs=extractor_epochs, batch_size=BATCH, momentum=0.5, weight_decay=0.03)
+    train_fedrep(network.extractor, network.classifier, data, epochs, rates, np.random.default_rng(3))
+    assert len(data.seen) == STEPS * (classifier_epochs + extractor_epochs)
+    head, body = list(CLASSIFIER), [name for name in values if name not in CLASSIFIER]
+    clipped = clip or float("inf")
+    for names, optimiser, seen in (
+        (head, Sgd(0.1, 0.5, 0.03), data.seen[: STEPS * classifier_epochs]),
+        (body, Sgd(0.05, 0.5, 0.03, clipped), data.seen[STEPS * classifier_epochs :]),
+    ):
+        for images, labels in data.batches(seen):
+            values = leaves(values, names)
+            values = optimiser.step(values, loss_of(values, images, labels), names)
+    for name, value in values_of(network).items():
+        torch.testing.assert_close(value, values[name], rtol=1e-10, atol=1e-12)
+        assert not torch.equal(value, start[name])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_hyperfl_with_a_frozen_embedding_is_fedrep_at_a_larger_rate(momentum):
+    """With z constant, theta = z H + c moves as under SGD of rate eta (1 + |z|^2): exactly, without clip and decay.
+
+    So HyperFL with `embedding = common-frozen` computes nothing that FedRep does not; the classifiers are equal too.
+    Twelve steps after step 1, float64.
+    """
+    network, data = target(), random_samples(NUM, (1, 8, 8), 10)
+    hypernetwork = Hypernetwork(network.extractor, embedding_dim=6, hidden_width=16)
+    v = common_embedding(6, "hyperfan-bias", 0)
+    drawn = initial_hypernetwork(hypernetwork, network.extractor, "hyperfan-bias", v, torch_generator(0, "h"))
+    hypernetwork.load_state_dict({name: value.double() for name, value in drawn.items()}, assign=True)
+    v = v.double()
+    with torch.no_grad():
+        z, theta = hypernetwork.activation(v), hypernetwork(v)
+        network.extractor.load_state_dict(hypernetwork.split(theta.clone()))
+    start = theta.clone()
+    classifier = nn.Linear(128, 10, dtype=torch.float64)
+    classifier.load_state_dict(network.classifier.state_dict())
+    model = HyperFLModel(
+        extractor=network.extractor, classifier=classifier, hypernetwork=hypernetwork,
+        embedding=nn.Parameter(v), frozen=True,
+    )  # fmt: skip
+    epochs, eta = Epochs(epochs=4, batch_size=BATCH, momentum=momentum), 0.01
+    rates = HyperFLRates(classifier=0.1, hypernetwork=eta, embedding=eta, clip_norm=0.0)
+    one = train_hyperfl(model, data, epochs, rates, np.random.default_rng(3))
+    factor = 1 + float(z @ z)
+    assert factor > 3
+    fedrep = FedRepRates(classifier=0.1, extractor=eta * factor)
+    other = train_fedrep(network.extractor, network.classifier, data, epochs, fedrep, np.random.default_rng(3))
+    assert one == pytest.approx(other, rel=1e-10)
+    with torch.no_grad():
+        theta = hypernetwork(v)
+    flat = torch.cat([parameter.detach().flatten() for parameter in network.extractor.parameters()])
+    assert (flat - start).abs().max() > 1e-2
+    torch.testing.assert_close(theta, flat, rtol=0, atol=1e-11)
+    torch.testing.assert_close(classifier.weight, network.classifier.weight, rtol=0, atol=1e-12)
