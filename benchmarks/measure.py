@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from benchmarks.memory import cpu_seconds, private_memory
 from benchmarks.workload import NUM_NODES, Workload, write_dataset
-from experiments.flower import flower_environment
+from experiments.flower import training_environment
 from experiments.processes import descendants, process_table
 from experiments.run import Observer, launch, plan
 from hyperfl_flwr.recording import read_metrics
@@ -97,7 +97,7 @@ class Worker:
     def __init__(self, specification: Mapping[str, Any], *, keeps_memory: bool) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", json.dumps(specification)],
-            env=environment(keeps_memory=keeps_memory), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=training_environment(keeps_memory=keeps_memory), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self._read()
@@ -125,15 +125,6 @@ class Worker:
         if not line:
             raise RuntimeError(f"a worker ended with exit status {self._process.wait()}")
         return line
-
-
-def environment(*, keeps_memory: bool) -> dict[str, str]:
-    """Return the environment of a simulation's processes, with its allocator's settings or with none."""
-    temporary = Path(tempfile.gettempdir())
-    base = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    wanted = flower_environment(temporary, temporary, base)
-    names = [name for name in wanted if name.endswith("_NUM_THREADS") or (name.startswith("MALLOC_") and keeps_memory)]
-    return base | {name: wanted[name] for name in names}
 
 
 def measure_clients(work: Workload, repetitions: int, note: Note = print) -> list[Timing]:

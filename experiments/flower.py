@@ -125,6 +125,20 @@ def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os
     return environment
 
 
+def training_environment(*, keeps_memory: bool = True, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a process that trains on one thread, without Flower's own settings.
+
+    Args:
+        keeps_memory: Whether glibc is told to keep freed memory, as in a simulation; if not, it is told nothing.
+        base: The environment to start from.
+    """
+    environment = {name: value for name, value in base.items() if keeps_memory or not name.startswith("MALLOC_")}
+    environment |= {name: value for name, value in _SETTINGS.items() if name.endswith("_NUM_THREADS")}
+    if keeps_memory and platform.libc_ver()[0] == "glibc":
+        environment = {**_MALLOC_SETTINGS, **environment}
+    return environment
+
+
 def flower_command(name: str) -> Path:
     """Return the path of a command of this Python's installation, whatever PATH says."""
     for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):

@@ -1,0 +1,205 @@
+"""Studies as data: which settings are compared on which data, with which seeds, and what a paper reports for each.
+
+A study is a file `experiments/studies/NAME.toml`::
+
+    title = "HyperFL, Table 1"
+    metric = "test_accuracy"       # a number of summary.json
+    unit = "%"                     # how it is shown; % multiplies by 100
+    seeds = 2                      # how many, from 0
+    num-nodes = 2                  # of every run: bits depend on it
+    paper = "table-1.csv"  # of experiments/expected; may be left out
+    [settings]                     # of every run, beside the defaults
+    [quick]                        # of every run, last, with --quick; `rows` and `columns` say which are run then
+    [rows.hyperfl]                 # settings of a row; `label` names it, `missing` says why it cannot be run yet
+    [columns.fashion-mnist-20]     # settings of a column; the same
+
+A cell is one run: a row, a column and a seed.
+"""
+
+import csv
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings, flatten, nearest
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.methods import METHODS
+
+FOLDER = Path(__file__).parent
+
+Settings = dict[str, Scalar]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row or a column of a study.
+
+    Attributes:
+        name: As on the command line and in folders.
+        label: For people.
+        settings: What it changes.
+        missing: Why it cannot be run; empty if it can.
+    """
+
+    name: str
+    label: str
+    settings: Settings
+    missing: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """A paper's number: `value` in the study's unit, and `source`, its table and page."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        row: Name of its row.
+        column: Name of its column.
+        seed: Of the run; the partition of the data is the same for all.
+        config: Its settings, without an output folder.
+    """
+
+    row: str
+    column: str
+    seed: int
+    config: RunConfig
+
+    def folder(self, study: Path) -> Path:
+        """Return its run folder below a study's."""
+        return study / self.row / self.column / f"seed-{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.row}, {self.column}, seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """See the module."""
+
+    name: str
+    title: str
+    metric: str
+    unit: str
+    seeds: int
+    num_nodes: int
+    settings: Settings
+    quick: Settings
+    quick_rows: Sequence[str]
+    quick_columns: Sequence[str]
+    rows: Sequence[Line]
+    columns: Sequence[Line]
+    paper: Mapping[tuple[str, str], Expected]
+
+    def cells(
+        self,
+        *,
+        quick: bool = False,
+        rows: Collection[str] = (),
+        columns: Collection[str] = (),
+        seeds: int | None = None,
+        changes: Mapping[str, Scalar] | None = None,
+    ) -> list[Cell]:
+        """Return the runs that can be made, seed by seed, so that every pair has its first seed early.
+
+        Args:
+            quick: Apply the study's `quick` settings, and take one seed unless told otherwise.
+            rows: Names of rows; none means all.
+            columns: Names of columns, or of their data sets; none means all.
+            seeds: How many seeds; None is the study's number.
+            changes: Settings of this machine, as `data-root`.
+
+        Raises:
+            ConfigError: If a name is unknown, or the settings of a cell are wrong.
+        """
+        if quick:
+            rows, columns = rows or self.quick_rows, columns or self.quick_columns
+        chosen_rows = _chosen(self.rows, rows, "row", lambda line: {line.name})
+        chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
+        number = seeds if seeds is not None else 1 if quick else self.seeds
+        cells = []
+        for seed in range(number):
+            for column in chosen_columns:
+                for row in chosen_rows:
+                    if row.missing or column.missing:
+                        continue
+                    settings = default_settings() | self.settings | column.settings | row.settings
+                    settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
+                    config = RunConfig.from_flat(settings, methods=METHODS)
+                    cells.append(Cell(row=row.name, column=column.name, seed=seed, config=config))
+        return cells
+
+    def heading(self, column: Line, *, quick: bool) -> str:
+        """Return a column's name for people; that of quick runs tells which data took the place of the column's."""
+        return f"{self.quick['dataset']} for {column.label}" if quick and "dataset" in self.quick else column.label
+
+    def _dataset(self, column: Line) -> str:
+        return str(column.settings.get("dataset", self.settings.get("dataset", "")))
+
+
+def study_names() -> list[str]:
+    """Return the names of all studies."""
+    return sorted(path.stem for path in (FOLDER / "studies").glob("*.toml"))
+
+
+def load_study(name: str) -> Study:
+    """Read a study.
+
+    Raises:
+        ConfigError: If there is none of this name.
+    """
+    if name not in study_names():
+        raise ConfigError(
+            f"there is no study {name!r}; known: {', '.join(study_names())}{nearest(name, study_names())}"
+        )
+    document = tomllib.loads((FOLDER / "studies" / f"{name}.toml").read_text())
+    quick = dict(document.get("quick", {}))
+    return Study(
+        name=name,
+        title=document["title"],
+        metric=document["metric"],
+        unit=document["unit"],
+        seeds=document["seeds"],
+        num_nodes=document["num-nodes"],
+        settings=flatten(document.get("settings", {})),
+        quick_rows=quick.pop("rows", ()),
+        quick_columns=quick.pop("columns", ()),
+        quick=flatten(quick),
+        rows=_lines(document["rows"]),
+        columns=_lines(document["columns"]),
+        paper=_expected(FOLDER / "expected" / document["paper"]) if "paper" in document else {},
+    )
+
+
+def _lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
+    lines = []
+    for name, table in tables.items():
+        settings = flatten(table)
+        label, missing = str(settings.pop("label", name)), str(settings.pop("missing", ""))
+        lines.append(Line(name=name, label=label, settings=settings, missing=missing))
+    return lines
+
+
+def _expected(file: Path) -> dict[tuple[str, str], Expected]:
+    """Read a paper's numbers: columns row, column, value, source."""
+    with file.open(newline="") as stream:
+        return {
+            (line["row"], line["column"]): Expected(value=float(line["value"]), source=line["source"])
+            for line in csv.DictReader(stream)
+        }
+
+
+def _chosen(lines: Sequence[Line], names: Collection[str], kind: str, called: Callable[[Line], set[str]]) -> list[Line]:
+    known = {name for line in lines for name in called(line)}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name!r}; known: {', '.join(sorted(known))}{nearest(name, known)}")
+    return [line for line in lines if not names or called(line) & set(names)]

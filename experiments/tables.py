@@ -1,0 +1,222 @@
+"""Tables of a study's finished cells, the paper's number beside ours; nothing is trained here."""
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.cells import Begun, differences, seeds_in
+from experiments.studies import Cell, Expected, Study
+from hyperfl_flwr.errors import RunDirectoryError
+from hyperfl_flwr.recording import read_manifest
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a table says of a row and a column.
+
+    Attributes:
+        values: Our numbers, one per seed, in the study's unit.
+        paper: The paper's number, if it has one.
+        missing: Why there is none of ours.
+    """
+
+    values: Sequence[float]
+    paper: Expected | None
+    missing: str
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds; NaN without any."""
+        return statistics.fmean(self.values) if self.values else float("nan")
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the seeds (n - 1); NaN with fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """A study's finished cells.
+
+    Attributes:
+        study: The study.
+        begun: What its folder was begun with.
+        entries: By (row, column).
+        commits: Of the code that made them.
+        rounds: Of the runs.
+    """
+
+    study: Study
+    begun: Begun
+    entries: Mapping[tuple[str, str], Entry]
+    commits: Sequence[str]
+    rounds: Sequence[int]
+
+
+def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> Collected:
+    """Read the finished cells of a study's folder.
+
+    Args:
+        study: The study.
+        begun: What the folder was begun with.
+        folder: The study's.
+        mix: Accept cells of different commits, and cells whose settings are not the study's.
+
+    Raises:
+        RunDirectoryError: If there are none, or they must not be mixed.
+    """
+    values: dict[tuple[str, str], list[float]] = {}
+    commits: set[str] = set()
+    rounds: set[int] = set()
+    problems: list[str] = []
+    for cell in study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes):
+        path = cell.folder(folder)
+        if not (path / "summary.json").is_file():
+            continue
+        manifest = read_manifest(path)
+        problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
+        commits.add(str(manifest["code"].get("commit", "")))
+        values.setdefault((cell.row, cell.column), []).append(
+            _value(study, cell, json.loads((path / "summary.json").read_text()))
+        )
+        rounds.add(cell.config.num_rounds)
+    if not values:
+        raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
+    if len(commits) > 1:
+        problems.append(f"the cells are of {len(commits)} commits: {', '.join(sorted(commits))}")
+    if problems and not mix:
+        raise RunDirectoryError("\n  - ".join(["cells do not belong together; accept it with --mix:", *problems]))
+    return Collected(
+        study=study,
+        begun=begun,
+        entries={
+            (row.name, column.name): Entry(
+                values=values.get((row.name, column.name), ()),
+                paper=study.paper.get((row.name, column.name)),
+                missing=row.missing or column.missing,
+            )
+            for row in study.rows
+            for column in study.columns
+        },
+        commits=sorted(commits),
+        rounds=sorted(rounds),
+    )
+
+
+def _value(study: Study, cell: Cell, summary: Mapping[str, Any]) -> float:
+    value = summary.get(study.metric)
+    if value is None:
+        raise RunDirectoryError(f"the run of {cell} has no {study.metric}")
+    return float(value) * (100 if study.unit == "%" else 1)
+
+
+def markdown(collected: Collected) -> str:
+    """Return a Markdown page: ours as mean ± standard deviation (n), the paper's number after a slash."""
+    study = collected.study
+    rows = [row for row in study.rows if _is_shown(collected, row.name)]
+    lines = [
+        f"# {study.title}",
+        "",
+        _caption(collected),
+        "",
+        "| | " + " | ".join(_headings(collected)) + " |",
+        "|---|" + "---:|" * len(study.columns),
+    ]
+    for row in rows:
+        cells = [_cell(collected.entries[row.name, column.name]) for column in study.columns]
+        lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def latex(collected: Collected) -> str:
+    """Return the table as a LaTeX tabular for the package booktabs."""
+    study = collected.study
+    lines = [
+        f"% {_caption(collected)}",
+        r"\begin{tabular}{l" + "r" * len(study.columns) + "}",
+        r"\toprule",
+        " & ".join(["", *map(_escaped, _headings(collected))]) + r" \\",
+        r"\midrule",
+    ]
+    for row in study.rows:
+        if _is_shown(collected, row.name):
+            cells = [_cell(collected.entries[row.name, column.name]) for column in study.columns]
+            texts = [_escaped(text).replace("±", r"$\pm$").replace(NOTHING, "--") for text in cells]
+            lines.append(" & ".join([_escaped(row.label), *texts]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def comma_separated(collected: Collected) -> str:
+    """Return a line for each row and column: our mean, standard deviation and n, the paper's number and its source."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["row", "column", "metric", "unit", "mean", "std", "n", "paper", "source", "missing"])
+    for (row, column), entry in collected.entries.items():
+        ours = [f"{entry.mean:.6g}" if entry.values else "", f"{entry.deviation:.6g}" if len(entry.values) > 1 else ""]
+        paper = [f"{entry.paper.value:g}", entry.paper.source] if entry.paper else ["", ""]
+        study = collected.study
+        writer.writerow([row, column, study.metric, study.unit, *ours, len(entry.values), *paper, entry.missing])
+    return stream.getvalue()
+
+
+def write_tables(collected: Collected, folder: Path) -> list[Path]:
+    """Write table.md, table.csv and table.tex to a folder; returns their paths."""
+    texts = {
+        "table.md": markdown(collected), "table.csv": comma_separated(collected), "table.tex": latex(collected),
+    }  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in texts]
+
+
+def _caption(collected: Collected) -> str:
+    study = collected.study
+    sources = sorted({entry.paper.source for entry in collected.entries.values() if entry.paper})
+    parts = [
+        f"{study.metric} in {study.unit}" if study.unit else study.metric,
+        "ours as mean ± standard deviation (number of seeds)",
+        f"after {' and '.join(map(str, collected.rounds))} rounds",
+    ]
+    if sources:
+        parts.append(f"after the slash the paper's number ({'; '.join(sources)})")
+    if collected.begun.quick:
+        parts.append("QUICK settings, which say nothing about the methods")
+    if collected.begun.changes:
+        parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.begun.changes.items()))
+    return "; ".join([*parts, f"commit {', '.join(map(_commit, collected.commits))}"]) + "."
+
+
+def _headings(collected: Collected) -> list[str]:
+    study = collected.study
+    return [study.heading(column, quick=collected.begun.quick) for column in study.columns]
+
+
+def _commit(name: str) -> str:
+    """Return a commit's name short, with its mark of uncommitted changes."""
+    return name.partition("-")[0][:12] + ("-dirty" if name.endswith("-dirty") else "") or "unknown"
+
+
+def _is_shown(collected: Collected, row: str) -> bool:
+    """Say whether a row has a number of ours or of the paper's."""
+    entries = [entry for (name, _), entry in collected.entries.items() if name == row]
+    return any(entry.values or entry.paper for entry in entries)
+
+
+def _cell(entry: Entry) -> str:
+    ours = entry.missing or NOTHING
+    if entry.values:
+        spread = f" ± {entry.deviation:.1f}" if len(entry.values) > 1 else ""
+        ours = f"{entry.mean:.1f}{spread} ({len(entry.values)})"
+    return f"{ours} / {entry.paper.value:.2f}" if entry.paper else ours
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)

@@ -1,0 +1,199 @@
+"""Studies: that the data are sound, that cells are run once, and that tables say what was measured."""
+
+import csv
+import json
+import statistics
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cells import Begun, begin, is_finished, run_cells, seeds_in
+from experiments.figures import draw
+from experiments.studies import FOLDER, Cell, load_study, study_names
+from experiments.tables import collect, comma_separated, latex, markdown, write_tables
+from hyperfl_flwr.cli import cli
+from hyperfl_flwr.config import default_settings
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.recording import read_manifest
+
+QUICK = Begun(study="table-1", quick=True, changes={})
+ROWS = ("fedavg", "hyperfl")
+
+
+@pytest.mark.parametrize("name", study_names())
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_cell_of_every_study_has_valid_settings(name, quick):
+    """`cells` validates; rows, columns and seeds multiply, those that are missing excepted."""
+    study = load_study(name)
+    cells = study.cells(quick=quick)
+    rows = [row for row in study.rows if not row.missing and (not quick or row.name in (study.quick_rows or row.name))]
+    columns = [
+        column for column in study.columns
+        if not column.missing and (not quick or column.name in (study.quick_columns or column.name))
+    ]  # fmt: skip
+    assert len(cells) == len(rows) * len(columns) * (1 if quick else study.seeds) > 0
+    assert len({cell.folder(FOLDER) for cell in cells}) == len(cells)
+    settings = default_settings()
+    for line in (*study.rows, *study.columns):
+        assert set(line.settings) <= set(settings), line.name
+    assert set(study.settings) | set(study.quick) <= set(settings)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_number_of_a_paper_has_its_place_and_its_source(name):
+    study = load_study(name)
+    rows, columns = ({line.name for line in lines} for lines in (study.rows, study.columns))
+    for (row, column), expected in study.paper.items():
+        assert row in rows
+        assert column in columns
+        assert "Table" in expected.source
+        assert expected.value > 0
+
+
+def test_numbers_of_table_1():
+    """Some of them, read in the paper."""
+    paper = load_study("table-1").paper
+    assert len(paper) == 7 * 8
+    for row, column, value in (
+        ("local", "emnist-20", 73.41), ("fedavg", "cifar10-20", 70.02), ("pfedhn", "fashion-mnist-100", 89.80),
+        ("ppsgd", "cinic10-100", 52.91), ("hyperfl", "fashion-mnist-20", 88.28), ("hyperfl", "cifar10-100", 78.73),
+    ):  # fmt: skip
+        assert paper[row, column].value == value
+
+
+def test_rows_columns_and_seeds_are_chosen_by_name():
+    """A data set's name stands for its columns; machine settings reach every run."""
+    study = load_study("table-1")
+    cells = study.cells(rows=["hyperfl"], columns=["cifar10"], seeds=3, changes={"data-root": "/data"})
+    assert [str(cell) for cell in cells] == [
+        f"hyperfl, {column}, seed {seed}" for seed in range(3) for column in ("cifar10-20", "cifar10-100")
+    ]
+    assert {(cell.config.dataset, cell.config.data_root) for cell in cells} == {("cifar10", "/data")}
+    assert [cell.config.num_rounds for cell in cells] == [200] * 6
+    for wrong, text in (
+        ({"rows": ["hyperfi"]}, "no row 'hyperfi'.*did you mean hyperfl"),
+        ({"columns": ["x"]}, "no column"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            study.cells(**wrong)
+    with pytest.raises(ConfigError, match=r"no study 'table-11'.*did you mean table-1"):
+        load_study("table-11")
+
+
+def test_a_folder_belongs_to_one_study(tmp_path):
+    """Begun again as before, or with another machine's settings, it goes on; otherwise it is refused."""
+    begin(tmp_path / "a", QUICK)
+    begin(tmp_path / "a", Begun(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"}))
+    with pytest.raises(RunDirectoryError, match="was begun as"):
+        begin(tmp_path / "a", Begun(study="table-1", quick=True, changes={"num-rounds": 3}))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "file").touch()
+    with pytest.raises(RunDirectoryError, match="holds something else than a study"):
+        begin(tmp_path / "b", QUICK)
+    for command in ("table", "figure"):
+        result = CliRunner().invoke(cli, [command, "table-1", "--output", str(tmp_path / "b")])
+        assert isinstance(result.exception, RunDirectoryError)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The quick runs of two rows with two seeds, two at a time."""
+    folder = tmp_path_factory.mktemp("study") / "table-1"
+    begin(folder, QUICK)
+    study, told = load_study("table-1"), []
+    cells = study.cells(quick=True, rows=ROWS, seeds=2)
+    run_cells(study, cells, folder, 2, lambda cell, problem: told.append((str(cell), problem)))
+    assert sorted(told) == sorted((str(cell), "") for cell in cells)
+    return folder
+
+
+def accuracies(folder, row):
+    files = sorted(folder.glob(f"{row}/*/seed-*/summary.json"))
+    return [100 * json.loads(file.read_text())["test_accuracy"] for file in files]
+
+
+@pytest.mark.slow
+def test_finished_cells_are_skipped_and_broken_ones_resumed(finished):
+    """Nothing of a finished run is touched; one whose end was lost goes on, and ends as before."""
+    study = load_study("table-1")
+    cells = study.cells(quick=True, rows=ROWS, seeds=2)
+    assert all(is_finished(cell, finished) for cell in cells)
+    assert seeds_in(finished) == 2
+    broken = cells[0].folder(finished)
+    before = (broken / "summary.json").read_text()
+    manifest = read_manifest(broken)
+    (broken / "manifest.json").write_text(json.dumps(manifest | {"status": "running"}))
+    (broken / "summary.json").unlink()
+    (broken / "checkpoints" / "round-000002.npz").unlink()
+    stamps = {path: path.stat().st_mtime_ns for path in finished.rglob("summary.json")}
+    run_cells(study, cells, finished, 1, lambda *_: None)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert len(read_manifest(broken)["resumed"]) == 1
+    for name in ("test_accuracy", "test_accuracy_aggregate", "test_accuracy_per_client"):
+        assert json.loads((broken / "summary.json").read_text())[name] == json.loads(before)[name]
+    other = study.cells(quick=True, rows=ROWS, seeds=1, changes={"num-rounds": 3})[0]
+    with pytest.raises(RunDirectoryError, match=r"was run with other settings \(num-rounds 2 instead of 3\)"):
+        is_finished(other, finished)
+
+
+@pytest.mark.slow
+def test_tables_hold_our_numbers_and_the_papers(finished):
+    """Mean, standard deviation and n are those of the summaries; the paper's number stands beside."""
+    collected = collect(load_study("table-1"), QUICK, finished)
+    entry = collected.entries["hyperfl", "fashion-mnist-20"]
+    ours = accuracies(finished, "hyperfl")
+    assert list(entry.values) == ours
+    assert (entry.mean, entry.deviation) == (statistics.mean(ours), statistics.stdev(ours))
+    text = f"{entry.mean:.1f} ± {entry.deviation:.1f} (2) / 88.28"
+    page = markdown(collected)
+    assert "digits for Fashion-MNIST, 20" in page
+    assert text in page
+    assert "| DP-FedAvg | no loader yet / 35.12" in page or "| DP-FedAvg | not built yet / 35.12" in page
+    assert "QUICK" in page
+    assert text.replace("±", r"$\pm$") in latex(collected)
+    rows = list(csv.DictReader(comma_separated(collected).splitlines()))
+    (row,) = [row for row in rows if (row["row"], row["column"]) == ("hyperfl", "fashion-mnist-20")]
+    assert (float(row["mean"]), row["n"], row["paper"]) == (pytest.approx(entry.mean, rel=1e-5), "2", "88.28")
+    assert [path.name for path in write_tables(collected, finished)] == ["table.md", "table.csv", "table.tex"]
+
+
+@pytest.mark.slow
+def test_cells_of_two_commits_are_not_mixed_unasked(finished):
+    path = load_study("table-1").cells(quick=True, rows=["fedavg"])[0].folder(finished) / "manifest.json"
+    before = path.read_text()
+    manifest = json.loads(before)
+    manifest["code"]["commit"] = "0" * 40
+    manifest["settings"]["momentum"] = 0.25
+    path.write_text(json.dumps(manifest))
+    try:
+        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*of 2 commits"):
+            collect(load_study("table-1"), QUICK, finished)
+        assert len(collect(load_study("table-1"), QUICK, finished, mix=True).commits) == 2
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.slow
+def test_a_figure_is_drawn(finished):
+    """A PNG of some size; a number that no run has is refused."""
+    picture = draw(load_study("table-1"), QUICK, finished, "train_loss")
+    assert picture.name == "figure-train-loss.png"
+    assert picture.stat().st_size > 10_000
+    with pytest.raises(RunDirectoryError, match="has recorded nonsense"):
+        draw(load_study("table-1"), QUICK, finished, "nonsense")
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
+    """One cell's data cannot be found: the error tells the cell and the reason, the other cell is finished."""
+    study = load_study("table-1")
+    good, bad = study.cells(quick=True, rows=["fedavg", "local"])
+    bad = Cell(
+        row=bad.row, column=bad.column, seed=0, config=bad.config.model_copy(update={"dataset": "npz:/nowhere.npz"})
+    )
+    begin(tmp_path / "study", QUICK)
+    told = []
+    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*/nowhere\.npz"):
+        run_cells(study, [bad, good], tmp_path / "study", 1, lambda cell, problem: told.append((cell.row, problem)))
+    assert [(row, bool(problem)) for row, problem in told] == [(bad.row, True), (good.row, False)]
+    assert is_finished(good, tmp_path / "study")
