@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
+from hyperfl_flwr.data.cinic import folders, load_cinic
 from hyperfl_flwr.data.npz import NPZ_PREFIX, read_npz
 from hyperfl_flwr.data.splits import Dataset, Split, channel_statistics, split_train_test
 from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES, load_arrays
@@ -21,6 +22,7 @@ from hyperfl_flwr.rng import numpy_generator
 __all__ = ["DATASETS", "NPZ_PREFIX", "Dataset", "DatasetInfo", "Split", "default_data_root", "load_dataset"]
 
 _GREY = ((0.1307,), (0.3081,))
+_CINIC = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _DIGITS_SPLIT_SEED = 0
 
@@ -111,6 +113,34 @@ DATASETS: dict[str, DatasetInfo] = {
     "fashion-mnist": _grey("70,000 pieces of clothing", "Xiao, Rasul and Vollgraf, arXiv:1708.07747, 2017; MIT", 31),
     "cifar10": _cifar("60,000 colour photographs of 10 kinds of things", 10, 171),
     "cifar100": _cifar("60,000 colour photographs of 100 kinds of things", 100, 170),
+    "emnist": DatasetInfo(
+        title="814,255 handwritten digits and letters (byclass: 0-9, A-Z, a-z)",
+        source="Cohen, Afshar, Tapson and van Schaik, EMNIST, IJCNN 2017, from NIST Special Database 19",
+        num_classes=62,
+        input_shape=(1, 28, 28),
+        train_size=697_932,
+        test_size=116_323,
+        download_mb=562,
+        normalisation=_GREY,
+        augment=False,
+        train_samples=1000,
+        test_samples=600,
+        learning_rate=0.01,
+    ),
+    "cinic10": DatasetInfo(
+        title="270,000 photographs of CIFAR-10's kinds of things, from CIFAR-10 and ImageNet",
+        source="Darlow, Crowley, Antoniou and Storkey, arXiv:1810.03505, 2018; not downloaded here",
+        num_classes=10,
+        input_shape=(3, 32, 32),
+        train_size=90_000,
+        test_size=90_000,
+        download_mb=0,
+        normalisation=_CINIC,
+        augment=True,
+        train_samples=600,
+        test_samples=300,
+        learning_rate=0.02,
+    ),
     "npz:PATH": DatasetInfo(
         title="your own images: images, labels and optionally clients and test_* in a numpy .npz file",
         source="the file's owner",
@@ -156,6 +186,9 @@ def load_dataset(name: str, data_root: Path | None = None) -> Dataset:
     if name in TORCHVISION_FILES:
         root = (data_root or default_data_root()).expanduser().absolute()
         return _load(name, root, fingerprint(TORCHVISION_FILES[name].paths(root)))
+    if name == "cinic10":
+        root = (data_root or default_data_root()).expanduser().absolute()
+        return _load(name, root, fingerprint(folders(root)))
     raise DataError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")
 
 
@@ -166,7 +199,7 @@ def _load(name: str, location: Path, _state: str) -> Dataset:
         return read_npz(name, location, learning_rate=DATASETS["npz:PATH"].learning_rate)
     if name == "digits":
         return _dataset(name, *_digits())
-    arrays = load_arrays(name, location)
+    arrays = load_cinic(location) if name == "cinic10" else load_arrays(name, location)
     return _dataset(
         name,
         Split(images=arrays["train_images"], labels=arrays["train_labels"]),

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 in the folders that torchvision uses.
+"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in the folders that torchvision uses.
 
 torchvision finds, downloads, checks and decodes the files. Around it stand three things that it lacks: a download
 leaves either all files or none, it gives up soon where there is no network, and a second process maps the decoded
@@ -10,9 +10,9 @@ import shutil
 import socket
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +37,15 @@ class TorchvisionFiles:
         class_name: The class in `torchvision.datasets`.
         folder: Folder below the data root.
         files: The files in it.
+        arguments: What its class is called with, beside the root.
+        transposed: Whether the files hold rows for columns; images are turned upright.
     """
 
     class_name: str
     folder: str
     files: tuple[str, ...]
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    transposed: bool = False
 
     def paths(self, root: Path) -> list[Path]:
         """Return the files below a data root."""
@@ -51,6 +55,17 @@ class TorchvisionFiles:
 TORCHVISION_FILES = {
     "mnist": TorchvisionFiles(class_name="MNIST", folder="MNIST/raw", files=_IDX_FILES),
     "fashion-mnist": TorchvisionFiles(class_name="FashionMNIST", folder="FashionMNIST/raw", files=_IDX_FILES),
+    "emnist": TorchvisionFiles(
+        class_name="EMNIST",
+        folder="EMNIST/raw",
+        files=tuple(
+            f"emnist-byclass-{part}-{kind}-ubyte"
+            for part in ("train", "test")
+            for kind in ("images-idx3", "labels-idx1")
+        ),
+        arguments={"split": "byclass"},
+        transposed=True,
+    ),
     "cifar10": TorchvisionFiles(
         class_name="CIFAR10",
         folder="cifar-10-batches-py",
@@ -88,9 +103,10 @@ def _decode(name: str, source: TorchvisionFiles, root: Path) -> Arrays:
     arrays = {}
     try:
         for part in ("train", "test"):
-            dataset = dataset_class(root, train=part == "train", download=False)
+            dataset = dataset_class(root, train=part == "train", download=False, **source.arguments)
             images = np.asarray(dataset.data, dtype=np.uint8)
             images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+            images = images.swapaxes(2, 3) if source.transposed else images
             arrays[f"{part}_images"] = np.ascontiguousarray(images)
             arrays[f"{part}_labels"] = np.asarray(dataset.targets, dtype=np.int64)
             if len(images) != len(arrays[f"{part}_labels"]) or len(images) == 0:
@@ -113,7 +129,7 @@ def _download(name: str, source: TorchvisionFiles, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
         with _network_timeout(_NETWORK_TIMEOUT):
-            getattr(torchvision.datasets, source.class_name)(temporary, download=True)
+            getattr(torchvision.datasets, source.class_name)(temporary, download=True, **source.arguments)
         (root / source.folder).mkdir(parents=True, exist_ok=True)
         for before, after in zip(source.paths(temporary), source.paths(root), strict=True):
             before.replace(after)

@@ -148,7 +148,7 @@ def test_tables_hold_our_numbers_and_the_papers(finished):
     page = markdown(collected)
     assert "digits for Fashion-MNIST, 20" in page
     assert text in page
-    assert "| DP-FedAvg | no loader yet / 35.12" in page or "| DP-FedAvg | not built yet / 35.12" in page
+    assert "| DP-FedAvg | not built yet / 35.12" in page
     assert "QUICK" in page
     assert text.replace("±", r"$\pm$") in latex(collected)
     rows = list(csv.DictReader(comma_separated(collected).splitlines()))

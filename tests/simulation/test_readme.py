@@ -100,6 +100,16 @@ def test_running(checkout: Path) -> None:
     assert "estimate" in done.stdout
 
 
+def test_studies(checkout: Path) -> None:
+    done = shell(block_with("hyperfl studies"), checkout)
+    assert done.returncode == 0, done.stderr
+    folder = checkout / "runs" / "studies" / "table-1-quick"
+    assert "| HyperFL |" in done.stdout
+    for name in ("table.md", "table.csv", "table.tex", "figure-own-accuracy.png"):
+        assert str(folder / name) in done.stdout.splitlines()
+        assert (folder / name).is_file()
+
+
 @pytest.mark.skipif("HYPERFL_TEST_DATA" not in os.environ, reason="HYPERFL_TEST_DATA names no torchvision root")
 def test_fashion_mnist(checkout: Path) -> None:
     cache = checkout.parent / "home" / ".cache" / "hyperfl"
