@@ -1,30 +1,23 @@
 """The command line: parses, calls one function, prints."""
 
-import contextlib
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from experiments.cells import Begun, begin, default_folder, read_begun, run_cells
 from experiments.cores import usable_cores
 from experiments.estimate import Estimate, estimate
-from experiments.figures import draw
-from experiments.layout import Machine, suitable_nodes
 from experiments.quickstart import quickstart as run_quickstart
+from experiments.report import write_report
 from experiments.run import Observer, launch, plan
-from experiments.studies import Cell, load_study, study_names
-from experiments.tables import collect, markdown, write_tables
 from hyperfl_flwr import __version__
+from hyperfl_flwr.cli_output import err, out, parse_setting
+from hyperfl_flwr.cli_studies import studies
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
 from hyperfl_flwr.data.datasets import DATASETS
-from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 
@@ -32,11 +25,7 @@ cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Federated learning with hypernetworks and without sharing models, on Flower.",
 )  # fmt: skip
-PIPE_WIDTH = 160
-"""Columns of a table that no terminal shows."""
-
-out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+cli.add_typer(studies)
 
 
 @cli.command()
@@ -65,7 +54,7 @@ def run(
         "data-root": _absolute(data_root), "output": _absolute(output), "resume": _absolute(resume),
     }  # fmt: skip
     changes: dict[str, Scalar] = {} if config is None else _read_settings(config)
-    changes |= dict(_parse_setting(text) for text in set_ or ())
+    changes |= dict(parse_setting(text) for text in set_ or ())
     changes |= {key: value for key, value in named.items() if value is not None}
     if isinstance(npz := changes.get("dataset"), str) and npz.startswith("npz:"):
         changes["dataset"] = f"npz:{Path(npz.removeprefix('npz:')).absolute()}"
@@ -104,67 +93,12 @@ def quickstart(
 
 
 @cli.command()
-def study(
-    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny runs that only show that everything works.")] = False,
-    methods: Annotated[list[str] | None, typer.Option(help="Rows of the study; repeatable; default: all.")] = None,
-    datasets: Annotated[list[str] | None, typer.Option(help="Columns, or their data sets; repeatable.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; default: one per core.", min=1)] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
-    output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
+def report(
+    run_directory: Annotated[Path, typer.Argument(help="A run's folder.")],
+    output: Annotated[Path | None, typer.Option(help="File to write; default: report.html in the folder.")] = None,
 ) -> None:
-    """Run a study's cells, those that are finished excepted; the last line printed is the study's folder."""
-    found = load_study(name)
-    changes = dict(_parse_setting(text) for text in set_ or ())
-    if data_root is not None:
-        changes["data-root"] = str(data_root.absolute())
-    cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
-    folder = output.absolute() if output else default_folder(name, quick=quick)
-    begin(folder, Begun(study=name, quick=quick, changes=changes))
-    number = jobs or suitable_nodes(Machine.here(resolve_device(cells[0].config.device)), len(cells), shared_bytes=0)
-    with _cells_progress(found.title, len(cells)) as on_finished:
-        run_cells(found, cells, folder, number, on_finished)
-    out.print(str(folder), markup=False)
-
-
-@cli.command()
-def table(
-    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
-    output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
-    mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different commits or settings.")] = False,
-) -> None:
-    """Print a study's table and write it as Markdown, CSV and LaTeX to its folder."""
-    folder = output.absolute() if output else default_folder(name, quick=quick)
-    collected = collect(load_study(name), read_begun(folder), folder, mix=mix)
-    written = write_tables(collected, folder)
-    out.print(markdown(collected), markup=False)
-    for path in written:
-        out.print(str(path), markup=False)
-
-
-@cli.command()
-def figure(
-    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
-    output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
-    number: Annotated[str, typer.Option(help="A number of metrics.jsonl, of its `train` lines.")] = "own_accuracy",
-) -> None:
-    """Draw a number over the rounds of a study's runs; prints the picture's path."""
-    folder = output.absolute() if output else default_folder(name, quick=quick)
-    out.print(str(draw(load_study(name), read_begun(folder), folder, number)), markup=False)
-
-
-@cli.command()
-def studies() -> None:
-    """List the studies."""
-    listed = Table("name", "what it compares", "rows", "columns", "seeds")
-    for name in study_names():
-        found = load_study(name)
-        listed.add_row(name, found.title, str(len(found.rows)), str(len(found.columns)), str(found.seeds))
-    out.print(listed)
+    """Write one self-contained page about a run: settings, curves, clients, what travelled; prints its path."""
+    out.print(str(write_report(run_directory.absolute(), output and output.absolute())), markup=False)
 
 
 @cli.command()
@@ -220,17 +154,6 @@ def _shape(shape: Any) -> str:  # noqa: ANN401
     return "any" if shape is None else "x".join(map(str, shape))
 
 
-def _parse_setting(text: str) -> tuple[str, Scalar]:
-    """Turn KEY=VALUE into a setting; VALUE is TOML, or else a text."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--set takes KEY=VALUE, got {text!r}")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
-
-
 def _read_settings(path: Path) -> dict[str, Scalar]:
     try:
         return flatten(tomllib.loads(path.read_text()))
@@ -270,21 +193,6 @@ class _Progress:
     def _on_note(self, note: str) -> None:
         if not self._quiet:
             self._bar.console.print(note, markup=False)
-
-
-@contextlib.contextmanager
-def _cells_progress(title: str, total: int) -> Iterator[Callable[[Cell, str], None]]:
-    """Show a bar over a study's cells on standard error."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=err) as bar:
-        task = bar.add_task(title, total=total)
-
-        def on_finished(cell: Cell, problem: str) -> None:
-            bar.advance(task)
-            if problem:
-                bar.console.print(f"{cell} failed: {problem}", markup=False)
-
-        yield on_finished
 
 
 def _progress(title: str, *, verbose: bool, quiet: bool) -> _Progress:

@@ -1,5 +1,6 @@
 """Pictures of a run's metrics; readable in black and white."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -8,6 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hyperfl_flwr.recording import Record, read_manifest, read_metrics
+
+MOST_LABELS = 60
+"""Clients that are named below their bars."""
 
 Curve = tuple[list[int], list[float]]
 
@@ -18,6 +22,14 @@ def plot_run(path: Path) -> Path:
     Returns:
         The picture, `plots/run.png` in the folder.
     """
+    picture = path / "plots" / "run.png"
+    picture.parent.mkdir(exist_ok=True)
+    run_figure(path).savefig(picture, dpi=120)
+    return picture
+
+
+def run_figure(path: Path) -> Figure:
+    """Return the figure of `plot_run`."""
     records = list(read_metrics(path))
     settings = read_manifest(path)["settings"]
     figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -35,10 +47,38 @@ def plot_run(path: Path) -> Path:
     rounds, values = _curve(records, "client", "own_accuracy")
     clients.plot(rounds, values, "k_", alpha=0.5)
     _label(clients, "own test accuracy of each client")
-    picture = path / "plots" / "run.png"
-    picture.parent.mkdir(exist_ok=True)
-    figure.savefig(picture, dpi=120)
-    return picture
+    return figure
+
+
+def clients_figure(accuracies: Sequence[float | None]) -> Figure:
+    """Draw the clients' accuracies, sorted; a client without one is left out."""
+    known = sorted((accuracy, client) for client, accuracy in enumerate(accuracies) if accuracy is not None)
+    figure = Figure(figsize=(10, 2.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.bar(range(len(known)), [accuracy for accuracy, _ in known], color="0.6", edgecolor="k", linewidth=0.5)
+    if len(known) <= MOST_LABELS:
+        axes.set_xticks(range(len(known)), [str(client) for _, client in known], fontsize="small")
+    axes.set_xlabel("client, from the lowest to the highest")
+    axes.set_ylabel("own test accuracy")
+    axes.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def labels_figure(counts: Sequence[Sequence[int]]) -> Figure:
+    """Draw the training samples of each class and client, counts [N, K], as areas."""
+    figure = Figure(figsize=(10, 1.2 + 0.16 * len(counts[0])), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    most = max((number for row in counts for number in row), default=0) or 1
+    points = [(client, label, number) for client, row in enumerate(counts) for label, number in enumerate(row)]
+    clients, labels, sizes = zip(*[point for point in points if point[2]], strict=True)
+    axes.scatter(clients, labels, s=[90 * size / most for size in sizes], c="k", linewidths=0)
+    axes.set_xlabel("client")
+    axes.set_ylabel("class")
+    axes.set_title(f"training samples; the largest dot is {most}", fontsize="medium")
+    axes.grid(alpha=0.3)
+    return figure
 
 
 def plot_comparison(paths: dict[str, Path], picture: Path) -> None:

@@ -41,6 +41,8 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy": statistics.fmean(known) if known else None,
         "test_accuracy_aggregate": aggregate[-1].get("aggregate_accuracy") if aggregate else None,
         "test_accuracy_worst": min(known, default=None),
+        "test_accuracy_worst_decile": statistics.fmean(sorted(known)[: -(-len(known) // 10)]) if known else None,
+        "test_accuracy_std": statistics.pstdev(known) if known else None,
         "test_accuracy_per_client": own,
         "test_accuracy_num_clients": len(known),
         "seconds_per_round": _median(rounds, "seconds"),

@@ -97,6 +97,7 @@ def test_running(checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert str(checkout / "runs" / "first") in done.stdout.splitlines()
     assert len(list((checkout / "runs" / "first" / "checkpoints").iterdir())) == 2
+    assert str(checkout / "runs" / "first" / "report.html") in done.stdout.splitlines()
     assert "estimate" in done.stdout
 
 

@@ -31,7 +31,9 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("strategies", "clients"), 2),
     **dict.fromkeys(("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods"), 3),
     "experiments": 4,
-    **dict.fromkeys(("hyperfl_flwr.cli", "hyperfl_flwr.__main__"), 5),
+    **dict.fromkeys(
+        ("hyperfl_flwr.cli", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output", "hyperfl_flwr.__main__"), 5
+    ),
 }  # fmt: skip
 """Package or module -> layer; what is inside a package belongs to the package's layer."""
 

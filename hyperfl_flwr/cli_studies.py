@@ -1,0 +1,99 @@
+"""The command line's studies: running their cells, and rendering what the cells have left."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from experiments.cells import Begun, begin, default_folder, read_begun, run_cells
+from experiments.figures import draw
+from experiments.layout import Machine, suitable_nodes
+from experiments.studies import Cell, load_study, study_names
+from experiments.tables import collect, markdown, write_tables
+from hyperfl_flwr.cli_output import err, out, parse_setting
+from hyperfl_flwr.device import resolve_device
+
+studies = typer.Typer()
+
+
+@studies.command()
+def study(
+    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny runs that only show that everything works.")] = False,
+    methods: Annotated[list[str] | None, typer.Option(help="Rows of the study; repeatable; default: all.")] = None,
+    datasets: Annotated[list[str] | None, typer.Option(help="Columns, or their data sets; repeatable.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; default: one per core.", min=1)] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
+) -> None:
+    """Run a study's cells, those that are finished excepted; the last line printed is the study's folder."""
+    found = load_study(name)
+    changes = dict(parse_setting(text) for text in set_ or ())
+    if data_root is not None:
+        changes["data-root"] = str(data_root.absolute())
+    cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
+    folder = output.absolute() if output else default_folder(name, quick=quick)
+    begin(folder, Begun(study=name, quick=quick, changes=changes))
+    number = jobs or suitable_nodes(Machine.here(resolve_device(cells[0].config.device)), len(cells), shared_bytes=0)
+    with _cells_progress(found.title, len(cells)) as on_finished:
+        run_cells(found, cells, folder, number, on_finished)
+    out.print(str(folder), markup=False)
+
+
+@studies.command()
+def table(
+    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
+    output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
+    mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different commits or settings.")] = False,
+) -> None:
+    """Print a study's table and write it as Markdown, CSV and LaTeX to its folder."""
+    folder = output.absolute() if output else default_folder(name, quick=quick)
+    collected = collect(load_study(name), read_begun(folder), folder, mix=mix)
+    written = write_tables(collected, folder)
+    out.print(markdown(collected), markup=False)
+    for path in written:
+        out.print(str(path), markup=False)
+
+
+@studies.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
+    output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
+    number: Annotated[str, typer.Option(help="A number of metrics.jsonl, of its `train` lines.")] = "own_accuracy",
+) -> None:
+    """Draw a number over the rounds of a study's runs; prints the picture's path."""
+    folder = output.absolute() if output else default_folder(name, quick=quick)
+    out.print(str(draw(load_study(name), read_begun(folder), folder, number)), markup=False)
+
+
+@studies.command("studies")
+def list_studies() -> None:
+    """List the studies."""
+    listed = Table("name", "what it compares", "rows", "columns", "seeds")
+    for name in study_names():
+        found = load_study(name)
+        listed.add_row(name, found.title, str(len(found.rows)), str(len(found.columns)), str(found.seeds))
+    out.print(listed)
+
+
+@contextlib.contextmanager
+def _cells_progress(title: str, total: int) -> Iterator[Callable[[Cell, str], None]]:
+    """Show a bar over a study's cells on standard error."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=err) as bar:
+        task = bar.add_task(title, total=total)
+
+        def on_finished(cell: Cell, problem: str) -> None:
+            bar.advance(task)
+            if problem:
+                bar.console.print(f"{cell} failed: {problem}", markup=False)
+
+        yield on_finished
