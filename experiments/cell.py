@@ -1,11 +1,16 @@
-"""One run of a study, in this process: `python -m experiments.cell`, with its settings as JSON on standard input.
+"""Runs of a study, one after the other in this process: `python -m experiments.cell`.
 
-The app is the one that Flower runs; its nodes take turns in this process. Cells of a study run side by side, one per
-core, which is faster than one after the other on Ray, and bit-equal to it.
+Every line on standard input is a JSON object with the settings and the number of nodes of a run; every line on standard
+output says how one ended: a JSON object with `problem`, empty if all went well.
+
+The app is the one that Flower runs; its nodes take turns in this process. Several such processes, one per core, are
+faster than one run after the other on Ray, and bit-equal to it.
 """
 
 import json
 import sys
+import traceback
+from typing import Any
 
 from experiments.cores import CoreSlots
 from hyperfl_flwr.client_app import app
@@ -16,19 +21,28 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.server_app import run
 
 
-def main() -> int:
-    """Run; returns 0, or 1 after printing what went wrong."""
-    document = json.load(sys.stdin)
+def main() -> None:
+    """Run what standard input asks for, to its end."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
+    for line in sys.stdin:
+        answers.write(json.dumps({"problem": problem_of(json.loads(line))}) + "\n")
+        answers.flush()
+
+
+def problem_of(document: dict[str, Any]) -> str:
+    """Run once; returns what went wrong."""
     try:
         config = RunConfig.from_flat(document["settings"], methods=METHODS)
         with CoreSlots() as slots:
             slots.acquire(1)
             run(InProcessGrid(app, document["num_nodes"], config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - the next run must not suffer
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,10 +1,12 @@
 """Runs the cells of a study: finished ones are skipped, broken ones resumed, several run side by side."""
 
+import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -126,10 +128,10 @@ def run_cells(
         else:
             waiting.append(cell)
     failed: list[str] = []
-    processes, environment = _Processes(), training_environment() | {COMMIT_VARIABLE: commit()}
+    workers = _Workers(jobs, training_environment() | {COMMIT_VARIABLE: commit()})
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
-            pool.submit(_run, cell, folder, study.num_nodes, processes, environment): cell for cell in waiting
+            pool.submit(workers.run, _task(cell, folder, study.num_nodes)): cell for cell in waiting
         }
         try:
             for future in as_completed(futures):
@@ -137,57 +139,99 @@ def run_cells(
                 if problem:
                     failed.append(f"{cell}: {problem}")
                 on_finished(cell, problem)
-        except BaseException:
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            processes.end()
-            raise
+            workers.end()
+    workers.close()
     if failed:
         raise RunFailedError(
             "\n".join([f"{len(failed)} of {len(cells)} cells failed; the same command tries them again:", *failed])
         )
 
 
-class _Processes:
-    """The running cells, which end with this process's interest in them."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def run(self, command: Sequence[str], environment: Mapping[str, str], text: str) -> tuple[int, str]:
-        """Run a command to its end; returns its exit status and output."""
-        with self._lock:
-            if self._ended:
-                return 1, "stopped"
-            process = subprocess.Popen(
-                command, env=environment, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            self._running.add(process)
-        output, _ = process.communicate(text)
-        with self._lock:
-            self._running.discard(process)
-        return process.returncode, output
-
-    def end(self) -> None:
-        """End what runs, and let nothing begin."""
-        with self._lock:
-            self._ended = True
-            for process in self._running:
-                process.terminate()
-
-
-def _run(cell: Cell, folder: Path, num_nodes: int, processes: _Processes, environment: Mapping[str, str]) -> str:
-    """Run a cell; returns why it failed, or an empty text."""
+def _task(cell: Cell, folder: Path, num_nodes: int) -> str:
+    """Return what `experiments.cell` reads."""
     path = cell.folder(folder)
     began = (path / "manifest.json").is_file()
     settings = cell.config.flat() | ({"resume": str(path)} if began else {"output": str(path)})
-    text = json.dumps({"settings": settings, "num_nodes": num_nodes})
-    status, output = processes.run([sys.executable, "-m", "experiments.cell"], environment, text)
-    if status == 0:
-        return ""
-    return " | ".join(output.strip().splitlines()[-LAST_LINES:]) or f"exit status {status}"
+    return json.dumps({"settings": settings, "num_nodes": num_nodes}) + "\n"
+
+
+class _Worker:
+    """A process of `experiments.cell`."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "experiments.cell"], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+        )  # fmt: skip
+
+    def run(self, task: str) -> str:
+        """Do a task; returns the problem, that the process died among them."""
+        reader, writer = self.process.stdout, self.process.stdin
+        if reader is None or writer is None:
+            raise RuntimeError("the process has no pipes")
+        try:
+            writer.write(task)
+            writer.flush()
+            line = reader.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            return " | ".join(str(json.loads(line)["problem"]).splitlines())
+        self.process.wait()
+        self._log.seek(0)
+        said = " | ".join(self._log.read().strip().splitlines()[-LAST_LINES:])
+        return f"its process died with exit status {self.process.returncode}: {said}"
+
+    def end(self) -> None:
+        """End the process; who waits for it hears that it died."""
+        self.process.terminate()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Close its pipes, when nobody uses them any more."""
+        for stream in (self.process.stdin, self.process.stdout, self._log):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+class _Workers:
+    """Processes that run cells; a dead one is replaced."""
+
+    def __init__(self, number: int, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self._all: list[_Worker] = []
+        self._ended = False
+        for _ in range(number):
+            self._idle.put(None)
+
+    def run(self, task: str) -> str:
+        """Do a task on an idle process; returns the problem."""
+        worker = self._idle.get()
+        try:
+            if self._ended:
+                return "stopped"
+            if worker is None or worker.process.poll() is not None:
+                worker = _Worker(self._environment)
+                self._all.append(worker)
+            return worker.run(task)
+        finally:
+            self._idle.put(worker)
+
+    def end(self) -> None:
+        """End all processes; what they were doing ends too."""
+        self._ended = True
+        for worker in self._all:
+            worker.end()
+
+    def close(self) -> None:
+        """Close their pipes."""
+        for worker in self._all:
+            worker.close()
 
 
 def default_folder(study: str, *, quick: bool) -> Path:

@@ -78,6 +78,8 @@ def labels_figure(counts: Sequence[Sequence[int]]) -> Figure:
     axes.set_ylabel("class")
     axes.set_title(f"training samples; the largest dot is {most}", fontsize="medium")
     axes.grid(alpha=0.3)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

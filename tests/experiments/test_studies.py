@@ -184,6 +184,42 @@ def test_a_figure_is_drawn(finished):
 
 
 @pytest.mark.slow
+def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
+    """The first cell's process is killed from within; its cell is named, and the next cell has a process again."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if sys.argv[:1] == ['-m'] and not os.path.exists(os.environ['MARK']):\n"
+        "    open(os.environ['MARK'], 'w').close()\n"
+        "    print('out of memory', file=sys.stderr, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
+    study, told = load_study("table-1"), []
+    cells = study.cells(quick=True, rows=["fedavg", "local"])
+    begin(tmp_path / "study", QUICK)
+    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*exit status -9: out of memory"):
+        run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
+    assert told == [True, False]
+    run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
+    assert told[2:] == [False, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_runs_quickly_and_renders(name, tmp_path):
+    """By the command line, all its rows; every cell of the quick form has a number in the table."""
+    folder = str(tmp_path / "study")
+    for command in (["study", name, "--quick"], ["table", name], ["figure", name]):
+        result = CliRunner().invoke(cli, [*command, "--output", folder], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    with (tmp_path / "study" / "table.csv").open() as stream:
+        rows = [row for row in csv.DictReader(stream) if row["n"] == "1"]
+    assert len(rows) == len(load_study(name).cells(quick=True))
+    assert (tmp_path / "study" / "figure-own-accuracy.png").is_file()
+
+
+@pytest.mark.slow
 def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
     """One cell's data cannot be found: the error tells the cell and the reason, the other cell is finished."""
     study = load_study("table-1")
