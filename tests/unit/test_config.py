@@ -1,11 +1,13 @@
 """Settings: every problem is found, named, and told together with the others."""
 
 import dataclasses
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings, flatten, nearest
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
@@ -171,3 +173,13 @@ def test_every_default_is_documented_where_it_lives() -> None:
     assert {key.partition(".")[0] for key in default_settings()} == fields
     assert all(field.is_required() for field in RunConfig.model_fields.values())
     assert Path(default_settings().get("output") or "/").is_absolute()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments" / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_configuration_files_are_valid(file: Path) -> None:
+    """Every key is a setting, every value is allowed; pFedHN's own protocol trains one client per round."""
+    changes = flatten(tomllib.loads(file.read_text()))
+    config = RunConfig.from_flat(default_settings() | changes, methods=METHODS)
+    if file.stem == "pfedhn-original":
+        assert round(config.fraction_train * config.num_clients) == 1
+        assert (config.pfedhn.local_steps, config.batch_size, config.target) == (50, 64, "lenet")
