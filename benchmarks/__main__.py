@@ -2,14 +2,13 @@
 
 import argparse
 import dataclasses
-import shlex
 import sys
 from pathlib import Path
 
-from benchmarks.measure import measure_clients, measure_federations
+from benchmarks.measure import measure_clients, measure_federations, measure_transport
 from benchmarks.report import Results, render
-from benchmarks.transport import measure_transport
 from benchmarks.workload import Workload
+from experiments.run import commit
 from hyperfl_flwr import ROOT, manifest
 
 SMALL, LARGE = (1, 28, 28), (3, 32, 32)
@@ -35,8 +34,8 @@ def main() -> None:
 
     clients, federated = [[sized(work) for work in group] for group in (CLIENT_WORK, FEDERATED_WORK)]
     results = Results(
-        circumstances={name: str(value) for name, value in (manifest.hardware() | manifest.versions()).items()},
-        command=shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        circumstances=_circumstances(),
+        command=_command(options),
         repetitions=options.repetitions,
         rounds=options.rounds,
         clients={work: measure_clients(work, options.repetitions, note) for work in clients},
@@ -49,12 +48,25 @@ def main() -> None:
         options.output.write_text(page)
 
 
+def _circumstances() -> dict[str, str]:
+    values: dict[str, object] = {"commit": commit() or "unknown", **manifest.hardware(), **manifest.versions()}
+    return {
+        name: ", ".join(value) or "none" if isinstance(value, list) else str(value) for name, value in values.items()
+    }
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return what measures the same, without the file that is written."""
+    sizes = f"--rounds {options.rounds} --repetitions {options.repetitions}"
+    return f'make bench ARGS="{sizes}{" --quick" if options.quick else ""}"'
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed and memory.")
     parser.add_argument("--rounds", type=int, help="federated rounds of each run, at least 3 (default: 11, quick: 3)")
     parser.add_argument("--repetitions", type=int, help="of each client round (default: 7, quick: 2)")
     parser.add_argument("--output", type=Path, help="file to write (default: docs/performance.md, quick: none)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, two minutes; says little about speed")
+    parser.add_argument("--quick", action="store_true", help="small sizes, four minutes; says little about speed")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.repetitions = options.repetitions or (2 if options.quick else 7)

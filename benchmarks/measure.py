@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.memory import cpu_seconds, private_memory
+from benchmarks.transport import Step
 from benchmarks.workload import NUM_NODES, Workload, write_dataset
 from experiments.flower import training_environment
 from experiments.processes import descendants, process_table
@@ -68,7 +69,7 @@ class Timing:
         wall: Wall seconds.
         cpu_ratio: CPU seconds to those of the first variant, median over pairs of rounds that followed each other
             (client rounds) or ratio of the medians (federated rounds).
-        loss: Training loss of the last round: whether all variants of a method did the same.
+        loss: Training loss of the last round that all variants have run: whether those of a method did the same.
         private: Memory in bytes that a process has for itself at the end: in a process without Ray above torch's own.
         server_private: On Ray, the server's.
         bytes: On Ray, on the wire in a round; else 0.
@@ -95,10 +96,11 @@ class Worker:
     """
 
     def __init__(self, specification: Mapping[str, Any], *, keeps_memory: bool) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in __exit__
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", json.dumps(specification)],
             env=training_environment(keeps_memory=keeps_memory), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
+            stderr=self._log, text=True,
         )  # fmt: skip
         self._read()
 
@@ -111,6 +113,7 @@ class Worker:
         if kind is not None:
             self._process.kill()
         self._process.__exit__(kind, error, traceback)  # closes the pipes, at which the worker ends, and waits
+        self._log.close()
 
     def measure(self) -> dict[str, Any]:
         """Let it measure once."""
@@ -123,7 +126,9 @@ class Worker:
     def _read(self) -> str:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
-            raise RuntimeError(f"a worker ended with exit status {self._process.wait()}")
+            status = self._process.wait()
+            self._log.seek(0)
+            raise RuntimeError(f"a worker ended with exit status {status}:\n{self._log.read()[-2000:]}")
         return line
 
 
@@ -149,6 +154,12 @@ def _client_timing(row: int, turns: Sequence[Sequence[Any]]) -> Timing:
         loss=mine[-1]["loss"],
         private=mine[-1]["private"],
     )
+
+
+def measure_transport(work: Workload) -> list[Step]:
+    """Measure the transport of a method's arrays in a process like those that train."""
+    with Worker({"kind": "transport", "work": work.as_json()}, keeps_memory=True) as worker:
+        return [Step(**step) for step in worker.measure()["steps"]]
 
 
 def measure_federations(work: Workload, num_rounds: int, note: Note = print) -> Iterator[Timing]:
@@ -177,6 +188,7 @@ def measure_federations(work: Workload, num_rounds: int, note: Note = print) -> 
                 }
                 with Worker(specification, keeps_memory=variant.keeps_memory) as worker:
                     found = worker.measure()
+                found["loss"] = found["losses"][min(num_rounds, SLOW_ROUNDS) - 1]
             cpu = statistics.median(found["cpu"])
             base = base or cpu
             yield Timing(
@@ -204,14 +216,15 @@ def _on_ray(work: Workload, variant: Variant, rounds: int, dataset: Path, folder
 
     launch(plan(settings, NUM_NODES), Observer(on_round=on_round, on_note=note))
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
-    later, first = rows[1:], min(number for number in seen if number)
-    last = max(number for number in seen if seen[number]["server"])
+    later = rows[1:]
+    alive = [number for number in seen if number and seen[number]["server"]]
+    first, last = min(alive, default=0), max(alive, default=0)
     return {
         "wall": [row["seconds"] for row in later],
         "cpu": [(seen[last]["cpu"] - seen[first]["cpu"]) / (last - first)] if last > first else [float("nan")],
-        "loss": rows[-1]["train_loss"],
-        "private": seen[last]["node"],
-        "server_private": seen[last]["server"],
+        "loss": rows[min(rounds, SLOW_ROUNDS) - 1]["train_loss"],
+        "private": seen[last]["node"] if alive else float("nan"),
+        "server_private": seen[last]["server"] if alive else float("nan"),
         "bytes": statistics.median(row["bytes_on_wire"] for row in later),
         "overhead": statistics.median(row["seconds"] * NUM_NODES / row["client_seconds"] - 1 for row in later),
     }

@@ -76,7 +76,8 @@ def render(results: Results) -> str:
         _text(
             """What happens to a hypernetwork's arrays on their way: the most memory that is held at once beyond the
             arrays themselves, in copies of them, and the time. Replies are fetched one by one in the order of the nodes
-            and added in place, so that the server holds the sum and the reply in hand, however many nodes there are."""
+            and added in place, so that the server holds the sum and the reply in hand, however many nodes there are.
+            (Replies that have come before their turn wait with Flower: in a simulation in the server's process too.)"""
         ),
         _table(
             ["step", "copies", "ms"],

@@ -17,6 +17,7 @@ from typing import TextIO
 import torch
 
 from benchmarks.memory import private_memory
+from benchmarks.transport import measure_transport
 from benchmarks.workload import Workload, client_round, in_process_rounds, plain_rounds
 from hyperfl_flwr.metrics.memory import peak_memory
 
@@ -29,6 +30,11 @@ def main() -> None:
     sys.stdout = sys.stderr  # whatever else is printed
     work = Workload.from_json(specification["work"])
     start = {"private": private_memory(os.getpid()), "peak": peak_memory()}
+    if specification["kind"] == "transport":
+        for _ in _asked(answers):
+            steps = [dataclasses.asdict(step) for step in measure_transport(work)]
+            print(json.dumps({"steps": steps}), file=answers, flush=True)
+        return
     with tempfile.TemporaryDirectory() as folder:
         if specification["kind"] == "client":
             one = client_round(work, specification["program"], Path(folder))

@@ -191,11 +191,11 @@ def _training_rng(number: int, client: int) -> np.random.Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """What some federated rounds took, the first one left out; `loss` is the last round's mean training loss."""
+    """What some federated rounds took, the first one left out; `losses` are the mean training losses of all rounds."""
 
     wall: Sequence[float]
     cpu: Sequence[float]
-    loss: float
+    losses: Sequence[float]
 
 
 def plain_rounds(work: Workload, num_rounds: int, dataset: Path) -> Rounds:
@@ -205,11 +205,12 @@ def plain_rounds(work: Workload, num_rounds: int, dataset: Path) -> Rounds:
     clients = [data.client(number) for number in range(work.clients)]
     state = model.state_of(_tensors(initial_arrays(work)))
     privates = [_private(work, clients[0]) for _ in clients]
-    times, loss = [_now()], float("nan")
+    times, losses = [_now()], []
     for number in range(1, num_rounds + 1):
         state, loss = plain_round(model, state, privates, clients, functools.partial(_training_rng, number))
         times.append(_now())
-    return _rounds(times, loss)
+        losses.append(loss)
+    return _rounds(times, losses)
 
 
 class TimedGrid(InProcessGrid):
@@ -233,16 +234,16 @@ def in_process_rounds(work: Workload, num_rounds: int, dataset: Path, folder: Pa
     grid = TimedGrid(config.flat())
     run(grid, config)
     losses = [row["train_loss"] for row in read_metrics(folder) if row["kind"] == "train"]
-    return _rounds(grid.times, losses[-1])
+    return _rounds(grid.times, losses)
 
 
 def _on(work: Workload, dataset: Path, changes: dict[str, Scalar] | None = None) -> RunConfig:
     return RunConfig.from_flat(work.settings() | {"dataset": f"npz:{dataset}"} | (changes or {}), methods=METHODS)
 
 
-def _rounds(times: Sequence[tuple[float, float]], loss: float) -> Rounds:
+def _rounds(times: Sequence[tuple[float, float]], losses: Sequence[float]) -> Rounds:
     spans = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in itertools.pairwise(times[1:])]
-    return Rounds(wall=[wall for wall, _ in spans], cpu=[cpu for _, cpu in spans], loss=loss)
+    return Rounds(wall=[wall for wall, _ in spans], cpu=[cpu for _, cpu in spans], losses=losses)
 
 
 def _now() -> tuple[float, float]:

@@ -15,7 +15,7 @@ from clients.base import BaseClient
 from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.targets import ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.training.sgd import ParameterSet, Predict, train_epochs
+from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, train_epochs
 
 
 class PFedHNClient(BaseClient):
@@ -40,8 +40,11 @@ class PFedHNClient(BaseClient):
             learning_rate=self.setting.learning_rate,
             clip_norm=method.clip_norm,
         )
-        epochs = replace(self.epochs(), steps=method.local_steps)
-        return {"train-loss": train_epochs(self.model, [everything], self.setting.data, epochs, rng)}
+        return {"train-loss": train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng)}
+
+    def epochs(self) -> Epochs:
+        """Return the local epochs, or the number of local steps that the settings ask for."""
+        return replace(super().epochs(), steps=self.setting.config.pfedhn.local_steps)
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the change delta = theta - theta'."""

@@ -8,7 +8,10 @@ faster than one run after the other on Ray, and bit-equal to it.
 """
 
 import json
+import os
+import queue
 import sys
+import threading
 import traceback
 from typing import Any
 
@@ -24,9 +27,18 @@ from hyperfl_flwr.server_app import run
 def main() -> None:
     """Run what standard input asks for, to its end."""
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
-    for line in sys.stdin:
-        answers.write(json.dumps({"problem": problem_of(json.loads(line))}) + "\n")
+    tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(tasks,), daemon=True).start()
+    while True:
+        answers.write(json.dumps({"problem": problem_of(json.loads(tasks.get()))}) + "\n")
         answers.flush()
+
+
+def _read(tasks: "queue.SimpleQueue[str]") -> None:
+    """Take tasks, and end the process when their source has gone, even by kill -9, in the middle of a run too."""
+    for line in sys.stdin:
+        tasks.put(line)
+    os._exit(0)
 
 
 def problem_of(document: dict[str, Any]) -> str:
@@ -34,7 +46,7 @@ def problem_of(document: dict[str, Any]) -> str:
     try:
         config = RunConfig.from_flat(document["settings"], methods=METHODS)
         with CoreSlots() as slots:
-            slots.acquire(1)
+            slots.acquire(1 if config.threads == "auto" else config.threads)
             run(InProcessGrid(app, document["num_nodes"], config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
         return str(error)

@@ -7,11 +7,14 @@ import queue
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from experiments.flower import training_environment
 from experiments.run import commit
@@ -106,7 +109,13 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def run_cells(
-    study: Study, cells: Sequence[Cell], folder: Path, jobs: int, on_finished: Callable[[Cell, str], None]
+    study: Study,
+    cells: Sequence[Cell],
+    folder: Path,
+    jobs: int,
+    on_finished: Callable[[Cell, str], None],
+    *,
+    quick: bool = False,
 ) -> None:
     """Run those cells that are not finished.
 
@@ -116,6 +125,7 @@ def run_cells(
         folder: The study's.
         jobs: How many run at the same time.
         on_finished: Receives each cell as it ends, and why it failed, or an empty text.
+        quick: Whether a process runs several cells, which saves seconds but makes memory figures meaningless.
 
     Raises:
         RunFailedError: If any failed; the others have been run.
@@ -128,7 +138,7 @@ def run_cells(
         else:
             waiting.append(cell)
     failed: list[str] = []
-    workers = _Workers(jobs, training_environment() | {COMMIT_VARIABLE: commit()})
+    workers = _Workers(jobs, training_environment() | {COMMIT_VARIABLE: commit()}, several_cells=quick)
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
             pool.submit(workers.run, _task(cell, folder, study.num_nodes)): cell for cell in waiting
@@ -199,32 +209,39 @@ class _Worker:
 
 
 class _Workers:
-    """Processes that run cells; a dead one is replaced."""
+    """Processes that run cells, each on one of the GPUs that are visible; a dead one is replaced."""
 
-    def __init__(self, number: int, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+    def __init__(self, number: int, environment: Mapping[str, str], *, several_cells: bool) -> None:
+        self._several_cells = several_cells
+        self._lock = threading.Lock()
+        self._idle: queue.SimpleQueue[tuple[Mapping[str, str], _Worker | None]] = queue.SimpleQueue()
         self._all: list[_Worker] = []
         self._ended = False
-        for _ in range(number):
-            self._idle.put(None)
+        gpus = _visible_gpus()
+        for place in range(number):
+            gpu = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
+            self._idle.put(({**environment, **gpu}, None))
 
     def run(self, task: str) -> str:
         """Do a task on an idle process; returns the problem."""
-        worker = self._idle.get()
+        environment, worker = self._idle.get()
         try:
-            if self._ended:
-                return "stopped"
-            if worker is None or worker.process.poll() is not None:
-                worker = _Worker(self._environment)
-                self._all.append(worker)
+            with self._lock:
+                if self._ended:
+                    return "stopped"
+                if worker is None or worker.process.poll() is not None:
+                    worker = _Worker(environment)
+                    self._all.append(worker)
             return worker.run(task)
         finally:
-            self._idle.put(worker)
+            if worker is not None and not self._several_cells:
+                worker.end()
+            self._idle.put((environment, worker))
 
     def end(self) -> None:
         """End all processes; what they were doing ends too."""
-        self._ended = True
+        with self._lock:
+            self._ended = True
         for worker in self._all:
             worker.end()
 
@@ -232,6 +249,13 @@ class _Workers:
         """Close their pipes."""
         for worker in self._all:
             worker.close()
+
+
+def _visible_gpus() -> list[str]:
+    """Return the names by which CUDA_VISIBLE_DEVICES calls this machine's GPUs."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def default_folder(study: str, *, quick: bool) -> Path:

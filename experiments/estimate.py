@@ -23,7 +23,8 @@ STARTUP_SECONDS = 12.0
 """What starting and stopping Flower's engine and Ray takes; measured on two cores."""
 
 SERVER_COPIES = 8
-"""Copies of what is shared that the server and Flower hold, however many nodes there are; see docs/performance.md."""
+"""Copies of what is shared that the server and Flower hold with two nodes, see docs/performance.md; replies of further
+nodes may have to wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,8 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
             _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
             seconds.append(float(metrics["seconds"]))
         private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
-    client_seconds = seconds[1] + (config.local_epochs - 1) * max(0.0, seconds[2] - seconds[1])
+    per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
+    client_seconds = seconds[1] + (config.local_epochs - 1) * per_epoch
     trained = max(1, round(config.fraction_train * config.num_clients))
     busy = min(max(1, num_cores // planned.threads), num_nodes)
     wire = 2 * (shared * min(num_nodes, trained) + of_one * trained)
@@ -87,7 +89,10 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
         bytes_per_client_round=shared + of_one,
         bytes_on_wire_per_round=wire,
         disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
-        memory_bytes=server_memory + SERVER_COPIES * shared + 2 * of_one * trained + busy * peak_memory(),
+        memory_bytes=server_memory
+        + (SERVER_COPIES + num_nodes - 1) * shared
+        + 2 * of_one * config.num_clients
+        + busy * peak_memory(),
         seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
         client_seconds=client_seconds,
     )

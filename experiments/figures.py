@@ -66,8 +66,11 @@ def draw(study: Study, begun: Begun, folder: Path, number: str = "own_accuracy",
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].set_ylabel(number.replace("_", " "))
     figure.suptitle(study.title + (", quick settings" if begun.quick else ""))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small")
+    known = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    labels = [row.label for row in rows]
+    figure.legend([known[label] for label in labels], labels, loc="outside right center", fontsize="small")
     picture = folder / f"figure-{number.replace('_', '-')}.png"
     figure.savefig(picture, dpi=120)
     return picture

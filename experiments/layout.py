@@ -77,6 +77,12 @@ def suitable_nodes(machine: Machine, clients: int, shared_bytes: int, threads: i
     return math.ceil(clients / math.ceil(clients / most))
 
 
+def suitable_jobs(machine: Machine, runs: int, threads: int = 1) -> int:
+    """Return how many independent runs should train side by side, each in one process of some threads."""
+    parallel = min(machine.cores // threads, machine.gpus * PROCESSES_PER_GPU or machine.cores)
+    return max(1, min(parallel, runs, int(machine.memory / 2 / NODE_BYTES)))
+
+
 def suitable_threads(machine: Machine, num_nodes: int) -> int:
     """Return a good number of torch threads of each process: cores that would otherwise be idle are used."""
     return 1 if machine.gpus else max(1, min(machine.cores // num_nodes, MAX_THREADS))

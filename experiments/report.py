@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from hyperfl_flwr.config import default_settings
+from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.plots import clients_figure, labels_figure, run_figure
 from hyperfl_flwr.recording import read_manifest
@@ -36,10 +37,13 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         The file.
 
     Raises:
-        RunDirectoryError: If the folder is no run folder.
-        ValueError: If no round was recorded.
+        RunDirectoryError: If the folder is no run folder, or no round was recorded.
     """
-    manifest, summary = read_manifest(path), summarise(path)
+    manifest = read_manifest(path)
+    try:
+        summary = summarise(path)
+    except ValueError as error:
+        raise RunDirectoryError(f"{error}, so there is nothing to report yet") from None
     method = METHODS[summary["method"]]
     title = f"{method.title[0].upper()}{method.title[1:]}"
     parts = [

@@ -115,15 +115,21 @@ class Study:
             rows: Names of rows; none means all.
             columns: Names of columns, or of their data sets; none means all.
             seeds: How many seeds; None is the study's number.
-            changes: Settings of this machine, as `data-root`.
+            changes: Settings of all runs, the machine's (`data-root`) among them.
 
         Raises:
-            ConfigError: If a name is unknown, or the settings of a cell are wrong.
+            ConfigError: If a name is unknown, the settings of a cell are wrong, `changes` has what tells the cells
+                apart, or nothing that was chosen can be run.
         """
         if quick:
             rows, columns = rows or self.quick_rows, columns or self.quick_columns
         chosen_rows = _chosen(self.rows, rows, "row", lambda line: {line.name})
         chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
+        own = {"seed", "output", "resume"}.union(*(line.settings for line in (*chosen_rows, *chosen_columns)))
+        if wrong := sorted(own & set(changes or {})):
+            raise ConfigError(
+                f"{', '.join(wrong)} cannot be set for all runs: the study's rows, columns or seeds set it"
+            )
         number = seeds if seeds is not None else 1 if quick else self.seeds
         cells = []
         for seed in range(number):
@@ -135,6 +141,9 @@ class Study:
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
                     config = RunConfig.from_flat(settings, methods=METHODS)
                     cells.append(Cell(row=row.name, column=column.name, seed=seed, config=config))
+        if not cells:
+            reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
+            raise ConfigError(f"nothing that was chosen can be run; {', '.join(sorted(reasons))}")
         return cells
 
     def heading(self, column: Line, *, quick: bool) -> str:

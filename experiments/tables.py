@@ -83,7 +83,7 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
             continue
         manifest = read_manifest(path)
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
-        commits.add(str(manifest["code"].get("commit", "")))
+        commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
         values.setdefault((cell.row, cell.column), []).append(
             _value(study, cell, json.loads((path / "summary.json").read_text()))
         )
@@ -191,7 +191,7 @@ def _caption(collected: Collected) -> str:
         parts.append("QUICK settings, which say nothing about the methods")
     if collected.begun.changes:
         parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.begun.changes.items()))
-    return "; ".join([*parts, f"commit {', '.join(map(_commit, collected.commits))}"]) + "."
+    return "; ".join([*parts, f"commit {', '.join(collected.commits)}"]) + "."
 
 
 def _headings(collected: Collected) -> list[str]:
@@ -199,9 +199,9 @@ def _headings(collected: Collected) -> list[str]:
     return [study.heading(column, quick=collected.begun.quick) for column in study.columns]
 
 
-def _commit(name: str) -> str:
-    """Return a commit's name short, with its mark of uncommitted changes."""
-    return name.partition("-")[0][:12] + ("-dirty" if name.endswith("-dirty") else "") or "unknown"
+def _commit(code: Mapping[str, Any]) -> str:
+    """Return the commit that a manifest tells, short, with a mark of uncommitted changes."""
+    return str(code["commit"] or "unknown")[:12] + ("-dirty" if code["dirty"] else "")
 
 
 def _is_shown(collected: Collected, row: str) -> bool:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments.cells import Begun, begin, default_folder, read_begun, run_cells
 from experiments.figures import draw
-from experiments.layout import Machine, suitable_nodes
+from experiments.layout import Machine, suitable_jobs
 from experiments.studies import Cell, load_study, study_names
 from experiments.tables import collect, markdown, write_tables
 from hyperfl_flwr.cli_output import err, out, parse_setting
@@ -40,9 +40,11 @@ def study(
     cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
     folder = output.absolute() if output else default_folder(name, quick=quick)
     begin(folder, Begun(study=name, quick=quick, changes=changes))
-    number = jobs or suitable_nodes(Machine.here(resolve_device(cells[0].config.device)), len(cells), shared_bytes=0)
+    config = cells[0].config
+    threads = 1 if config.threads == "auto" else config.threads
+    number = jobs or suitable_jobs(Machine.here(resolve_device(config.device)), len(cells), threads)
     with _cells_progress(found.title, len(cells)) as on_finished:
-        run_cells(found, cells, folder, number, on_finished)
+        run_cells(found, cells, folder, number, on_finished, quick=quick)
     out.print(str(folder), markup=False)
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -153,7 +153,8 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
 
     A reply is fetched when its turn has come and the caller asks for it; until then it stays with Flower. What the
     caller holds does therefore not grow with the number of nodes. A message whose process died is sent once more; what
-    it does is idempotent, see `hyperfl_flwr.state`.
+    it does is idempotent, see `hyperfl_flwr.state`. (At the first death the other replies that are there are fetched
+    too, so that all processes that have died begin again at once.)
 
     Args:
         grid: Flower's grid.
@@ -163,22 +164,57 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
     Raises:
         RunFailedError: If a process died again.
     """
-    ids = list(grid.push_messages(messages))
-    end = time.monotonic() + timeout
-    for message, name in zip(messages, ids, strict=True):
-        yield _answer(grid, message, name, end, timeout)
+    pending = [
+        _Sent(message=message, name=name, end=time.monotonic() + timeout)
+        for message, name in zip(messages, grid.push_messages(messages), strict=True)
+    ]
+    for position, sent in enumerate(pending):
+        answer = sent.answer(grid)
+        if answer.died and not sent.again:
+            sent.send_again(grid, timeout)
+            for later in pending[position + 1 :]:
+                later.look(grid, timeout)
+            answer = sent.answer(grid)
+        if answer.died:
+            raise RunFailedError(f"the process of node {answer.node} died twice in a row: {answer.problem}")
+        yield answer
+        del answer
 
 
-def _answer(grid: Grid, message: Message, name: str, end: float, timeout: float) -> Exchange:
-    answer = match([message], _pull(grid, name, end))[0]
-    if not answer.died:
-        return answer
-    copy = _copy(message)
-    (name,) = grid.push_messages([copy])
-    again = match([copy], _pull(grid, name, time.monotonic() + timeout))[0]
-    if again.died:
-        raise RunFailedError(f"the process of node {again.node} died twice in a row: {again.problem}")
-    return again
+@dataclass(kw_only=True)
+class _Sent:
+    """A message on its way.
+
+    Attributes:
+        message: The message.
+        name: Its id.
+        end: When the wait for its reply ends.
+        again: Whether it was sent a second time.
+        replies: Its reply, if it was fetched before its turn.
+    """
+
+    message: Message
+    name: str
+    end: float
+    again: bool = False
+    replies: list[Message] = field(default_factory=list)
+
+    def answer(self, grid: Grid) -> Exchange:
+        """Wait for the reply and give it away."""
+        replies, self.replies = self.replies or _pull(grid, self.name, self.end), []
+        return match([self.message], replies)[0]
+
+    def send_again(self, grid: Grid, timeout: float) -> None:
+        """Send the message a second time."""
+        self.message, self.again, self.replies = _copy(self.message), True, []
+        (self.name,) = grid.push_messages([self.message])
+        self.end = time.monotonic() + timeout
+
+    def look(self, grid: Grid, timeout: float) -> None:
+        """Send it again if its process has died already: processes that died together are replaced together."""
+        self.replies = list(grid.pull_messages([self.name]))
+        if self.replies and match([self.message], self.replies)[0].died:
+            self.send_again(grid, timeout)
 
 
 def _pull(grid: Grid, name: str, end: float) -> list[Message]:

@@ -190,7 +190,7 @@ class BaseStrategy(Strategy):
         """Add the nodes' sums, in the order of the nodes, and divide once.
 
         A node whose reply does not fit is left out, and its clients are reported as failed. No more than one reply is
-        held at a time, if `exchanges` makes them one by one.
+        held at a time, if `exchanges` makes them one by one; per-client groups are held until all have come.
 
         Returns:
             The new shared parameters and their weights; None and None if no client finished.

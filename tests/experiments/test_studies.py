@@ -3,18 +3,22 @@
 import csv
 import json
 import statistics
+import subprocess
+import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
 
 from experiments.cells import Begun, begin, is_finished, run_cells, seeds_in
 from experiments.figures import draw
+from experiments.processes import descendants, process_table
 from experiments.studies import FOLDER, Cell, load_study, study_names
 from experiments.tables import collect, comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli import cli
 from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.recording import RunDirectory, read_manifest
 
 QUICK = Begun(study="table-1", quick=True, changes={})
 ROWS = ("fedavg", "hyperfl")
@@ -76,6 +80,11 @@ def test_rows_columns_and_seeds_are_chosen_by_name():
     ):
         with pytest.raises(ConfigError, match=text):
             study.cells(**wrong)
+    for key, value in (("seed", 7), ("method", "local"), ("resume", "/x"), ("dataset", "mnist")):
+        with pytest.raises(ConfigError, match=f"{key} cannot be set for all runs"):
+            study.cells(changes={key: value})
+    with pytest.raises(ConfigError, match="nothing that was chosen can be run; dp-fedavg: not built yet"):
+        study.cells(rows=["dp-fedavg"])
     with pytest.raises(ConfigError, match=r"no study 'table-11'.*did you mean table-1"):
         load_study("table-11")
 
@@ -162,13 +171,15 @@ def test_cells_of_two_commits_are_not_mixed_unasked(finished):
     path = load_study("table-1").cells(quick=True, rows=["fedavg"])[0].folder(finished) / "manifest.json"
     before = path.read_text()
     manifest = json.loads(before)
-    manifest["code"]["commit"] = "0" * 40
+    manifest["code"] |= {"commit": "0" * 40, "dirty": True}
     manifest["settings"]["momentum"] = 0.25
     path.write_text(json.dumps(manifest))
     try:
         with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*of 2 commits"):
             collect(load_study("table-1"), QUICK, finished)
-        assert len(collect(load_study("table-1"), QUICK, finished, mix=True).commits) == 2
+        mixed = collect(load_study("table-1"), QUICK, finished, mix=True).commits
+        assert len(mixed) == 2
+        assert "0" * 12 + "-dirty" in mixed
     finally:
         path.write_text(before)
 
@@ -203,6 +214,29 @@ def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
     assert told == [True, False]
     run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
     assert told[2:] == [False, False]
+
+
+@pytest.mark.slow
+def test_cells_end_with_the_process_that_runs_them(tmp_path):
+    """Kill -9 of `hyperfl study` in the middle of a long cell: no process of it is left, and the cell can go on."""
+    folder = tmp_path / "study"
+    changes = {"num-rounds": "100000", "checkpoint-every": "1"}
+    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--methods", "fedavg"]
+    with subprocess.Popen([*command, "--output", str(folder), *words]) as process:
+        deadline = time.monotonic() + 60
+        while not list(folder.glob("fedavg/*/*/checkpoints/round-*.npz")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.2)
+        below = descendants([process.pid], process_table())
+        assert any("experiments.cell" in each.command for each in below.values())
+        process.kill()
+    while any(pid in process_table() for pid in below):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    (run,) = (path.parent for path in folder.glob("fedavg/*/*/manifest.json"))
+    RunDirectory(run).close()  # refused while another process is writing
 
 
 @pytest.mark.slow

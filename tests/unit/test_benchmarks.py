@@ -40,7 +40,7 @@ def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
     workload.write_dataset(work, dataset)
     plain = workload.plain_rounds(work, 3, dataset)
     ours = workload.in_process_rounds(work, 3, dataset, tmp_path / "run")
-    assert ours.loss == pytest.approx(plain.loss, rel=1e-4)
+    assert ours.losses == pytest.approx(plain.losses, rel=1e-4)
     for rounds in (ours, plain):
         assert len(rounds.wall) == len(rounds.cpu) == 2
         assert min(rounds.wall) > 0

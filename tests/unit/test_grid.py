@@ -195,10 +195,30 @@ def test_the_message_of_a_dead_process_is_sent_once_more(code: int, death: Calla
     grid = ScriptedGrid({A: [says(named(1))], B: [death(code), second], C: [says(named(3))]})
     messages = ask(A, B, C)
     answers = list(exchange(grid, messages, 10.0))
-    assert grid.asked == [A, B, B, C]
+    assert grid.asked == [A, B, C, B]
     assert contents == [B]
     assert [(answer.node, number_in(answer.content)) for answer in answers] == [(A, 1), (B, 2), (C, 3)]
     assert not any(answer.problem or answer.died for answer in answers)
+
+
+def test_processes_that_die_together_begin_again_together() -> None:
+    """B and C are dead when A's death is seen: all three are asked again before anybody is waited for; C dies again."""
+    pushed: list[list[int]] = []
+
+    class Grid(ScriptedGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
+            messages = list(messages)
+            pushed.append([message.metadata.dst_node_id for message in messages])
+            return super().push_messages(messages)
+
+    dead = fails(ErrorCode.UNKNOWN)
+    grid = Grid({A: [dead, says(named(1))], B: [dead, says(named(2))], C: [dead, dead]})
+    answers = exchange(grid, ask(A, B, C), 10.0)
+    assert number_in(next(answers).content) == 1
+    assert pushed == [[A, B, C], [A], [B], [C]]
+    assert number_in(next(answers).content) == 2
+    with pytest.raises(RunFailedError, match=f"node {C} died twice in a row"):
+        next(answers)
 
 
 @pytest.mark.parametrize("code", DEADLY)
