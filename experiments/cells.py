@@ -236,13 +236,18 @@ class _Workers:
         finally:
             if worker is not None and not self._several_cells:
                 worker.end()
+                worker.close()
+                with self._lock:
+                    self._all.remove(worker)
+                worker = None
             self._idle.put((environment, worker))
 
     def end(self) -> None:
         """End all processes; what they were doing ends too."""
         with self._lock:
             self._ended = True
-        for worker in self._all:
+            running = list(self._all)
+        for worker in running:
             worker.end()
 
     def close(self) -> None:
