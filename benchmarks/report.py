@@ -67,8 +67,8 @@ def render(results: Results) -> str:
             is `hyperfl run --num-nodes 2`: two processes train, a third is the server; its CPU time is the mean of the
             rounds and has all of Flower's and Ray's processes in it. *Overhead* is the wall time above half of the
             clients' summed times. Memory: private, on Ray of a node's whole process, which keeps what its busiest
-            moment needed: the target network's activations and the hypernetwork's matrices take turns in it. The loss is
-            that of round {min(results.rounds, SLOW_ROUNDS)}."""
+            moment needed: the target network's activations and the hypernetwork's matrices take turns in it. The loss
+            is that of round {min(results.rounds, SLOW_ROUNDS)}."""
         ),
     ]
     for work, timings in results.federations.items():
