@@ -232,11 +232,17 @@ def test_cells_end_with_the_process_that_runs_them(tmp_path):
         below = descendants([process.pid], process_table())
         assert any("experiments.cell" in each.command for each in below.values())
         process.kill()
+    (run,) = (path.parent for path in folder.glob("fedavg/*/*/manifest.json"))
+    while True:
+        try:
+            RunDirectory(run).close()  # refused while another process is writing
+            break
+        except RunDirectoryError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
     while any(pid in process_table() for pid in below):
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    (run,) = (path.parent for path in folder.glob("fedavg/*/*/manifest.json"))
-    RunDirectory(run).close()  # refused while another process is writing
 
 
 @pytest.mark.slow
