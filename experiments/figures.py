@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -52,14 +53,7 @@ def draw(study: Study, begun: Begun, folder: Path, number: str = "own_accuracy",
     for panel, column in zip(panels, columns, strict=True):
         for position, row in enumerate(rows):
             if found := curves.get((row.name, column.name)):
-                rounds, means, lowest, highest = _band(found)
-                line, marker = STYLES[position % len(STYLES)]
-                shade = str(0.55 * position / max(1, len(rows) - 1))
-                panel.plot(
-                    rounds, means, line, marker=marker, color=shade, label=row.label,
-                    markersize=4, mfc="white", markevery=max(1, len(rounds) // MARKS),
-                )  # fmt: skip
-                panel.fill_between(rounds, lowest, highest, color=shade, alpha=0.15, linewidth=0)
+                _draw_row(panel, found, row.label, position, len(rows))
         panel.set_title(study.heading(column, quick=begun.quick), fontsize="medium")
         panel.set_xlabel("round")
         panel.grid(alpha=0.3)
@@ -74,6 +68,18 @@ def draw(study: Study, begun: Begun, folder: Path, number: str = "own_accuracy",
     picture = folder / f"figure-{number.replace('_', '-')}.png"
     figure.savefig(picture, dpi=120)
     return picture
+
+
+def _draw_row(panel: Axes, curves: Sequence[dict[int, float]], label: str, position: int, of: int) -> None:
+    """Draw one row's curve and band in the style of its position among all rows."""
+    rounds, means, lowest, highest = _band(curves)
+    line, marker = STYLES[position % len(STYLES)]
+    shade = str(0.55 * position / max(1, of - 1))
+    panel.plot(
+        rounds, means, line, marker=marker, color=shade, label=label,
+        markersize=4, mfc="white", markevery=max(1, len(rounds) // MARKS),
+    )  # fmt: skip
+    panel.fill_between(rounds, lowest, highest, color=shade, alpha=0.15, linewidth=0)
 
 
 def _curve(cell: Cell, folder: Path, number: str, kind: str) -> dict[int, float]:
