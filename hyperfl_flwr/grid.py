@@ -162,11 +162,11 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
         timeout: Longest wait for all replies, in seconds; a message that is sent again has the same time anew.
 
     Raises:
-        RunFailedError: If a process died again.
+        RunFailedError: If a process died again, or Flower did not take the messages.
     """
     pending = [
         _Sent(message=message, name=name, end=time.monotonic() + timeout)
-        for message, name in zip(messages, grid.push_messages(messages), strict=True)
+        for message, name in zip(messages, _push(grid, messages), strict=True)
     ]
     for position, sent in enumerate(pending):
         answer = sent.answer(grid)
@@ -187,34 +187,47 @@ class _Sent:
 
     Attributes:
         message: The message.
-        name: Its id.
+        name: Its id; None if Flower has refused it, as that to a node that is gone.
         end: When the wait for its reply ends.
         again: Whether it was sent a second time.
         replies: Its reply, if it was fetched before its turn.
     """
 
     message: Message
-    name: str
+    name: str | None
     end: float
     again: bool = False
     replies: list[Message] = field(default_factory=list)
 
     def answer(self, grid: Grid) -> Exchange:
         """Wait for the reply and give it away."""
+        if self.name is None:
+            return Exchange(node=self.message.metadata.dst_node_id, problem="the message could not be sent to the node")
         replies, self.replies = self.replies or _pull(grid, self.name, self.end), []
         return match([self.message], replies)[0]
 
     def send_again(self, grid: Grid, timeout: float) -> None:
         """Send the message a second time."""
         self.message, self.again, self.replies = _copy(self.message), True, []
-        (self.name,) = grid.push_messages([self.message])
+        (self.name,) = _push(grid, [self.message])
         self.end = time.monotonic() + timeout
 
     def look(self, grid: Grid, timeout: float) -> None:
         """Send it again if its process has died already: processes that died together are replaced together."""
-        self.replies = list(grid.pull_messages([self.name]))
+        self.replies = [] if self.name is None else list(grid.pull_messages([self.name]))
         if self.replies and match([self.message], self.replies)[0].died:
             self.send_again(grid, timeout)
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
+    """Send messages; returns their ids, None for one that Flower has refused."""
+    names: list[str | None] = list(grid.push_messages(messages))
+    if len(names) != len(messages):
+        raise RunFailedError(
+            f"Flower took {len(names)} of {len(messages)} messages; its log says why: a node may be gone, or the "
+            f"messages larger than the SuperLink accepts"
+        )
+    return names
 
 
 def _pull(grid: Grid, name: str, end: float) -> list[Message]:

@@ -229,6 +229,30 @@ def test_a_process_that_dies_twice_ends_the_run(code: int) -> None:
     assert grid.asked == [A, B, B]
 
 
+def test_messages_that_flower_does_not_take() -> None:
+    """Its deployment grid returns None for a refused message, and no ids at all for messages that are too large."""
+
+    class Grid(ScriptedGrid):
+        refused: tuple[int, ...] = (A,)
+        taken = 2
+
+        def push_messages(self, messages: Iterable[Message]) -> Any:
+            messages = list(messages)
+            names = super().push_messages(messages)
+            pairs = zip(messages, names, strict=True)
+            return [None if message.metadata.dst_node_id in self.refused else name for message, name in pairs][
+                : self.taken
+            ]
+
+    grid = Grid({A: [says(named(1))], B: [says(named(2))]})
+    answers = list(exchange(grid, ask(A, B), 10.0))
+    assert [answer.problem for answer in answers] == ["the message could not be sent to the node", ""]
+    assert grid.asked == [B]
+    grid.taken = 0
+    with pytest.raises(RunFailedError, match="Flower took 0 of 2 messages"):
+        list(exchange(grid, ask(A, B), 10.0))
+
+
 def test_an_exception_is_no_death() -> None:
     """A client app that raised has answered: it is not asked again."""
     grid = ScriptedGrid({A: [fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "line one\n   line two")], B: [is_silent]})
