@@ -11,7 +11,10 @@ A study is a file `experiments/studies/NAME.toml`::
     [settings]                     # of every run, beside the defaults
     [quick]                        # of every run, last, with --quick; `rows` and `columns` say which are run then
     [rows.hyperfl]                 # settings of a row; `label` names it, `missing` says why it cannot be run yet
-    [columns.fashion-mnist-20]     # settings of a column; the same
+    [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
+    [columns.fashion-mnist-20]     # settings of a column; as a row's
+    [grid]                         # may be left out: every row is run with each of a setting's values
+    learning-rate = [0.01, 0.1]
 
 A cell is one run: a row, a column and a seed.
 """
@@ -19,7 +22,7 @@ A cell is one run: a row, a column and a seed.
 import csv
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +44,16 @@ class Line:
         label: For people.
         settings: What it changes.
         missing: Why it cannot be run; empty if it can.
+        on: What it changes in one column only, by the column's name.
+        family: The row that a grid made it from; itself without a grid.
     """
 
     name: str
     label: str
     settings: Settings
+    family: str
     missing: str = ""
+    on: Mapping[str, Settings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +130,11 @@ class Study:
         """
         if quick:
             rows, columns = rows or self.quick_rows, columns or self.quick_columns
-        chosen_rows = _chosen(self.rows, rows, "row", lambda line: {line.name})
+        chosen_rows = _chosen(self.rows, rows, "row", lambda line: {line.name, line.family})
         chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
-        own = {"seed", "output", "resume"}.union(*(line.settings for line in (*chosen_rows, *chosen_columns)))
+        lines = (*chosen_rows, *chosen_columns)
+        changed = [line.settings for line in lines] + [each for line in lines for each in line.on.values()]
+        own = {"seed", "output", "resume"}.union(*changed)
         if wrong := sorted(own & set(changes or {})):
             raise ConfigError(
                 f"{', '.join(wrong)} cannot be set for all runs: the study's rows, columns or seeds set it"
@@ -138,6 +147,7 @@ class Study:
                     if row.missing or column.missing:
                         continue
                     settings = default_settings() | self.settings | column.settings | row.settings
+                    settings |= row.on.get(column.name, {})
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
                     config = RunConfig.from_flat(settings, methods=METHODS)
                     cells.append(Cell(row=row.name, column=column.name, seed=seed, config=config))
@@ -182,7 +192,7 @@ def load_study(name: str) -> Study:
         quick_rows=quick.pop("rows", ()),
         quick_columns=quick.pop("columns", ()),
         quick=flatten(quick),
-        rows=_lines(document["rows"]),
+        rows=_with_grid(_lines(document["rows"]), flatten(document.get("grid", {}))),
         columns=_lines(document["columns"]),
         paper=_expected(FOLDER / "expected" / document["paper"]) if "paper" in document else {},
     )
@@ -191,10 +201,27 @@ def load_study(name: str) -> Study:
 def _lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     lines = []
     for name, table in tables.items():
-        settings = flatten(table)
+        on = {column: flatten(each) for column, each in table.get("on", {}).items()}
+        settings = flatten({key: value for key, value in table.items() if key != "on"})
         label, missing = str(settings.pop("label", name)), str(settings.pop("missing", ""))
-        lines.append(Line(name=name, label=label, settings=settings, missing=missing))
+        lines.append(Line(name=name, label=label, settings=settings, family=name, missing=missing, on=on))
     return lines
+
+
+def _with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
+    """Return a row for each of the grid's values in the place of each row."""
+    for key, values in grid.items():
+        rows = [
+            replace(
+                row,
+                name=f"{row.name}@{value}",
+                label=f"{row.label}, {key} {value}",
+                settings={**row.settings, key: value},
+            )
+            for row in rows
+            for value in values
+        ]
+    return rows
 
 
 def _expected(file: Path) -> dict[tuple[str, str], Expected]:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ class Entry:
         values: Our numbers, one per seed, in the study's unit.
         paper: The paper's number, if it has one.
         missing: Why there is none of ours.
+        is_best: Whether it is the highest of the rows that a grid made of one.
     """
 
     values: Sequence[float]
     paper: Expected | None
     missing: str
+    is_best: bool = False
 
     @property
     def mean(self) -> float:
@@ -77,11 +80,16 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
     commits: set[str] = set()
     rounds: set[int] = set()
     problems: list[str] = []
+    failed: dict[tuple[str, str], str] = {}
     for cell in study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes):
         path = cell.folder(folder)
-        if not (path / "summary.json").is_file():
+        if not (path / "manifest.json").is_file():
             continue
         manifest = read_manifest(path)
+        if not (path / "summary.json").is_file():
+            if manifest["status"] == "failed":
+                failed[cell.row, cell.column] = "failed"
+            continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
         commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
         values.setdefault((cell.row, cell.column), []).append(
@@ -94,6 +102,7 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
         problems.append(f"the cells are of {len(commits)} commits: {', '.join(sorted(commits))}")
     if problems and not mix:
         raise RunDirectoryError("\n  - ".join(["cells do not belong together; accept it with --mix:", *problems]))
+    best = _best(study, values)
     return Collected(
         study=study,
         begun=begun,
@@ -101,7 +110,8 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
             (row.name, column.name): Entry(
                 values=values.get((row.name, column.name), ()),
                 paper=study.paper.get((row.name, column.name)),
-                missing=row.missing or column.missing,
+                missing=row.missing or column.missing or failed.get((row.name, column.name), ""),
+                is_best=(row.name, column.name) in best,
             )
             for row in study.rows
             for column in study.columns
@@ -109,6 +119,18 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
+
+
+def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
+    """Return, for each row that a grid was made of and each column, the pair with the highest mean."""
+    means = {pair: statistics.fmean(each) for pair, each in values.items()}
+    best = set()
+    for column in study.columns:
+        for family in {row.family for row in study.rows if row.family != row.name}:
+            pairs = [(row.name, column.name) for row in study.rows if row.family == family]
+            if done := [pair for pair in pairs if pair in means]:
+                best.add(max(done, key=lambda pair: means[pair]))
+    return best
 
 
 def _value(study: Study, cell: Cell, summary: Mapping[str, Any]) -> float:
@@ -149,7 +171,7 @@ def latex(collected: Collected) -> str:
     for row in study.rows:
         if _is_shown(collected, row.name):
             cells = [_cell(collected.entries[row.name, column.name]) for column in study.columns]
-            texts = [_escaped(text).replace("±", r"$\pm$").replace(NOTHING, "--") for text in cells]
+            texts = [_latex_cell(text) for text in cells]
             lines.append(" & ".join([_escaped(row.label), *texts]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -185,6 +207,8 @@ def _caption(collected: Collected) -> str:
         "ours as mean ± standard deviation (number of seeds)",
         f"after {' and '.join(map(str, collected.rounds))} rounds",
     ]
+    if any(entry.is_best for entry in collected.entries.values()):
+        parts.append("the best of each grid in bold")
     if sources:
         parts.append(f"after the slash the paper's number ({'; '.join(sources)})")
     if collected.begun.quick:
@@ -215,7 +239,13 @@ def _cell(entry: Entry) -> str:
     if entry.values:
         spread = f" ± {entry.deviation:.1f}" if len(entry.values) > 1 else ""
         ours = f"{entry.mean:.1f}{spread} ({len(entry.values)})"
+        ours = f"**{ours}**" if entry.is_best else ours
     return f"{ours} / {entry.paper.value:.2f}" if entry.paper else ours
+
+
+def _latex_cell(text: str) -> str:
+    bold = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", _escaped(text))
+    return bold.replace("±", r"$\pm$").replace(NOTHING, "--")
 
 
 def _escaped(text: str) -> str:

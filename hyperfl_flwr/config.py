@@ -70,6 +70,7 @@ class DataConfig(_Section):
     iid_fraction: Share
     dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
     shards_per_client: Positive
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)]
 
 
 class HyperFLConfig(_Section):
@@ -204,6 +205,7 @@ class RunConfig(_Section):
             iid_fraction=self.data.iid_fraction,
             dirichlet_alpha=self.data.dirichlet_alpha,
             shards_per_client=self.data.shards_per_client,
+            validation_fraction=self.data.validation_fraction,
         )
 
     def flat(self) -> dict[str, Scalar]:

@@ -1,7 +1,10 @@
 """From the settings of a federation to the samples of every client."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from hyperfl_flwr.data import partition
 from hyperfl_flwr.data.allocation import class_counts
@@ -25,6 +28,7 @@ class DataSettings:
         iid_fraction: Share of uniform data in [0, 1] (similarity).
         dirichlet_alpha: Concentration, > 0 (dirichlet, dirichlet-per-label).
         shards_per_client: At least 1 (shards).
+        validation_fraction: Share in [0, 1) of each client's training samples that takes the place of its test samples.
     """
 
     dataset: str
@@ -37,6 +41,7 @@ class DataSettings:
     iid_fraction: float
     dirichlet_alpha: float
     shards_per_client: int
+    validation_fraction: float
 
     def __post_init__(self) -> None:
         if self.partition not in partition.PARTITIONS:
@@ -45,6 +50,8 @@ class DataSettings:
             raise DataError(f"data.iid-fraction must be between 0 and 1, got {self.iid_fraction}")
         if not 0.0 < self.dirichlet_alpha < float("inf"):
             raise DataError(f"data.dirichlet-alpha must be a number above 0, got {self.dirichlet_alpha}")
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise DataError(f"data.validation-fraction must be at least 0 and below 1, got {self.validation_fraction}")
         counts = {
             "num-clients": self.num_clients,
             "data.shards-per-client": self.shards_per_client,
@@ -83,6 +90,33 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
         counts = class_counts(train, dataset.train.labels, dataset.num_classes)
         test = partition.follow(counts, dataset.test.labels, rng, samples=samples, cap=cap)
     return name, train, test
+
+
+def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
+    """Divide every client's training samples into those that it trains on and those that it is evaluated on.
+
+    Args:
+        settings: Gives the share, a client's number being rounded half to even.
+        train: Per client, positions of its training samples.
+
+    Returns:
+        Per client, sorted positions to train on, and to evaluate on.
+
+    Raises:
+        DataError: A client would have nothing to train on, or nothing to be evaluated on.
+    """
+    kept, held = [], []
+    for client, indices in enumerate(train):
+        count = round(settings.validation_fraction * len(indices))
+        if not 0 < count < len(indices):
+            raise DataError(
+                f"data.validation-fraction {settings.validation_fraction} leaves client {client}, which has "
+                f"{len(indices)} training samples, {count} of them to be evaluated on; choose another one"
+            )
+        order = numpy_generator(settings.seed, "validation", client).permutation(indices)
+        held.append(np.sort(order[:count]))
+        kept.append(np.sort(order[count:]))
+    return kept, held
 
 
 def _train_partition(name: str, settings: DataSettings, dataset: Dataset) -> list[IntArray]:

@@ -5,7 +5,7 @@ client; `FederatedData.client` makes one client's tensors. Positions are cheap t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hyperfl_flwr.data.allocation import class_counts, reuse_report
-from hyperfl_flwr.data.assignment import DataSettings, assign
+from hyperfl_flwr.data.assignment import DataSettings, assign, hold_back
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.data.splits import Dataset, IntArray, Split
@@ -169,6 +169,9 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
 @lru_cache(maxsize=8)
 def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
+    if settings.validation_fraction:
+        train, test = hold_back(settings, train)
+        dataset = replace(dataset, test=dataset.train)
     return FederatedData(dataset=dataset, partition=name, train=train, test=test)
 
 
