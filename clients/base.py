@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +23,9 @@ from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL, PrivateState
 from hyperfl_flwr.training.sgd import Epochs, Predict
 
+CHUNK = 2000
+"""Images of the global test set that are brought to the device at a time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSetting:
@@ -35,6 +38,7 @@ class ClientSetting:
         device: Where it trains.
         state: Its private arrays on the node's disk.
         learning_rate: The setting, or the data set's own where that is `auto`.
+        global_test: All test images of the data set and their labels, where they are evaluated after the last round.
     """
 
     config: RunConfig
@@ -43,6 +47,7 @@ class ClientSetting:
     device: torch.device
     state: PrivateState
     learning_rate: float
+    global_test: tuple[Tensor, Tensor] | None = None
 
 
 def client_setting(
@@ -56,6 +61,7 @@ def client_setting(
         device=device,
         state=state,
         learning_rate=data.dataset.learning_rate if config.learning_rate == "auto" else config.learning_rate,
+        global_test=data.global_test if config.data.global_test else None,
     )
 
 
@@ -139,6 +145,8 @@ class BaseClient(NumPyClient):
         metrics |= self.train(numpy_generator(setting.config.seed, "training", setting.client, config["round"]))
         trained = time.perf_counter()
         metrics |= _accuracy("own", self._evaluate())
+        if config["round"] == setting.config.num_rounds:
+            metrics |= self._global_accuracy("own")
         self._store(config["round"], {config["version"], config["kept-version"]})
         arrays = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
@@ -148,7 +156,7 @@ class BaseClient(NumPyClient):
         """Evaluate received parameters with the client's private ones on its test data; see `fit`."""
         self._load(parameters, config["version"])
         sums = self._evaluate()
-        return sums.mean_loss, sums.total, _accuracy("aggregate", sums)
+        return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
 
     def keys(self) -> list[str]:
         """Return the names `group/name` of the shared arrays, in the order in which they travel."""
@@ -198,6 +206,22 @@ class BaseClient(NumPyClient):
     def _evaluate(self) -> ClassificationSums:
         data = self.setting.data
         return evaluate(self.predictor(), data.test_images, data.test_labels)
+
+    def _global_accuracy(self, kind: str) -> dict[str, Scalar]:
+        """Return the accuracy on all test data of the data set, where the run asks for it."""
+        if self.setting.global_test is None:
+            return {}
+        images, labels = self.setting.global_test
+        predict, device = self.predictor(), self.setting.device
+        sums = sum(
+            (evaluate(predict, *(part.to(device) for part in chunk)) for chunk in _chunks(images, labels)),
+            ClassificationSums(),
+        )
+        return {f"{kind}-global-accuracy": sums.accuracy}
+
+
+def _chunks(images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
 
 
 def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:

@@ -1,5 +1,6 @@
 """HyperFL's client: shares the hypernetwork, keeps embedding and classifier (Guo et al., AAAI 2025, algorithm 1)."""
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import BaseClient
+from clients.base import BaseClient, ClientSetting
 from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
 from hyperfl_flwr.models.targets import ordinary_parameters
@@ -28,14 +29,40 @@ class Embedding(nn.Module):
         self.v = nn.Parameter(torch.empty(embedding_dim, device="meta"))
 
 
+class LastTheta(nn.Module):
+    """Holds the generated weights theta [P] after the client's last round; NaN before the first.
+
+    Args:
+        num_weights: Their number P.
+    """
+
+    theta: Tensor
+
+    def __init__(self, num_weights: int) -> None:
+        super().__init__()
+        self.register_buffer("theta", torch.empty(num_weights, device="meta"))
+
+
+def hyperfl_rates(setting: ClientSetting) -> HyperFLRates:
+    """Return the step sizes that a run's settings ask for."""
+    method, rate = setting.config.hyperfl, setting.learning_rate
+    return HyperFLRates(
+        classifier=method.classifier_learning_rate,
+        hypernetwork=rate,
+        embedding=rate if method.embedding_learning_rate == "auto" else method.embedding_learning_rate,
+        clip_norm=method.clip_norm,
+        factored=method.head_optimiser == "factored",
+    )
+
+
 class HyperFLClient(BaseClient):
     """Step 1 trains the classifier, step 2 the hypernetwork and the embedding."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
-    private: ClassVar[tuple[str, ...]] = ("embedding", "classifier")
+    private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
 
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return the groups `hypernetwork`, `embedding` and `classifier`."""
+        """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which is for a metric only."""
         method = self.setting.config.hyperfl
         target = self.new_target()
         self.extractor, self.classifier = target.extractor, target.classifier
@@ -43,7 +70,13 @@ class HyperFLClient(BaseClient):
         self.hypernetwork = Hypernetwork(
             self.extractor, embedding_dim=method.embedding_dim, hidden_width=method.hidden_width
         )
-        return {"hypernetwork": self.hypernetwork, "embedding": self.embedding, "classifier": self.classifier}
+        self.last = LastTheta(self.hypernetwork.head_bias.numel())
+        return {
+            "hypernetwork": self.hypernetwork,
+            "embedding": self.embedding,
+            "classifier": self.classifier,
+            "last": self.last,
+        }
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the classifier that all clients start from and, unless `embedding = own`, the common embedding."""
@@ -54,27 +87,25 @@ class HyperFLClient(BaseClient):
         else:
             v = common_embedding(method.embedding_dim, method.initialisation, seed)
         classifier = ordinary_parameters(self.classifier, torch_generator(seed, "classifier"))
-        return {"embedding": {"v": v}, "classifier": classifier}
+        last = torch.full((self.hypernetwork.head_bias.numel(),), float("nan"))
+        return {"embedding": {"v": v}, "classifier": classifier, "last": {"theta": last}}
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local round; reports `train-loss` and the health of the received hypernetwork after it."""
-        method = self.setting.config.hyperfl
-        rate, embedding_rate = self.setting.learning_rate, method.embedding_learning_rate
-        rates = HyperFLRates(
-            classifier=method.classifier_learning_rate,
-            hypernetwork=rate,
-            embedding=rate if embedding_rate == "auto" else embedding_rate,
-            clip_norm=method.clip_norm,
-            factored=method.head_optimiser == "factored",
-        )
-        loss = train_hyperfl(self._model(), self.setting.data, self.epochs(), rates, rng)
+        """Run the local round; reports `train-loss`, the hypernetwork's health after it, and how far theta has gone.
+
+        `theta-change` is the distance of theta from the client's after its last round, absent in its first.
+        """
+        loss = train_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting), rng)
         state = health(self.hypernetwork, self.embedding.v)
-        return {
+        change = float((state.theta - self.last.theta).norm())
+        self.last.theta = state.theta
+        metrics = {
             "train-loss": loss,
             "hidden-squared-norm": state.squared_norm,
             "hidden-active-units": float(state.active_units),
             "theta-norm": state.weight_norm,
         }
+        return metrics if math.isnan(change) else {**metrics, "theta-change": change}
 
     def predictor(self) -> Predict:
         """Return the target network with theta generated once."""

@@ -9,10 +9,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.cells import Begun, seeds_in
+from experiments.cells import Begun, is_finished, seeds_in
+from experiments.embeddings import pictures_of
 from experiments.studies import Cell, Study
-from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.plots import labels_figure
+from hyperfl_flwr.recording import read_manifest, read_metrics
 
 STYLES = [(line, marker) for line in ("-", "--", ":", "-.") for marker in ("o", "s", "^", "d")]
 """Line and marker of each row; neighbours differ in the marker."""
@@ -21,27 +23,59 @@ MARKS = 8
 """Markers along a curve."""
 
 
-def draw(study: Study, begun: Begun, folder: Path, number: str = "own_accuracy", kind: str = "train") -> Path:
-    """Draw a number of metrics.jsonl over the rounds: a panel for each column, a curve for each row.
-
-    A curve is the mean over the seeds, its band their smallest and largest value.
+def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_state: bool = False) -> list[Path]:
+    """Draw a figure of a study's finished cells.
 
     Args:
         study: The study.
         begun: What the folder was begun with.
         folder: The study's.
-        number: Which.
-        kind: Of the lines that hold it.
+        what: A number of metrics.jsonl's `train` lines; `labels`, how many samples of each class the clients have;
+            `embeddings`, see `experiments.embeddings`. The latter two draw the first seed of each row and column.
+        open_private_state: Allows `embeddings` to read what simulated clients keep to themselves.
 
     Returns:
-        The picture, `figure-NUMBER.png` in the folder.
+        The pictures, in the folder.
 
     Raises:
-        RunDirectoryError: If no run holds the number.
+        ConfigError: If `embeddings` are not allowed.
+        RunDirectoryError: If no run holds what is to be drawn.
+    """
+    cells = study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes)
+    if what not in ("labels", "embeddings"):
+        return [_draw_curves(study, begun, folder, cells, what)]
+    finished = [cell for cell in cells if cell.seed == 0 and is_finished(cell, folder)]
+    if not finished:
+        raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
+    if what == "labels":  # which are the same for every row
+        return list(
+            filter(None, (_draw_labels(cell, folder) for cell in {each.column: each for each in finished}.values()))
+        )
+    if not open_private_state:
+        raise ConfigError(
+            "embeddings stay with the clients; to read them from the private files of these simulated ones, "
+            "add --open-private-state"
+        )
+    return pictures_of([(f"{cell.row}-{cell.column}", cell.folder(folder)) for cell in finished], folder)
+
+
+def _draw_labels(cell: Cell, folder: Path) -> Path | None:
+    manifest = read_manifest(cell.folder(folder))
+    if "label_counts" not in manifest:
+        return None
+    picture = folder / f"labels-{cell.column}.png"
+    labels_figure(manifest["label_counts"]["train"]).savefig(picture, dpi=120)
+    return picture
+
+
+def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell], number: str) -> Path:
+    """Draw a number over the rounds: a panel for each column, a curve for each row, `figure-NUMBER.png`.
+
+    A curve is the mean over the seeds, its band their smallest and largest value.
     """
     curves: dict[tuple[str, str], list[dict[int, float]]] = {}
-    for cell in study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes):
-        if curve := _curve(cell, folder, number, kind):
+    for cell in cells:
+        if curve := _curve(cell, folder, number):
             curves.setdefault((cell.row, cell.column), []).append(curve)
     if not curves:
         raise RunDirectoryError(f"no run in {folder} has recorded {number}")
@@ -82,9 +116,9 @@ def _draw_row(panel: Axes, curves: Sequence[dict[int, float]], label: str, posit
     panel.fill_between(rounds, lowest, highest, color=shade, alpha=0.15, linewidth=0)
 
 
-def _curve(cell: Cell, folder: Path, number: str, kind: str) -> dict[int, float]:
+def _curve(cell: Cell, folder: Path, number: str) -> dict[int, float]:
     records = read_metrics(cell.folder(folder))
-    return {record["round"]: record[number] for record in records if record["kind"] == kind and number in record}
+    return {record["round"]: record[number] for record in records if record["kind"] == "train" and number in record}
 
 
 def _band(curves: Sequence[dict[int, float]]) -> tuple[list[int], list[float], list[float], list[float]]:

@@ -7,7 +7,8 @@ A study is a file `experiments/studies/NAME.toml`::
     unit = "%"                     # how it is shown; % multiplies by 100
     seeds = 2                      # how many, from 0
     num-nodes = 2                  # of every run: bits depend on it
-    paper = "table-1.csv"  # of experiments/expected; may be left out
+    paper = "table-1.csv"          # of experiments/expected; may be left out
+    figures = ["own_accuracy"]     # drawn unless told otherwise: numbers of metrics.jsonl, `labels`, `embeddings`
     [settings]                     # of every run, beside the defaults
     [quick]                        # of every run, last, with --quick; `rows` and `columns` say which are run then
     [rows.hyperfl]                 # settings of a row; `label` names it, `missing` says why it cannot be run yet
@@ -105,6 +106,7 @@ class Study:
     rows: Sequence[Line]
     columns: Sequence[Line]
     paper: Mapping[tuple[str, str], Expected]
+    figures: Sequence[str]
 
     def cells(
         self,
@@ -195,6 +197,7 @@ def load_study(name: str) -> Study:
         rows=_with_grid(_lines(document["rows"]), flatten(document.get("grid", {}))),
         columns=_lines(document["columns"]),
         paper=_expected(FOLDER / "expected" / document["paper"]) if "paper" in document else {},
+        figures=document.get("figures", ("own_accuracy",)),
     )
 
 

@@ -16,6 +16,7 @@ from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.recording import read_manifest
 
 NOTHING = "–"
+FAILED = "failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
         manifest = read_manifest(path)
         if not (path / "summary.json").is_file():
             if manifest["status"] == "failed":
-                failed[cell.row, cell.column] = "failed"
+                failed[cell.row, cell.column] = FAILED
             continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
         commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
@@ -229,9 +230,9 @@ def _commit(code: Mapping[str, Any]) -> str:
 
 
 def _is_shown(collected: Collected, row: str) -> bool:
-    """Say whether a row has a number of ours or of the paper's."""
+    """Say whether a row has a number of ours or of the paper's, or was tried in vain."""
     entries = [entry for (name, _), entry in collected.entries.items() if name == row]
-    return any(entry.values or entry.paper for entry in entries)
+    return any(entry.values or entry.paper or entry.missing == FAILED for entry in entries)
 
 
 def _cell(entry: Entry) -> str:

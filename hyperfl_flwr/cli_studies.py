@@ -69,11 +69,18 @@ def figure(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
-    number: Annotated[str, typer.Option(help="A number of metrics.jsonl, of its `train` lines.")] = "own_accuracy",
+    number: Annotated[
+        list[str] | None, typer.Option(help="Of metrics.jsonl's `train` lines, or labels, or embeddings; repeatable.")
+    ] = None,
+    open_private_state: Annotated[
+        bool, typer.Option("--open-private-state", help="Let embeddings be read from simulated clients' private files.")
+    ] = False,
 ) -> None:
-    """Draw a number over the rounds of a study's runs; prints the picture's path."""
-    folder = output.absolute() if output else default_folder(name, quick=quick)
-    out.print(str(draw(load_study(name), read_begun(folder), folder, number)), markup=False)
+    """Draw a study's figures, or numbers over the rounds of its runs; prints the pictures' paths."""
+    folder, found = output.absolute() if output else default_folder(name, quick=quick), load_study(name)
+    for what in number or found.figures:
+        for picture in draw(found, read_begun(folder), folder, what, open_private_state=open_private_state):
+            out.print(str(picture), markup=False)
 
 
 @studies.command("studies")

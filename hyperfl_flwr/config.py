@@ -71,6 +71,14 @@ class DataConfig(_Section):
     dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
     shards_per_client: Positive
     validation_fraction: Annotated[float, Field(ge=0, lt=1)]
+    global_test: bool
+
+    @field_validator("global_test")
+    @classmethod
+    def _of_test_data(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("validation_fraction"):
+            raise ValueError("must be false with data.validation-fraction, which leaves all test data alone")
+        return value
 
 
 class HyperFLConfig(_Section):

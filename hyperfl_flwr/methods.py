@@ -7,12 +7,13 @@ from clients.base import BaseClient
 from clients.fedavg import FedAvgClient
 from clients.fedrep import FedRepClient
 from clients.hyperfl import HyperFLClient
+from clients.hyperfl_frozen import HyperFLFrozenClient
 from clients.local import LocalClient
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from strategies.base import BaseStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedrep import FedRep
-from strategies.hyperfl import HyperFL
+from strategies.hyperfl import HyperFL, HyperFLFrozen
 from strategies.local import Local
 from strategies.pfedhn import PFedHN, PFedHNPC
 
@@ -64,6 +65,13 @@ METHODS: Mapping[str, Method] = {
         client=HyperFLClient,
         paper="Guo et al., AAAI 2025",
         leaves="the hypernetwork",
+    ),
+    "hyperfl-frozen": Method(
+        title="HyperFL with one frozen embedding for all: the generated feature extractor is averaged",
+        strategy=HyperFLFrozen,
+        client=HyperFLFrozenClient,
+        paper="Guo et al., AAAI 2025",
+        leaves="the generated feature extractor",
     ),
     "pfedhn": Method(
         title="a hypernetwork on the server generates every client's model",

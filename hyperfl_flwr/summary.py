@@ -45,6 +45,8 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_std": statistics.pstdev(known) if known else None,
         "test_accuracy_per_client": own,
         "test_accuracy_num_clients": len(known),
+        "global_test_accuracy": rounds[-1].get("own_global_accuracy"),
+        "global_test_accuracy_aggregate": aggregate[-1].get("aggregate_global_accuracy") if aggregate else None,
         "seconds_per_round": _median(rounds, "seconds"),
         "bytes_up_per_client_round": rounds[-1]["bytes_up_per_client"],
         "bytes_down_per_client_round": rounds[-1]["bytes_down_per_client"],

@@ -6,6 +6,7 @@ Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Again
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from torch import Tensor
 
@@ -13,7 +14,17 @@ from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
-from strategies.base import BaseStrategy
+from strategies.base import BaseStrategy, Setting
+
+
+def initial_state(setting: Setting) -> tuple[Hypernetwork, dict[str, Tensor], Tensor]:
+    """Return what a run starts with: a hypernetwork without values, its parameters by name, the common embedding."""
+    config, federation, method = setting.config, setting.federation, setting.config.hyperfl
+    extractor = build_target(config.target, federation.input_shape, federation.num_classes).extractor
+    hypernetwork = Hypernetwork(extractor, embedding_dim=method.embedding_dim, hidden_width=method.hidden_width)
+    v = common_embedding(method.embedding_dim, method.initialisation, config.seed)
+    generator = torch_generator(config.seed, "hypernetwork")
+    return hypernetwork, initial_hypernetwork(hypernetwork, extractor, method.initialisation, v, generator), v
 
 
 class HyperFL(BaseStrategy):
@@ -21,16 +32,7 @@ class HyperFL(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the hypernetwork's initial values under the chosen initialisation."""
-        config, federation, method = self.setting.config, self.setting.federation, self.setting.config.hyperfl
-        extractor = build_target(config.target, federation.input_shape, federation.num_classes).extractor
-        hypernetwork = Hypernetwork(extractor, embedding_dim=method.embedding_dim, hidden_width=method.hidden_width)
-        parameters = initial_hypernetwork(
-            hypernetwork,
-            extractor,
-            method.initialisation,
-            common_embedding(method.embedding_dim, method.initialisation, config.seed),
-            torch_generator(config.seed, "hypernetwork"),
-        )
+        _, parameters, _ = initial_state(self.setting)
         return {"hypernetwork": parameters}
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -40,3 +42,15 @@ class HyperFL(BaseStrategy):
             for name in ("hidden.weight", "hidden.bias"):
                 arrays[f"hypernetwork/{name}"] = Array(self._current[f"hypernetwork/{name}"])
         return arrays, weights
+
+
+class HyperFLFrozen(BaseStrategy):
+    """Shares the group `extractor`: what the hypernetwork generates of one frozen embedding for all."""
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the parameters that the initial hypernetwork generates."""
+        hypernetwork, parameters, v = initial_state(self.setting)
+        hypernetwork.load_state_dict(parameters, assign=True)
+        with torch.no_grad():
+            theta = hypernetwork.split(hypernetwork(v))
+        return {"extractor": {name: value.clone() for name, value in theta.items()}}

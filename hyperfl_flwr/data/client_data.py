@@ -6,7 +6,7 @@ client; `FederatedData.client` makes one client's tensors. Positions are cheap t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +135,11 @@ class FederatedData:
             augmentation=Augmentation(pad_value=black) if self.dataset.augment else None,
             num_classes=self.dataset.num_classes,
         )
+
+    @cached_property
+    def global_test(self) -> tuple[Tensor, Tensor]:
+        """All test images of the data set, normalised, float32 [n, C, H, W], and their labels [n]; kept once made."""
+        return self._tensors(self.dataset.test, np.arange(len(self.dataset.test)))
 
     def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
         images = split.scaled(indices)

@@ -79,19 +79,23 @@ class HypernetworkHealth:
     """|z|^2; the step on theta is (1 + |z|^2) times the learning rate."""
     active_units: int
     """Number of hidden units with z > 0."""
-    weight_norm: float
-    """|theta|_2."""
+    theta: Tensor
+    """The generated weights, flat [P]."""
+
+    @property
+    def weight_norm(self) -> float:
+        """|theta|_2."""
+        return float(self.theta.norm())
 
 
 @torch.no_grad()
 def health(hypernetwork: Hypernetwork, embedding: Tensor) -> HypernetworkHealth:
     """Measure a hypernetwork at an embedding [d]."""
     hidden = hypernetwork.activation(embedding)
-    theta = torch.addmv(hypernetwork.head_bias, hypernetwork.head_weight.t(), hidden)
     return HypernetworkHealth(
         squared_norm=float(hidden.square().sum()),
         active_units=int((hidden > 0).sum()),
-        weight_norm=float(theta.norm()),
+        theta=torch.addmv(hypernetwork.head_bias, hypernetwork.head_weight.t(), hidden),
     )
 
 
@@ -104,6 +108,20 @@ def initial_embedding(embedding_dim: int, initialisation: Initialisation, genera
 def common_embedding(embedding_dim: int, initialisation: Initialisation, seed: int) -> Tensor:
     """Return the embedding [d] that all clients of a run start from."""
     return initial_embedding(embedding_dim, initialisation, torch_generator(seed, "embedding"))
+
+
+def initial_hidden(hidden: nn.Linear, initialisation: Initialisation, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw the initial `weight` [p, d] and `bias` [p] of a hypernetwork's first layer: what `generator` is for first.
+
+    Args:
+        hidden: Gives the shape.
+        initialisation: See `Initialisation`.
+        generator: A CPU generator.
+    """
+    values = ordinary_parameters(hidden, generator)
+    if initialisation != "torch":
+        values["weight"] *= FIRST_LAYER_SCALE
+    return values
 
 
 def initial_hypernetwork(
@@ -125,10 +143,8 @@ def initial_hypernetwork(
     Returns:
         float32 CPU tensors by parameter name.
     """
-    values = ordinary_parameters(hypernetwork.hidden, generator)
+    values = initial_hidden(hypernetwork.hidden, initialisation, generator)
     weight, bias = values["weight"], values["bias"]
-    if initialisation != "torch":
-        weight *= FIRST_LAYER_SCALE
     hidden = torch.relu(weight @ embedding + bias)
     head_weight = torch.empty(hypernetwork.head_weight.shape)
     if initialisation == "torch":

@@ -23,12 +23,14 @@ class FedRepRates:
         extractor: Of the feature extractor.
         classifier_epochs: Passes that train the classifier.
         clip_norm: Largest gradient norm of the extractor; 0 does not clip.
+        weight_decay: Of the extractor; None is the classifier's.
     """
 
     classifier: float
     extractor: float
     classifier_epochs: int = 1
     clip_norm: float = 0.0
+    weight_decay: float | None = None
 
 
 def train_fedrep(
@@ -71,4 +73,5 @@ def train_fedrep(
     train_epochs(fixed, [head], data, replace(epochs, epochs=rates.classifier_epochs), rng)
     classifier.requires_grad_(False)
     extractor.requires_grad_(True)
-    return train_epochs(predict, [body], data, epochs, rng)
+    decay = epochs.weight_decay if rates.weight_decay is None else rates.weight_decay
+    return train_epochs(predict, [body], data, replace(epochs, weight_decay=decay), rng)

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.training.factored import FactoredHeads
+from hyperfl_flwr.training.fedrep import FedRepRates
 from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, TrainingData, run_epochs, train_epochs
 
 
@@ -40,6 +41,27 @@ class HyperFLRates:
     embedding: float
     clip_norm: float = 50.0
     factored: bool = True
+
+
+def as_fedrep(rates: HyperFLRates, weight_decay: float, squared_norm: float) -> FedRepRates:
+    """Return the settings with which FedRep's round moves theta and phi as HyperFL's does with a constant z.
+
+    theta = z H + c, so a step of rate eta on H and c moves theta by (1 + |z|^2) eta; the norm of their gradient is
+    sqrt(1 + |z|^2) times that of theta's, and decaying them decays theta alike. Exact but for the 1e-6 in torch's
+    clipping.
+
+    Args:
+        rates: HyperFL's.
+        weight_decay: HyperFL's.
+        squared_norm: |z|^2.
+    """
+    factor = 1 + squared_norm
+    return FedRepRates(
+        classifier=rates.classifier,
+        extractor=rates.hypernetwork * factor,
+        clip_norm=rates.clip_norm / math.sqrt(factor),
+        weight_decay=weight_decay / factor,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -30,7 +31,9 @@ def test_every_cell_of_every_study_has_valid_settings(name, quick):
     """`cells` validates; rows, columns and seeds multiply, those that are missing excepted."""
     study = load_study(name)
     cells = study.cells(quick=quick)
-    rows = [row for row in study.rows if not row.missing and (not quick or row.name in (study.quick_rows or row.name))]
+    rows = [
+        row for row in study.rows if not row.missing and (not quick or row.family in (study.quick_rows or row.family))
+    ]
     columns = [
         column for column in study.columns
         if not column.missing and (not quick or column.name in (study.quick_columns or column.name))
@@ -39,7 +42,8 @@ def test_every_cell_of_every_study_has_valid_settings(name, quick):
     assert len({cell.folder(FOLDER) for cell in cells}) == len(cells)
     settings = default_settings()
     for line in (*study.rows, *study.columns):
-        assert set(line.settings) <= set(settings), line.name
+        assert set(line.settings).union(*line.on.values()) <= set(settings), line.name
+        assert set(line.on) <= {column.name for column in study.columns}
     assert set(study.settings) | set(study.quick) <= set(settings)
 
 
@@ -187,7 +191,7 @@ def test_cells_of_two_commits_are_not_mixed_unasked(finished):
 @pytest.mark.slow
 def test_a_figure_is_drawn(finished):
     """A PNG of some size; a number that no run has is refused."""
-    picture = draw(load_study("table-1"), QUICK, finished, "train_loss")
+    (picture,) = draw(load_study("table-1"), QUICK, finished, "train_loss")
     assert picture.name == "figure-train-loss.png"
     assert picture.stat().st_size > 10_000
     with pytest.raises(RunDirectoryError, match="has recorded nonsense"):
@@ -250,13 +254,15 @@ def test_cells_end_with_the_process_that_runs_them(tmp_path):
 def test_every_study_runs_quickly_and_renders(name, tmp_path):
     """By the command line, all its rows; every cell of the quick form has a number in the table."""
     folder = str(tmp_path / "study")
-    for command in (["study", name, "--quick"], ["table", name], ["figure", name]):
+    for command in (["study", name, "--quick"], ["table", name], ["figure", name, "--open-private-state"]):
         result = CliRunner().invoke(cli, [*command, "--output", folder], catch_exceptions=False)
         assert result.exit_code == 0, result.output
     with (tmp_path / "study" / "table.csv").open() as stream:
         rows = [row for row in csv.DictReader(stream) if row["n"] == "1"]
     assert len(rows) == len(load_study(name).cells(quick=True))
-    assert (tmp_path / "study" / "figure-own-accuracy.png").is_file()
+    pictures = [line for line in result.output.split() if line.endswith(".png")]
+    assert len(pictures) >= len(load_study(name).figures)
+    assert all(Path(picture).is_file() for picture in pictures)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, ini
 from hyperfl_flwr.models.targets import build_target, ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
-from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, as_fedrep, train_hyperfl
 from hyperfl_flwr.training.sgd import Epochs
 
 NUM, BATCH = 13, 5
@@ -96,3 +96,37 @@ def test_hyperfl_with_a_frozen_embedding_is_fedrep_at_a_larger_rate(momentum):
     assert (flat - start).abs().max() > 1e-2
     torch.testing.assert_close(theta, flat, rtol=0, atol=1e-11)
     torch.testing.assert_close(classifier.weight, network.classifier.weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.02])
+def test_the_converted_rates_cover_momentum_clipping_and_decay(clip):
+    """`as_fedrep`, with everything on; the clip bites in every step: 0.02 is far below the gradients' norms."""
+    network, data = target(), random_samples(NUM, (1, 8, 8), 10)
+    hypernetwork = Hypernetwork(network.extractor, embedding_dim=6, hidden_width=16)
+    v = common_embedding(6, "hyperfan-bias", 0)
+    drawn = initial_hypernetwork(hypernetwork, network.extractor, "hyperfan-bias", v, torch_generator(0, "h"))
+    hypernetwork.load_state_dict({name: value.double() for name, value in drawn.items()}, assign=True)
+    v = v.double()
+    with torch.no_grad():
+        squared_norm = float(hypernetwork.activation(v).square().sum())
+        network.extractor.load_state_dict(hypernetwork.split(hypernetwork(v).clone()))
+    classifier = nn.Linear(128, 10, dtype=torch.float64)
+    classifier.load_state_dict(network.classifier.state_dict())
+    model = HyperFLModel(
+        extractor=network.extractor, classifier=classifier, hypernetwork=hypernetwork,
+        embedding=nn.Parameter(v), frozen=True,
+    )  # fmt: skip
+    epochs = Epochs(epochs=4, batch_size=BATCH, momentum=0.5, weight_decay=0.03)
+    rates = HyperFLRates(classifier=0.1, hypernetwork=0.01, embedding=0.01, clip_norm=clip)
+    train_hyperfl(model, data, epochs, rates, np.random.default_rng(3))
+    converted = as_fedrep(rates, 0.03, squared_norm)
+    start = torch.cat([parameter.detach().flatten() for parameter in network.extractor.parameters()])
+    train_fedrep(network.extractor, network.classifier, data, epochs, converted, np.random.default_rng(3))
+    with torch.no_grad():
+        theta = hypernetwork(v)
+    flat = torch.cat([parameter.detach().flatten() for parameter in network.extractor.parameters()])
+    moved = float((flat - start).norm())
+    assert moved > 1e-3
+    tolerance = 1e-3 if clip else 1e-9  # torch adds 1e-6 to the norm that it clips by
+    assert float((theta - flat).norm()) < tolerance * moved
+    torch.testing.assert_close(classifier.weight, network.classifier.weight, rtol=0, atol=1e-6 if clip else 1e-12)

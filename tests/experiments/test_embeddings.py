@@ -1,0 +1,68 @@
+"""What is said of clients' embeddings: read only when asked for, and measured against chance."""
+
+import json
+
+import numpy as np
+import pytest
+from federations import last_checkpoint
+
+from experiments.cells import Begun, begin, run_cells
+from experiments.embeddings import groups_of, read_embeddings, separation
+from experiments.figures import draw
+from experiments.studies import load_study
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.storage import read_arrays
+
+BEGUN = Begun(study="figure-8", quick=True, changes={})
+
+
+def test_separated_groups_are_told_from_noise():
+    """Three tight, distant groups; the same points with shuffled names; chance is (7 + 6 + 6) / 19 for 20 clients."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], [7, 7, 6])
+    vectors = rng.normal(size=(20, 8)) * 0.01 + np.eye(8)[groups]
+    found = separation(vectors, groups, rng)
+    assert found.silhouette > 0.9
+    assert found.p_value < 0.001
+    assert found.neighbours == 1.0
+    assert found.neighbours_by_chance == pytest.approx((7 * 6 + 7 * 6 + 6 * 5) / (20 * 19), abs=0.02)
+    noise = separation(rng.normal(size=(20, 8)), groups, rng)
+    assert noise.p_value > 0.05
+    assert noise.silhouette < 0.1
+
+
+def test_groups_are_those_of_the_partition():
+    """The group whose dominant classes hold most of a client's samples; classes 2, 4, 6 and 8 belong to two groups."""
+    counts = np.zeros((5, 10), dtype=np.int64) + 1
+    for group, classes in enumerate([(0, 1, 2), (2, 3, 4), (4, 5, 6), (6, 7, 8), (8, 9, 0)]):
+        counts[group, list(classes)] += 10
+    assert groups_of(counts).tolist() == [0, 1, 2, 3, 4]
+    counts = np.zeros((3, 62), dtype=np.int64)
+    counts[0, 3], counts[1, 12], counts[2, 61] = 5, 5, 5
+    assert groups_of(counts).tolist() == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_embeddings_are_drawn_only_when_asked_for(tmp_path):
+    """Without the word: an error that tells it, and no picture. With it: the stored embeddings of the last round."""
+    study = load_study("figure-8")
+    begin(tmp_path, BEGUN)
+    (cell,) = study.cells(quick=True, rows=["hyperfl"])
+    run_cells(study, [cell], tmp_path, 1, lambda cell, problem: None, quick=True)
+    with pytest.raises(ConfigError, match="--open-private-state"):
+        draw(study, BEGUN, tmp_path, "embeddings")
+    assert not list(tmp_path.glob("*.png"))
+    (picture,) = draw(study, BEGUN, tmp_path, "embeddings", open_private_state=True)
+    assert picture.is_file()
+    assert json.loads(picture.with_suffix(".json").read_text())["clients"] == 6
+    run = cell.folder(tmp_path)
+    _, progress = last_checkpoint(run)
+    stored = [read_arrays(run / f"clients/client-{n:05d}/round-{progress.versions[n]:06d}.npz")[0] for n in range(6)]
+    assert np.array_equal(read_embeddings(run), np.stack([arrays["embedding/v"] for arrays in stored]))
+    assert len(draw(study, BEGUN, tmp_path, "labels")) == 1
+
+
+def test_a_method_without_embeddings_is_refused(federate):
+    run = federate("fedrep")
+    with pytest.raises(RunDirectoryError, match="keep no embeddings"):
+        read_embeddings(run)

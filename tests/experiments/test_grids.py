@@ -1,0 +1,54 @@
+"""Grids of a study: every row with each value, validation data only, and the best in bold."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments.cells import Begun, begin, run_cells
+from experiments.studies import load_study
+from experiments.tables import collect, latex, markdown
+from hyperfl_flwr.errors import RunFailedError
+
+RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+def test_a_grid_makes_a_row_for_each_value():
+    """A row's name stands for all of them; test data are not touched by any."""
+    study = load_study("tuning")
+    cells = study.cells(rows=["hyperfl"], columns=["cifar10"])
+    assert [cell.row for cell in cells] == [f"hyperfl@{rate}" for rate in RATES]
+    assert [cell.config.learning_rate for cell in cells] == list(RATES)
+    assert {cell.config.data.validation_fraction for cell in study.cells()} == {0.2}
+    assert [cell.row for cell in study.cells(rows=["hyperfl@0.1"], columns=["cifar10"])] == ["hyperfl@0.1"]
+    assert len(study.cells()) == len(RATES) * 8 * 2
+
+
+def test_a_row_may_change_in_one_column_only():
+    """The change of the row's column wins over the row's; other columns have the row's own."""
+    study = load_study("ablation")
+    row = replace(study.rows[0], settings={"learning-rate": 0.5}, on={"cifar10": {"learning-rate": 0.25}})
+    cells = replace(study, rows=[row]).cells(seeds=1)
+    assert {cell.column: cell.config.learning_rate for cell in cells} == {"fashion-mnist": 0.5, "cifar10": 0.25}
+
+
+@pytest.mark.slow
+def test_the_best_of_a_grid_is_in_bold_and_what_failed_says_so(tmp_path):
+    """One of two rates diverges at once; the numbers are of validation data: a fifth of 60 samples, 12 per client."""
+    study, begun = load_study("tuning"), Begun(study="tuning", quick=True, changes={})
+    begin(tmp_path, begun)
+    cells = study.cells(quick=True, rows=["fedrep@0.01", "fedrep@0.3"])
+    wild = cells[1].config.model_copy(update={"learning_rate": 1e30, "local_epochs": 3})
+    with pytest.raises(RunFailedError, match="1 of 2 cells failed"):
+        run_cells(
+            study, [cells[0], replace(cells[1], config=wild)], tmp_path, 1, lambda cell, problem: None, quick=True
+        )
+    manifest = json.loads((cells[0].folder(tmp_path) / "manifest.json").read_text())
+    counts = manifest["label_counts"]
+    assert [sum(row) for row in counts["train"]] == [48] * 4
+    assert [sum(row) for row in counts["test"]] == [12] * 4
+    collected = collect(study, begun, tmp_path, mix=True)
+    accuracy = 100 * json.loads((cells[0].folder(tmp_path) / "summary.json").read_text())["test_accuracy"]
+    assert f"| FedRep, learning-rate 0.01 | **{accuracy:.1f} (1)** |" in markdown(collected)
+    assert "| FedRep, learning-rate 0.3 | failed |" in markdown(collected)
+    assert rf"\textbf{{{accuracy:.1f} (1)}}" in latex(collected)

@@ -1,0 +1,71 @@
+"""Validation data: taken from the clients' training samples, so that test data stay unseen; and the global test set."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federations import Federate, last_checkpoint, small_settings
+
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.errors import ConfigError, DataError
+from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.models.targets import build_target
+
+SETTINGS = RunConfig.from_flat(small_settings()).data_settings()
+
+
+def test_validation_data_are_a_part_of_the_training_data():
+    """A quarter of 40: both parts together are what the client trains on otherwise, and tests on are images of it."""
+    plain, held = load_federated_data(SETTINGS), load_federated_data(replace(SETTINGS, validation_fraction=0.25))
+    for client in range(SETTINGS.num_clients):
+        train, validation = held.train_indices(client), held.test_indices(client)
+        assert (len(train), len(validation)) == (30, 10)
+        assert np.array_equal(np.sort(np.concatenate([train, validation])), plain.train_indices(client))
+        expected = dict(zip(plain.train_indices(client).tolist(), plain.client(client).train_images, strict=True))
+        images = torch.stack([expected[index] for index in validation.tolist()])
+        assert torch.equal(held.client(client).test_images, images)
+    assert held.dataset.test is plain.dataset.train
+    assert not np.array_equal(held.test_indices(0), held.train_indices(0)[:10])
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.999])
+def test_a_fraction_that_leaves_nothing_is_refused(fraction):
+    with pytest.raises(DataError, match="leaves client 0, which has 40 training samples"):
+        load_federated_data(replace(SETTINGS, validation_fraction=fraction))
+
+
+def test_validation_and_global_test_data_exclude_each_other():
+    changes = {"data.validation-fraction": 0.2, "data.global-test": True}
+    with pytest.raises(ConfigError, match="global-test must be false with data"):
+        RunConfig.from_flat(small_settings() | changes)
+
+
+def test_the_global_test_accuracy_is_that_of_all_test_images(federate: Federate) -> None:
+    """FedAvg's final model is one for all clients: it is evaluated here once more, on all test images of digits."""
+    run = federate("fedavg", **{"data.global-test": True})
+    summary = json.loads((run / "summary.json").read_text())
+    target = build_target("cnn", (1, 8, 8), 10)
+    arrays, _ = last_checkpoint(run)
+    values = {key.removeprefix("model/"): torch.tensor(value) for key, value in arrays.items()}
+    target.load_state_dict(values, assign=True)
+    images, labels = load_federated_data(SETTINGS).global_test
+    assert len(labels) == 450
+    assert summary["global_test_accuracy_aggregate"] == evaluate(target, images, labels).accuracy
+    assert 0 < summary["global_test_accuracy"] < 1
+    assert json.loads((federate("fedavg") / "summary.json").read_text())["global_test_accuracy"] is None
+
+
+def test_the_change_of_theta_is_recorded_from_the_second_round_on(federate: Federate) -> None:
+    """The distance of a client's extractor from its own after its round before; stored theta confirms the last."""
+    run = federate("hyperfl", num_rounds=3, **{"checkpoint-every": 1})
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    train = [line for line in lines if line["kind"] == "train"]
+    assert ["theta_change" in line for line in train] == [False, True, True]
+    client = next(line for line in lines if line["kind"] == "client" and line["round"] == 3 and line["client"] == 1)
+    folder = run / "clients" / "client-00001"
+    before, after = (np.load(folder / f"round-{number:06d}.npz")["last/theta"] for number in (2, 3))
+    assert client["theta_change"] == pytest.approx(float(np.linalg.norm(after - before)), rel=1e-4)
+    assert 0 < client["theta_change"] < client["theta_norm"]
