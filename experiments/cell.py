@@ -1,7 +1,7 @@
 """Runs of a study, one after the other in this process: `python -m experiments.cell`.
 
-Every line on standard input is a JSON object with the settings and the number of nodes of a run; every line on standard
-output says how one ended: a JSON object with `problem`, empty if all went well.
+Every line on standard input is a JSON object with the settings and the number of nodes of a run; the lines on standard
+output are JSON objects: `note` tells what it waits for, `problem` how it ended, empty if all went well.
 
 The app is the one that Flower runs; its nodes take turns in this process. Several such processes, one per core, are
 faster than one run after the other on Ray, and bit-equal to it.
@@ -13,9 +13,10 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
-from experiments.cores import CoreSlots
+from experiments.cores import WAITING, CoreSlots
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import HyperFLError
@@ -29,9 +30,13 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(tasks,), daemon=True).start()
-    while True:
-        answers.write(json.dumps({"problem": problem_of(json.loads(tasks.get()))}) + "\n")
+
+    def answer(**document: str) -> None:
+        answers.write(json.dumps(document) + "\n")
         answers.flush()
+
+    while True:
+        answer(problem=problem_of(json.loads(tasks.get()), lambda note: answer(note=note)))
 
 
 def _read(tasks: "queue.SimpleQueue[str]") -> None:
@@ -41,12 +46,13 @@ def _read(tasks: "queue.SimpleQueue[str]") -> None:
     os._exit(0)
 
 
-def problem_of(document: dict[str, Any]) -> str:
-    """Run once; returns what went wrong."""
+def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
+    """Run once; returns what went wrong, and tells what it waits for."""
     try:
         config = RunConfig.from_flat(document["settings"], methods=METHODS)
         with CoreSlots() as slots:
-            slots.acquire(1 if config.threads == "auto" else config.threads)
+            wanted = 1 if config.threads == "auto" else config.threads
+            slots.acquire(wanted, lambda: on_note(f"{WAITING} for one"))
             run(InProcessGrid(app, document["num_nodes"], config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
         return str(error)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def run_cells(
     on_finished: Callable[[Cell, str], None],
     *,
     quick: bool = False,
+    on_note: Callable[[Cell, str], None] = lambda cell, note: None,
 ) -> None:
     """Run those cells that are not finished.
 
@@ -126,6 +128,7 @@ def run_cells(
         jobs: How many run at the same time.
         on_finished: Receives each cell as it ends, and why it failed, or an empty text.
         quick: Whether a process runs several cells, which saves seconds but makes memory figures meaningless.
+        on_note: Receives a cell and what it waits for.
 
     Raises:
         RunFailedError: If any failed; the others have been run.
@@ -141,7 +144,8 @@ def run_cells(
     workers = _Workers(jobs, training_environment() | {COMMIT_VARIABLE: commit()}, several_cells=quick)
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
-            pool.submit(workers.run, _task(cell, folder, study.num_nodes)): cell for cell in waiting
+            pool.submit(workers.run, _task(cell, folder, study.num_nodes), partial(on_note, cell)): cell
+            for cell in waiting
         }
         try:
             for future in as_completed(futures):
@@ -177,7 +181,7 @@ class _Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
 
-    def run(self, task: str) -> str:
+    def run(self, task: str, on_note: Callable[[str], None]) -> str:
         """Do a task; returns the problem, that the process died among them."""
         reader, writer = self.process.stdout, self.process.stdin
         if reader is None or writer is None:
@@ -185,11 +189,12 @@ class _Worker:
         try:
             writer.write(task)
             writer.flush()
-            line = reader.readline()
+            while "note" in (answer := json.loads(reader.readline() or "{}")):
+                on_note(answer["note"])
         except BrokenPipeError:
-            line = ""
-        if line:
-            return " | ".join(str(json.loads(line)["problem"]).splitlines())
+            answer = {}
+        if answer:
+            return " | ".join(str(answer["problem"]).splitlines())
         self.process.wait()
         self._log.seek(0)
         said = " | ".join(self._log.read().strip().splitlines()[-LAST_LINES:])
@@ -222,7 +227,7 @@ class _Workers:
             gpu = {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
             self._idle.put(({**environment, **gpu}, None))
 
-    def run(self, task: str) -> str:
+    def run(self, task: str, on_note: Callable[[str], None]) -> str:
         """Do a task on an idle process; returns the problem."""
         environment, worker = self._idle.get()
         try:
@@ -232,7 +237,7 @@ class _Workers:
                 if worker is None or worker.process.poll() is not None:
                     worker = _Worker(environment)
                     self._all.append(worker)
-            return worker.run(task)
+            return worker.run(task, on_note)
         finally:
             if worker is not None and not self._several_cells:
                 worker.end()

@@ -20,6 +20,9 @@ from hyperfl_flwr.errors import ConfigError, DeviceError
 POLL_SECONDS = 0.5
 """How often a run that waits looks for a free core."""
 
+WAITING = "all cores are taken by other runs; waiting"
+"""What people are told meanwhile."""
+
 
 def usable_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
     """Return the numbers of the cores that this process may use; `HYPERFL_CORES` overrides how many they are.

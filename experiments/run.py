@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from clients.base import client_setting
-from experiments.cores import CoreSlots
+from experiments.cores import WAITING, CoreSlots
 from experiments.flower import federation_config
 from experiments.layout import Machine, suitable_nodes, suitable_threads
 from experiments.superlink import LocalSuperLink
@@ -151,7 +151,7 @@ def launch(planned: Plan, observer: Observer) -> Path:
     directory = Path(config.resume or config.output)
     with CoreSlots() as slots:
         wanted = planned.num_nodes * planned.threads
-        held = slots.acquire(wanted, lambda: observer.on_note("all cores are taken by other runs; waiting for one"))
+        held = slots.acquire(wanted, lambda: observer.on_note(f"{WAITING} for one"))
         with LocalSuperLink(environment={COMMIT_VARIABLE: commit()}) as superlink:
             app = build_app(superlink.home / "app")
             settings = superlink.home / "settings.toml"

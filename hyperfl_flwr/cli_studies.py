@@ -19,6 +19,8 @@ from hyperfl_flwr.device import resolve_device
 
 studies = typer.Typer()
 
+OnCell = Callable[[Cell, str], None]
+
 
 @studies.command()
 def study(
@@ -43,8 +45,8 @@ def study(
     config = cells[0].config
     threads = 1 if config.threads == "auto" else config.threads
     number = jobs or suitable_jobs(Machine.here(resolve_device(config.device)), len(cells), threads)
-    with _cells_progress(found.title, len(cells)) as on_finished:
-        run_cells(found, cells, folder, number, on_finished, quick=quick)
+    with _cells_progress(found.title, len(cells)) as (on_finished, on_note):
+        run_cells(found, cells, folder, number, on_finished, quick=quick, on_note=on_note)
     out.print(str(folder), markup=False)
 
 
@@ -94,7 +96,7 @@ def list_studies() -> None:
 
 
 @contextlib.contextmanager
-def _cells_progress(title: str, total: int) -> Iterator[Callable[[Cell, str], None]]:
+def _cells_progress(title: str, total: int) -> Iterator[tuple[OnCell, OnCell]]:
     """Show a bar over a study's cells on standard error."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TimeRemainingColumn(), console=err) as bar:
@@ -105,4 +107,7 @@ def _cells_progress(title: str, total: int) -> Iterator[Callable[[Cell, str], No
             if problem:
                 bar.console.print(f"{cell} failed: {problem}", markup=False)
 
-        yield on_finished
+        def on_note(cell: Cell, note: str) -> None:
+            bar.console.print(f"{cell}: {note}", markup=False)
+
+        yield on_finished, on_note
