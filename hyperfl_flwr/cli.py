@@ -57,7 +57,9 @@ def run(
     changes |= dict(parse_setting(text) for text in set_ or ())
     changes |= {key: value for key, value in named.items() if value is not None}
     if isinstance(npz := changes.get("dataset"), str) and npz.startswith("npz:"):
-        changes["dataset"] = f"npz:{Path(npz.removeprefix('npz:')).absolute()}"
+        file = Path(npz.removeprefix("npz:"))
+        if file.is_file() or not changes.get("data-root"):  # otherwise it is looked up there
+            changes["dataset"] = f"npz:{file.absolute()}"
     planned = plan(changes, num_nodes)
     if dry_run:
         _print_estimate(estimate(planned, len(usable_cores())), planned.config.num_rounds)

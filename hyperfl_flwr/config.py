@@ -165,9 +165,9 @@ class RunConfig(_Section):
     @classmethod
     def _known(cls, value: str, info: ValidationInfo) -> str:
         if info.field_name == "dataset" and value.startswith("npz:"):
-            if value == "npz:":
-                raise ValueError("must name a file after npz:; got 'npz:'")
-            cls._absolute(value.removeprefix("npz:"))
+            # A relative path is looked up in data-root, which each node's owner may set: only loading tells.
+            if value in ("npz:", "npz:PATH"):
+                raise ValueError(f"must name a file after npz:, absolute or in data-root; got {value!r}")
             return value
         known = {"target": TARGETS, "dataset": DATASETS, "method": (info.context or {}).get("methods", ())}[
             str(info.field_name)

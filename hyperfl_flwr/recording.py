@@ -162,5 +162,5 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 def new_run_name(method: str, dataset: str, seed: int) -> str:
     """Return a fresh name for a run folder: when, what, and a few random digits."""
-    stamp, data = time.strftime("%Y%m%d-%H%M%S"), dataset.rpartition("/")[2].removesuffix(".npz")
+    stamp, data = time.strftime("%Y%m%d-%H%M%S"), dataset.removeprefix("npz:").rpartition("/")[2].removesuffix(".npz")
     return f"{stamp}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -154,7 +154,7 @@ def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
     if dataset.train.clients is None:
         raise DataError(
             f"data.partition natural needs a data set with client ids, {dataset.name} has none; "
-            "use an npz: data set with the key clients, or choose another partition"
+            "use omniglot or an npz: data set with the key clients, or choose another partition"
         )
     count = int(dataset.train.clients.max()) + 1
     if settings.num_clients != count:

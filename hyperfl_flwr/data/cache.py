@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 _FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+CLIENTS = ("train_clients", "test_clients")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -56,52 +57,55 @@ def fingerprint(paths: Sequence[Path]) -> str:
     return hashlib.sha256(repr((_FORMAT, entries)).encode()).hexdigest()[:16]
 
 
-def load_or_build(key: str, build: Callable[[], Arrays]) -> Arrays:
+def load_or_build(key: str, build: Callable[[], Arrays], names: Sequence[str] = ARRAYS) -> Arrays:
     """Return the decoded arrays of one data set, from the cache where possible.
 
     Args:
         key: Names the data set and the state of its source files; becomes a folder name.
-        build: Decodes the source files into the four `ARRAYS`; its errors are passed on.
+        build: Decodes the source files into the arrays; its errors are passed on.
+        names: The arrays: `ARRAYS` and, for a data set that knows whose image is whose, `CLIENTS`.
 
     Returns:
-        The arrays by name: images uint8 [n, C, H, W], labels int64 [n]; read-only, mapped from disk where possible.
+        The arrays by name: images uint8 [n, C, H, W], labels and clients int64 [n]; read-only, mapped from disk where
+        possible.
     """
     folder = cache_directory() / "decoded" / key
-    cached = _read(folder)
+    cached = _read(folder, names)
     if cached is not None:
         return cached
     arrays = build()
     try:
-        _write(folder, arrays)
+        _write(folder, arrays, names)
     except OSError:
         return arrays  # a full or read-only disk: this process works from memory
-    return _read(folder) or arrays
+    return _read(folder, names) or arrays
 
 
-def _read(folder: Path) -> Arrays | None:
+def _read(folder: Path, names: Sequence[str]) -> Arrays | None:
     """Map the arrays of a cache folder; None where one is missing or damaged."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
-        for name in ARRAYS:
+        for name in names:
             mapped = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             arrays[name] = np.asarray(mapped)  # a plain view: indexing an np.memmap is slower and gives np.memmap
     except (OSError, ValueError, EOFError):
         return None
-    for part in ("train", "test"):
-        images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
-        if images.dtype != np.uint8 or images.ndim != 4 or labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+    for name, array in arrays.items():
+        images = arrays[f"{name.partition('_')[0]}_images"]
+        expected = (np.dtype(np.uint8), 4) if array is images else (np.dtype(np.int64), 1)
+        if (array.dtype, array.ndim) != expected or len(array) != len(images):
             return None
     return arrays
 
 
-def _write(folder: Path, arrays: Arrays) -> None:
+def _write(folder: Path, arrays: Arrays, names: Sequence[str]) -> None:
     """Write a cache folder so that another process sees all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name in ARRAYS:
+        for name in names:
             np.save(temporary / f"{name}.npy", arrays[name], allow_pickle=False)
-        if folder.exists() and _read(folder) is None:
+        if folder.exists() and _read(folder, names) is None:
             shutil.rmtree(folder)
         if not folder.exists():
             temporary.rename(folder)

@@ -14,6 +14,7 @@ import numpy as np
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
 from hyperfl_flwr.data.cinic import folders, load_cinic
 from hyperfl_flwr.data.npz import NPZ_PREFIX, read_npz
+from hyperfl_flwr.data.omniglot import DRAWERS, load_omniglot, sources
 from hyperfl_flwr.data.splits import Dataset, Split, channel_statistics, split_train_test
 from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES, load_arrays
 from hyperfl_flwr.errors import DataError
@@ -141,6 +142,20 @@ DATASETS: dict[str, DatasetInfo] = {
         test_samples=300,
         learning_rate=0.02,
     ),
+    "omniglot": DatasetInfo(
+        title="4,840 handwritten characters of 8 alphabets (the classes) by 20 drawers, who are the clients",
+        source="Lake, Salakhutdinov and Tenenbaum, Science 350, 2015; MIT; not downloaded here",
+        num_classes=8,
+        input_shape=(1, 28, 28),
+        train_size=3640,
+        test_size=1200,
+        download_mb=0,
+        normalisation=None,
+        augment=False,
+        train_samples=None,
+        test_samples=None,
+        learning_rate=0.01,
+    ),
     "npz:PATH": DatasetInfo(
         title="your own images: images, labels and optionally clients and test_* in a numpy .npz file",
         source="the file's owner",
@@ -167,10 +182,10 @@ def load_dataset(name: str, data_root: Path | None = None) -> Dataset:
     """Load a data set; a second call in the same process returns the same object at once.
 
     Args:
-        name: A name from `DATASETS`, or ``npz:PATH``. A relative PATH depends on the working directory, which other
-            processes of a run need not share: the caller makes it absolute.
-        data_root: Folder of torchvision's data sets; None for `default_data_root`. Missing data sets are downloaded
-            to it.
+        name: A name from `DATASETS`, or ``npz:PATH``. A relative PATH is looked up in `data_root`, never in the working
+            directory, which other processes of a run need not share.
+        data_root: Folder of the data sets; None for `default_data_root`, where no relative PATH is looked up. Those of
+            torchvision are downloaded to it where they are missing.
 
     Returns:
         The data set; its arrays are shared and must not be written to.
@@ -179,17 +194,30 @@ def load_dataset(name: str, data_root: Path | None = None) -> Dataset:
         DataError: The name is unknown, or the files are missing or damaged.
     """
     if name.startswith(NPZ_PREFIX) and name != "npz:PATH":
-        path = Path(name.removeprefix(NPZ_PREFIX)).expanduser().absolute()
+        path = _npz_path(name, data_root)
         return _load(name, path, fingerprint([path]))
     if name == "digits":
         return _load(name, Path(), "")
+    root = (data_root or default_data_root()).expanduser().absolute()
     if name in TORCHVISION_FILES:
-        root = (data_root or default_data_root()).expanduser().absolute()
         return _load(name, root, fingerprint(TORCHVISION_FILES[name].paths(root)))
     if name == "cinic10":
-        root = (data_root or default_data_root()).expanduser().absolute()
         return _load(name, root, fingerprint(folders(root)))
+    if name == "omniglot":
+        return _load(name, root, fingerprint(sources(root)))
     raise DataError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")
+
+
+def _npz_path(name: str, data_root: Path | None) -> Path:
+    path = Path(name.removeprefix(NPZ_PREFIX)).expanduser()
+    if path.is_absolute():
+        return path
+    if data_root is None:
+        raise DataError(
+            f"dataset {name} is looked up in data-root, which is empty; set data-root to the folder that holds {path}, "
+            f"or give its absolute path after {NPZ_PREFIX}"
+        )
+    return data_root.expanduser().absolute() / path
 
 
 @lru_cache(maxsize=8)
@@ -199,15 +227,18 @@ def _load(name: str, location: Path, _state: str) -> Dataset:
         return read_npz(name, location, learning_rate=DATASETS["npz:PATH"].learning_rate)
     if name == "digits":
         return _dataset(name, *_digits())
-    arrays = load_cinic(location) if name == "cinic10" else load_arrays(name, location)
-    return _dataset(
-        name,
-        Split(images=arrays["train_images"], labels=arrays["train_labels"]),
-        Split(images=arrays["test_images"], labels=arrays["test_labels"]),
+    if name == "omniglot":
+        arrays, client_ids = load_omniglot(location), DRAWERS
+    else:
+        arrays, client_ids = load_cinic(location) if name == "cinic10" else load_arrays(name, location), None
+    train, test = (
+        Split(images=arrays[f"{part}_images"], labels=arrays[f"{part}_labels"], clients=arrays.get(f"{part}_clients"))
+        for part in ("train", "test")
     )
+    return _dataset(name, train, test, client_ids)
 
 
-def _dataset(name: str, train: Split, test: Split) -> Dataset:
+def _dataset(name: str, train: Split, test: Split, client_ids: tuple[str, ...] | None = None) -> Dataset:
     info = DATASETS[name]
     if info.num_classes is None or info.input_shape is None:
         raise ValueError(f"{name} has no fixed number of classes and input shape")
@@ -229,6 +260,7 @@ def _dataset(name: str, train: Split, test: Split) -> Dataset:
         train_samples=info.train_samples,
         test_samples=info.test_samples,
         learning_rate=info.learning_rate,
+        client_ids=client_ids,
     )
 
 

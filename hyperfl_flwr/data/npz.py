@@ -13,7 +13,8 @@ test_clients (optional)                [n_test], ids that occur in `clients`; wi
 =====================================  ==============================================================================
 
 Floats may be NaN (a federation must survive a client with broken data), but not infinite. They stay floats; files of
-uint8 are four times smaller. The file is read anew by every process and never copied to the cache: it may be private.
+uint8 are four times smaller. Other keys are not read. The file is read anew by every process and never copied to the
+cache: it may be private.
 """
 
 import zipfile
@@ -84,7 +85,7 @@ def _error(path: Path, problem: str, remedy: str) -> DataError:
 def _read_arrays(path: Path) -> _RawArrays:
     """Read all known arrays of the file, without ever unpickling."""
     if not path.is_file():
-        raise _error(path, "must be an existing .npz file", "check the path after npz:")
+        raise _error(path, "must be an existing .npz file", "check the path after npz: and data-root")
     arrays: dict[str, npt.NDArray[Any]] = {}
     key = "the archive"
     try:

@@ -94,6 +94,20 @@ def test_rows_columns_and_seeds_are_chosen_by_name():
         load_study("table-11")
 
 
+def test_columns_beside_the_papers_say_what_they_are():
+    """They have no number of the paper's; the fonts stand in EMNIST's place with its sizes, and say that they do."""
+    study = load_study("table-1")
+    columns = {column.name: column for column in study.columns}
+    assert not {"chars74k-20", "omniglot-20"} & {column for _, column in study.paper}
+    for text in ("Chars74K", "EMNIST's place", "printed", "62 classes"):
+        assert text in columns["chars74k-20"].label
+    fonts, emnist = ({**columns[name].settings, "dataset": ""} for name in ("chars74k-20", "emnist-20"))
+    assert fonts == emnist
+    (cell,) = study.cells(rows=["hyperfl"], columns=["omniglot"], seeds=1)
+    sizes = (cell.config.data.partition, cell.config.data.train_samples, cell.config.data.test_samples)
+    assert (cell.config.num_clients, *sizes) == (20, "natural", "auto", "auto")
+
+
 def test_a_folder_belongs_to_one_study(tmp_path):
     """Begun again as before, or with another machine's settings, it goes on; otherwise it is refused."""
     begin(tmp_path / "a", QUICK)

@@ -82,6 +82,20 @@ def test_images_that_the_network_cannot_take(call: Call, tmp_path: Path) -> None
     assert "at least 8x8 pixels, got 6x6" in err
 
 
+def test_a_relative_file_is_taken_from_the_working_directory_or_else_from_the_data_root(
+    call: Call, tmp_path: Path
+) -> None:
+    """Which file was read shows in the complaint about its images."""
+    words = ("run", "--dataset", "npz:small.npz", "--num-clients", "2", "--data-root", tmp_path)
+    code, _, err = call(*words)
+    assert code == 2
+    assert f"{tmp_path / 'small.npz'}: must be an existing .npz file" in err
+    write_npz(tmp_path / "small.npz", images=np.zeros((40, 6, 6), np.uint8))
+    assert "got 6x6" in call(*words)[2]
+    write_npz(Path("small.npz"), images=np.zeros((40, 5, 5), np.uint8))
+    assert "got 5x5" in call(*words)[2]
+
+
 def test_an_output_directory_that_is_in_use(call: Call, tmp_path: Path) -> None:
     (tmp_path / "something").write_text("mine")
     code, _, err = call("run", "--output", tmp_path)

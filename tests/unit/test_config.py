@@ -120,7 +120,7 @@ def test_a_section_is_no_setting(key: str) -> None:
         ("learning-rate", float("nan")), ("learning-rate", True), ("learning-rate", "0.1"),
         ("momentum", 1.0), ("momentum", -0.1), ("momentum", float("nan")), ("weight-decay", -1e-9),
         ("weight-decay", float("inf")), ("node-timeout", 0.0), ("round-timeout", float("inf")),
-        ("method", "fedavgg"), ("method", 3), ("dataset", "mnits"), ("dataset", "npz:a.npz"), ("dataset", "npz:"),
+        ("method", "fedavgg"), ("method", 3), ("dataset", "mnits"), ("dataset", "npz:"), ("dataset", "npz:PATH"),
         ("target", "vgg"), ("data-root", "data"), ("output", "./runs"), ("resume", "~/runs"),
         ("data.partition", "IID"), ("data.seed", -1), ("data.train-samples", 0), ("data.train-samples", "all"),
         ("data.test-samples", 1.5), ("data.iid-fraction", 1.01), ("data.dirichlet-alpha", 0.0),
@@ -133,7 +133,7 @@ def test_a_wrong_value_is_told_with_its_key_and_what_was_got(key: str, value: An
     text = problem(**{key: value})
     assert text.startswith(f"{key} must ")
     assert "\n" not in text
-    assert repr(value) in text or repr(str(value).removeprefix("npz:")) in text
+    assert repr(value) in text
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_a_wrong_value_is_told_with_its_key_and_what_was_got(key: str, value: An
     [
         ("fraction-train", 1), ("learning-rate", 1), ("learning-rate", "auto"), ("momentum", 0), ("weight-decay", 0),
         ("failure-budget", 0), ("failure-budget", 1), ("seed", 2**63 - 1), ("data.train-samples", 1),
-        ("node-timeout", 10), ("hyperfl.clip-norm", 0), ("dataset", "npz:/data/a.npz"), ("output", ""),
-        ("output", "/runs/a b"), ("data.iid-fraction", 0), ("device", "cuda:1"),
+        ("node-timeout", 10), ("hyperfl.clip-norm", 0), ("dataset", "npz:/data/a.npz"), ("dataset", "npz:a.npz"),
+        ("output", ""), ("output", "/runs/a b"), ("data.iid-fraction", 0), ("device", "cuda:1"),
     ],
 )  # fmt: skip
 def test_a_right_value_is_taken(key: str, value: Any) -> None:

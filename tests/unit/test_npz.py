@@ -1,13 +1,20 @@
 """A user's own `.npz` file: what is accepted, how it is read, and that everything else is one clear error."""
 
+import os
 import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hyperfl_flwr.data.client_data import DataSettings, load_federated_data
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.errors import DataError
+
+REAL = Path(os.environ.get("HYPERFL_TEST_DATA", "/nonexistent"))
+CHARS74K = "chars74k_fnt_28x28.npz"
+DIGITS, UPPER, LOWER = (range(10), range(10, 36), range(36, 62))  # EMNIST byclass's classes, and the font file's
 
 
 def arrays(count=40, **changes):
@@ -50,6 +57,76 @@ def test_channels_first_and_last_are_the_same_data(tmp_path, channels):
     np.testing.assert_array_equal(one.train.images, first)
     np.testing.assert_array_equal(two.train.images, first)
     np.testing.assert_array_equal(two.test.images, first)
+
+
+def test_a_relative_path_is_looked_up_in_the_data_root(tmp_path, monkeypatch):
+    """Also where the working directory holds a file of that name; a folder below the root may be named."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    np.savez("own.npz", **arrays(80))
+    np.savez(tmp_path / "own.npz", **arrays())
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    assert len(dataset.train) == 32
+    assert dataset.name == "npz:own.npz"
+    assert len(load_dataset("npz:here/own.npz", tmp_path).train) == 60
+    assert len(load_dataset(f"npz:{tmp_path / 'own.npz'}", tmp_path / "here").train) == 32
+
+
+def test_a_relative_path_without_a_data_root_or_file_is_refused(tmp_path, monkeypatch):
+    """The file in the working directory is not taken: other processes of a run have another one."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("own.npz", **arrays())
+    with pytest.raises(DataError, match=r"npz:own\.npz is looked up in data-root, which is empty; set data-root to .*"):
+        load_dataset("npz:own.npz")
+    with pytest.raises(DataError, match=r"own\.npz: must be an existing \.npz file; check .* and data-root") as caught:
+        load_dataset("npz:own.npz", tmp_path / "data")
+    assert str(tmp_path / "data" / "own.npz") in str(caught.value)
+
+
+def test_other_keys_and_narrow_labels_are_taken(tmp_path):
+    """Labels of one byte, and a key that means nothing here: the same data as without."""
+    content = arrays()
+    plain = load(tmp_path, **content)
+    narrow = content | {"labels": content["labels"].astype(np.uint8), "font": np.arange(40, dtype=np.uint16)}
+    dataset = load(tmp_path, **narrow)
+    assert dataset is not plain
+    assert dataset.train.labels.dtype == np.int64
+    np.testing.assert_array_equal(dataset.train.labels, plain.train.labels)
+    np.testing.assert_array_equal(dataset.train.images, plain.train.images)
+
+
+def grouped(data_root, name, **sizes):
+    """Share out by similarity among six clients; return how much of each client's data is of each of three groups."""
+    settings = DataSettings(
+        dataset=f"npz:{name}", data_root=str(data_root), num_clients=6, partition="similarity", seed=0,
+        iid_fraction=0.2, dirichlet_alpha=0.3, shards_per_client=2, **sizes,
+    )  # fmt: skip
+    data = load_federated_data(settings)
+    return data, [[counts[list(group)].sum() for group in (DIGITS, UPPER, LOWER)] for counts in data.label_counts()[0]]
+
+
+def test_62_classes_have_the_three_groups_of_emnist(tmp_path):
+    """Of 310 samples a fifth, 62, is one of each class, the rest of the client's group: digits, upper or lower case."""
+    images = np.random.default_rng(0).integers(0, 256, (62 * 80, 4, 4)).astype(np.uint8)
+    np.savez(tmp_path / "chars.npz", images=images, labels=(np.arange(62 * 80) % 62).astype(np.uint8))
+    data, counts = grouped(tmp_path, "chars.npz", train_samples=310, test_samples=62)
+    assert data.dataset.num_classes == 62
+    assert counts == [[258, 26, 26], [10, 274, 26], [10, 26, 274]] * 2
+
+
+@pytest.mark.skipif(
+    not (REAL / CHARS74K).is_file(), reason=f"set HYPERFL_TEST_DATA to a data root with {CHARS74K} to test with it"
+)
+def test_the_real_fonts_stand_in_for_emnist():
+    """De Campos et al., 2009: 1,016 fonts of 62 characters; a quarter of each, 254, is for the test."""
+    data, counts = grouped(REAL, CHARS74K, train_samples=1000, test_samples=600)
+    dataset = data.dataset
+    assert (dataset.num_classes, dataset.input_shape, dataset.client_ids) == (62, (1, 28, 28), None)
+    assert np.bincount(dataset.train.labels).tolist() == [762] * 62
+    assert np.bincount(dataset.test.labels).tolist() == [254] * 62
+    assert [int(np.argmax(of_client)) for of_client in counts] == [0, 1, 2, 0, 1, 2]
+    assert min(max(of_client) for of_client in counts) > 800
+    assert not data.reuse["train"]["reused"]
 
 
 def test_floats_stay_and_may_be_nan(tmp_path):

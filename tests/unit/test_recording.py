@@ -12,7 +12,7 @@ import pytest
 
 from hyperfl_flwr.errors import RunDirectoryError, StateError
 from hyperfl_flwr.messages import Failure
-from hyperfl_flwr.recording import RunDirectory, read_manifest, read_metrics, refuse_used_directory
+from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, read_metrics, refuse_used_directory
 
 
 @pytest.fixture
@@ -92,6 +92,12 @@ def test_lines_come_back_as_they_were(directory: RunDirectory) -> None:
     directory.append(lines[:1])
     directory.append(lines[1:])
     assert list(read_metrics(directory.path)) == lines
+
+
+@pytest.mark.parametrize("dataset", ["npz:own.npz", "npz:/data/own.npz", "npz:here/own.npz", "own"])
+def test_a_run_is_named_after_its_data(dataset: str) -> None:
+    """Without what folder names should not have: the prefix, a path, a colon."""
+    assert "-fedavg-own-seed3-" in new_run_name("fedavg", dataset, 3)
 
 
 def test_a_line_that_was_cut_off_is_left_out(directory: RunDirectory) -> None:
