@@ -10,7 +10,7 @@ from experiments.studies import load_study
 from experiments.tables import collect, latex, markdown
 from hyperfl_flwr.errors import RunFailedError
 
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
 def test_a_grid_makes_a_row_for_each_value():
