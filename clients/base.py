@@ -19,6 +19,7 @@ from hyperfl_flwr.data.client_data import ClientData, FederatedData
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.privacy.upload import protect
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL, PrivateState
 from hyperfl_flwr.training.sgd import Epochs, Predict
@@ -150,6 +151,9 @@ class BaseClient(NumPyClient):
         self._store(config["round"], {config["version"], config["kept-version"]})
         arrays = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
+        if clip_norm := setting.config.privacy.clip_norm:
+            noise = setting.config.privacy.noise_multiplier
+            arrays = protect(parameters, arrays, clip_norm=clip_norm, noise_multiplier=noise)
         return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:

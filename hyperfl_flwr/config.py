@@ -34,6 +34,9 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
+NUMBERS = r"^(all|(\d+(,\d+)*)?)$"
+"""Nothing, all, or numbers with commas between them."""
+
 RESUMABLE_CHANGES = frozenset(
     {
         "checkpoint-every",
@@ -117,6 +120,32 @@ class PFedHNConfig(_Section):
     combine: Combine
 
 
+class PrivacyConfig(_Section):
+    """`privacy.*`: what a client does to its upload before it leaves."""
+
+    clip_norm: NonNegativeFloat
+    noise_multiplier: NonNegativeFloat
+
+    @field_validator("noise_multiplier")
+    @classmethod
+    def _of_a_norm(cls, value: float, info: ValidationInfo) -> float:
+        if value and not info.data.get("clip_norm"):
+            raise ValueError("needs privacy.clip-norm above 0, of which it is a multiple")
+        return value
+
+
+class AuditConfig(_Section):
+    """`audit.*`: of which clients and rounds the server writes down what it sees."""
+
+    clients: Annotated[str, Field(pattern=NUMBERS)]
+    rounds: Annotated[str, Field(pattern=NUMBERS)]
+
+    def covers(self, client: int, server_round: int) -> bool:
+        """Say whether what the server sees of a client in a round is written down."""
+        chosen = ((self.clients, client), (self.rounds, server_round))
+        return all(text == "all" or str(number) in text.split(",") for text, number in chosen)
+
+
 class RunConfig(_Section):
     """All settings of a run; docs/configuration.md explains each."""
 
@@ -146,6 +175,8 @@ class RunConfig(_Section):
     hyperfl: HyperFLConfig
     fedrep: FedRepConfig
     pfedhn: PFedHNConfig
+    privacy: PrivacyConfig
+    audit: AuditConfig
 
     @field_validator("data_root", "output", "resume")
     @classmethod

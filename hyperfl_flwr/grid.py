@@ -158,7 +158,7 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
 
     Args:
         grid: Flower's grid.
-        messages: At most one per node; they are sent at once, with the first request for a reply.
+        messages: They are sent at once, with the first request for a reply.
         timeout: Longest wait for all replies, in seconds; a message that is sent again has the same time anew.
 
     Raises:

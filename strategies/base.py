@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -31,6 +32,7 @@ from hyperfl_flwr.messages import (
 from hyperfl_flwr.metrics.memory import process_name
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL
+from strategies.observing import observe
 from strategies.replies import read_report, read_training
 
 
@@ -93,7 +95,7 @@ class BaseStrategy(Strategy):
         self._current: SharedArrays = {}
         self._own_sent: Mapping[int, SharedArrays] = {}
         self._sent: list[Message] = []
-        self._asked: dict[int, list[int]] = {}
+        self._asked: list[list[int]] = []
 
     @abstractmethod
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
@@ -140,7 +142,7 @@ class BaseStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
-        """Return one message for each node that hosts a sampled client."""
+        """Return one message for each node that hosts a sampled client, and for each client that is audited."""
         self.progress.round = server_round
         self.progress.num_rounds = self.setting.config.num_rounds
         return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round))
@@ -159,11 +161,13 @@ class BaseStrategy(Strategy):
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
         chosen = set(clients)
         self._current, self._own_sent = unpack_arrays(arrays), self.own_arrays(clients)
-        self._sent, self._asked = [], {}
-        for node in self.setting.federation.nodes:
-            mine = [client for client in node.clients if client in chosen]
-            if not mine:
-                continue
+        self._sent, self._asked = [], []
+        parts = (
+            (node, mine)
+            for node in self.setting.federation.nodes
+            for mine in self._apart(kind, [client for client in node.clients if client in chosen])
+        )
+        for node, mine in parts:
             request = Request(
                 round=self.progress.round,
                 experiment=self.setting.experiment,
@@ -177,8 +181,17 @@ class BaseStrategy(Strategy):
                 own = {own_key(client, key): value for client in mine for key, value in self._own_sent[client].items()}
                 content[OWN_ARRAYS] = pack_arrays(own)
             self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
-            self._asked[node.id] = mine
+            self._asked.append(mine)
         return self._sent
+
+    def _apart(self, kind: str, clients: list[int]) -> list[list[int]]:
+        """Divide a node's clients into those of each message: one for all, but audited ones upload alone."""
+        alone = [client for client in clients if kind == MessageType.TRAIN and self._is_audited(client)]
+        together = [client for client in clients if client not in alone]
+        return [*([client] for client in alone), *([together] if together else [])]
+
+    def _is_audited(self, client: int) -> bool:
+        return self.setting.config.audit.covers(client, self.progress.round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -198,8 +211,9 @@ class BaseStrategy(Strategy):
         total: SharedArrays = {}
         own: dict[int, SharedArrays] = {}
         self._begin_outcome()
+        asked = iter(self._asked)
         for answer in exchanges:
-            self._add(answer, total, own)
+            self._add(answer, next(asked), total, own)
             del answer
         examples = {result.client: result.num_examples for result in self.outcome.results}
         num_clients = len(self.outcome.results)
@@ -226,11 +240,11 @@ class BaseStrategy(Strategy):
     def collect(self, exchanges: Iterable[Exchange]) -> None:
         """Put the per-client numbers of an evaluation into `outcome`."""
         self._begin_outcome()
-        for answer in exchanges:
+        for answer, asked in zip(exchanges, self._asked, strict=True):
             try:
-                self._note(read_report(self._content(answer), self._asked[answer.node]))
+                self._note(read_report(self._content(answer), asked))
             except ValueError as error:
-                self._all_failed(answer, str(error))
+                self._all_failed(asked, str(error))
 
     def _begin_outcome(self) -> None:
         self.outcome = Outcome(
@@ -238,14 +252,17 @@ class BaseStrategy(Strategy):
             bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
 
-    def _add(self, answer: Exchange, total: SharedArrays, own: dict[int, SharedArrays]) -> None:
+    def _add(self, answer: Exchange, asked: list[int], total: SharedArrays, own: dict[int, SharedArrays]) -> None:
         """Add a node's sums to the total, in place, its clients' own arrays to `own`, and note its report."""
         try:
-            reply = read_training(self._content(answer), self._asked[answer.node], self._current, self._own_sent)
+            reply = read_training(self._content(answer), asked, self._current, self._own_sent)
         except ValueError as error:
-            self._all_failed(answer, str(error))
+            self._all_failed(asked, str(error))
             return
         self._note(reply.report)
+        if self._is_audited(asked[0]) and reply.report.results:
+            received = self._current | dict(self._own_sent.get(asked[0], {}))
+            observe(reply, received, self.setting.reductions, self.progress.round, Path(self.setting.run_directory))
         own |= reply.own
         for key, value in reply.sums.items():
             if key in total:
@@ -264,8 +281,8 @@ class BaseStrategy(Strategy):
         self.outcome.bytes_on_wire += content_bytes([answer.content])
         return answer.content
 
-    def _all_failed(self, answer: Exchange, problem: str) -> None:
-        self.outcome.failures += [Failure(client=client, reason=problem) for client in self._asked[answer.node]]
+    def _all_failed(self, asked: list[int], problem: str) -> None:
+        self.outcome.failures += [Failure(client=client, reason=problem) for client in asked]
 
     def _note(self, report: Report) -> None:
         self.outcome.results = sorted([*self.outcome.results, *report.results], key=lambda result: result.client)

@@ -12,7 +12,8 @@ PACKAGES = ("hyperfl_flwr", "strategies", "clients", "experiments")
 LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
-            "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics",
+            "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics", "hyperfl_flwr.attacks",
+            "hyperfl_flwr.privacy",
             "hyperfl_flwr.config", "hyperfl_flwr.rng", "hyperfl_flwr.device", "hyperfl_flwr.errors",
             "hyperfl_flwr.storage",
         ),

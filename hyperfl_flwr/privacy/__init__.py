@@ -1,0 +1,1 @@
+"""What a client does to its upload before it leaves."""
