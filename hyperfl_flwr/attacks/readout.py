@@ -13,13 +13,15 @@ the chain rule gives, for one step,
     D_H = z g^T      D_c = g      D_W1 = d v^T      D_b1 = d
 
 two matrices of rank one: each is divided by its own last row. The server learns z, v, theta and g up to the rounding of
-the upload, whatever rate, clipping and weight decay are; the embedding hides nothing. After several steps D_c is the
-update that FedAvg or FedRep would have sent, v is read off the first layer with little error (it hardly moves), and the
-starting point theta = h(v) follows from the broadcast. Without head biases, D_H gives the direction of z and v its
-length. Only the singular vectors are used, so that noise of equal size in all entries is averaged over p + 1 copies.
+the upload, whatever rate and clipping are; the embedding hides nothing. After several steps D_c is the update that
+FedAvg or FedRep would have sent, and the heads give a mean of z over the steps; where z moves much, v, which moves
+less, is read off the first layer and z computed from it. Without head biases, D_H gives the direction of z and v its
+length. Only the leading singular vectors are used, so that noise of equal size in all entries is averaged over the
+p + 1 copies of g.
 
-Measured in float32 on the published network: theta to 1e-7 after one step, 1e-4 after five on one image, 4e-3 after the
-60 steps of the published round (scaled initialisation).
+Measured in float32 on the published network and Fashion-MNIST, relative error of theta: 2e-7 after one step; with the
+scaled initialisation 2e-5 after five steps on one image and 4e-3 after the 60 steps of the published round; with
+torch's initialisation 0.2 after 25 steps on 40 images, where theta is mostly what z moves.
 """
 
 from collections.abc import Mapping
@@ -39,6 +41,10 @@ EXTRACTOR = "extractor"
 
 RANK_THRESHOLD = 1e-3
 """Singular values below this share of the largest do not count for `rank`."""
+
+DRIFT_THRESHOLD = 0.1
+"""Second singular value of D_H, relative to the largest, above which z has moved too far in several steps to be read
+off the heads; it is then computed from v."""
 
 _ACTIVE = 1e-4
 """Units of z below this share of the largest are taken for switched off."""
@@ -149,12 +155,12 @@ def _of_hypernetwork(
     heads, gradient, singular = read_heads(change, of_first_layer)
     if embedding is not None and steps == 1 and "head_bias" in change:
         embedding = refine_embedding(embedding, heads, start)
-    # The heads average z over the steps; the first layer's v moves far less.
-    hidden = heads if steps == 1 or of_first_layer is None else of_first_layer
+    second = float(singular[1] / singular[0]) if len(singular) > 1 else 0.0
+    drifted = of_first_layer is not None and steps > 1 and second > DRIFT_THRESHOLD
+    hidden = of_first_layer if drifted and of_first_layer is not None else heads
     if steps > 1 and "head_bias" in change:
         gradient = change["head_bias"]
     theta = hidden @ start["head_weight"] + start.get("head_bias", torch.zeros(()))
-    second = float(singular[1] / singular[0]) if len(singular) > 1 else 0.0
     return Readout(
         parameters=_named(theta, knowledge),
         gradient=_named(gradient, knowledge),
