@@ -111,8 +111,8 @@ def least_squares_cotangents(inputs: Tensor, rows: Tensor) -> Tensor:
     lengths = extended.norm(dim=1, keepdim=True)
     extended = extended / lengths
     system = extended @ extended.T + _RIDGE * torch.eye(len(inputs), dtype=inputs.dtype, device=inputs.device)
-    solution: Tensor = torch.linalg.solve(system, extended @ rows.T)
-    return solution / lengths
+    delta: Tensor = torch.linalg.solve(system, extended @ rows.T) / lengths
+    return delta
 
 
 _ROWS = "rows"
@@ -127,6 +127,7 @@ def _simulation(body: nn.Sequential, last: str, num_images: int) -> Callable[[Te
             inputs: Tensor = functional_call(body, parameters, (unknowns[IMAGES],))
             return inputs
 
+        inputs: Tensor
         inputs, pull, *_ = vjp(inputs_of, {name: constants[name] for name in names})
         rows = constants[_ROWS]
         # With one image the layer's bias gradient IS delta.

@@ -133,12 +133,6 @@ class PublicKnowledge:
             augmented: Whether the data set is used with augmentation.
         """
         hyperfl = config.method == "hyperfl"
-        clip = {
-            "hyperfl": config.hyperfl.clip_norm,
-            "fedrep": config.fedrep.clip_norm,
-            "pfedhn": config.pfedhn.clip_norm,
-            "pfedhn-pc": config.pfedhn.clip_norm,
-        }
         return cls(
             method=config.method,
             target=config.target,
@@ -153,7 +147,7 @@ class PublicKnowledge:
             learning_rate=learning_rate,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
-            clip_norm=clip.get(config.method, 0.0),
+            clip_norm=_clip_norm(config),
             embedding_dim=config.hyperfl.embedding_dim if hyperfl else 0,
             hidden_width=config.hyperfl.hidden_width if hyperfl else 0,
             embedding_frozen=hyperfl and config.hyperfl.embedding == "common-frozen",
@@ -163,6 +157,16 @@ class PublicKnowledge:
     def num_steps(self, num_examples: int) -> int:
         """Return how many steps a client with that many samples takes on what is shared."""
         return self.local_steps or self.local_epochs * math.ceil(num_examples / self.batch_size)
+
+
+def _clip_norm(config: RunConfig) -> float:
+    norms = {
+        "hyperfl": config.hyperfl.clip_norm,
+        "fedrep": config.fedrep.clip_norm,
+        "pfedhn": config.pfedhn.clip_norm,
+        "pfedhn-pc": config.pfedhn.clip_norm,
+    }
+    return norms.get(config.method, 0.0)
 
 
 def save_observation(path: Path, observation: Observation, knowledge: PublicKnowledge) -> None:

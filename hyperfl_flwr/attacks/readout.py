@@ -63,8 +63,9 @@ class Readout:
         num_steps: Number of local steps k.
         embedding: HyperFL's v [d]; None if it is not learned.
         hidden: HyperFL's z [p]; None for other methods.
-        findings: Numbers about the reading: for HyperFL `rank` of D_H and `second-singular-value`, relative to the
-            largest, both of which are 1 and 0 for an exact reading.
+        findings: Numbers about the reading of HyperFL: `rank` of [D_H, D_c], 1 after one step; its
+            `second-singular-value` and the `rounding` of the upload, both relative to its largest singular value: after
+            one step the relative error of z is about the latter, and near 1 there is no gradient left to read.
     """
 
     parameters: Mapping[str, Tensor]
@@ -148,16 +149,15 @@ def _of_hypernetwork(
     start = {key.partition("/")[2]: _tensor(value) for key, value in received.items()}
     change = {key.partition("/")[2]: value for key, value in means.items()}
     steps = knowledge.num_steps(observation.num_examples)
-    embedding = None if knowledge.embedding_frozen else read_embedding(change)
-    of_first_layer = None
-    if embedding is not None:
+    embedding, of_first_layer = None, None
+    if not knowledge.embedding_frozen and bool(change["hidden.weight"].any()):
+        embedding = read_embedding(change)
         of_first_layer = torch.relu(start["hidden.weight"] @ embedding + start["hidden.bias"])
-    heads, gradient, singular = read_heads(change, of_first_layer)
+    hidden, gradient, singular = read_heads(change, of_first_layer)
     if embedding is not None and steps == 1 and "head_bias" in change:
-        embedding = refine_embedding(embedding, heads, start)
-    second = float(singular[1] / singular[0]) if len(singular) > 1 else 0.0
-    drifted = of_first_layer is not None and steps > 1 and second > DRIFT_THRESHOLD
-    hidden = of_first_layer if drifted and of_first_layer is not None else heads
+        embedding = refine_embedding(embedding, hidden, start)
+    if of_first_layer is not None and steps > 1 and float(singular[1]) > DRIFT_THRESHOLD * float(singular[0]):
+        hidden = of_first_layer
     if steps > 1 and "head_bias" in change:
         gradient = change["head_bias"]
     theta = hidden @ start["head_weight"] + start.get("head_bias", torch.zeros(()))
@@ -169,24 +169,37 @@ def _of_hypernetwork(
         hidden=hidden.float(),
         findings={
             "rank": float((singular > RANK_THRESHOLD * singular[0]).sum()),
-            "second-singular-value": second,
+            "second-singular-value": float(singular[1] / singular[0]),
+            "rounding": _rounding(observation, knowledge) / float(singular[0]),
             "hidden-norm": float(hidden.norm()),
             "theta-norm": float(theta.norm()),
         },
     )
 
 
+def _rounding(observation: Observation, knowledge: PublicKnowledge) -> float:
+    """Return a bound on the norm of what rounding to float32 in every step adds to the heads' mean gradients."""
+    steps = knowledge.num_steps(observation.num_examples)
+    _, weights = sgd_scalars(
+        steps,
+        learning_rate=knowledge.learning_rate,
+        momentum=knowledge.momentum,
+        weight_decay=knowledge.weight_decay,
+    )
+    squared = sum(
+        float(np.square(value, dtype=np.float64).sum())
+        for key, value in observation.reply.items()
+        if key.rpartition("/")[2].startswith("head_")
+    )
+    return float(steps * np.finfo(np.float32).eps / 2 * np.sqrt(squared) / abs(weights.sum()))
+
+
 def read_embedding(change: Mapping[str, Tensor]) -> Tensor:
     """Return v [d] from the first layer's mean gradients `hidden.weight` [p, d] and `hidden.bias` [p].
 
     [D_W1 | D_b1] = d [v, 1]^T: the top right singular vector, divided by its last entry.
-
-    Raises:
-        ValueError: If they are zero (every hidden unit is off).
     """
     joint = torch.cat([change["hidden.weight"], change["hidden.bias"][:, None]], dim=1)
-    if not joint.any():
-        raise ValueError("the first layer did not change: its units are all off, or it is frozen")
     right = torch.linalg.svd(joint, full_matrices=False).Vh[0]
     embedding: Tensor = right[:-1] / right[-1]
     return embedding
@@ -230,7 +243,9 @@ def read_heads(change: Mapping[str, Tensor], of_first_layer: Tensor | None) -> t
         hidden = left[:-1] / left[-1]
         return hidden, (left @ rows) * left[-1], singular
     if of_first_layer is None:
-        raise ValueError("without head biases the length of z needs the first layer's gradient, which is frozen")
+        raise ValueError(
+            "without head biases the length of z needs the first layer's gradient, which is zero: it is frozen or off"
+        )
     direction = left if float(left @ of_first_layer) > 0 else -left
     hidden = direction * of_first_layer.norm()
     return hidden, hidden @ rows / hidden.square().sum(), singular

@@ -79,7 +79,10 @@ def psnr(images: Images, references: Images) -> Values:
 
 
 def ssim(images: Images, references: Images) -> Values:
-    """Return the structural similarities, [n]: Gaussian window of 11 pixels, or uniform of 7 for sides below 11."""
+    """Return the structural similarities (Wang et al. 2004), [n]: means over all pixels, borders reflected.
+
+    The window is Gaussian with 11 pixels, or uniform with 7 for sides below 11.
+    """
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     side = min(images.shape[2:])

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
-from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_embedding, initial_hypernetwork
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target, ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
@@ -70,9 +70,15 @@ class Attacked:
 
 
 def hyperfl(
-    data: Samples, epochs: Epochs, *, clip: float = 0.0, frozen: bool = False, initialisation="hyperfan-bias"
+    data: Samples,
+    epochs: Epochs,
+    *,
+    clip: float = 0.0,
+    frozen: bool = False,
+    initialisation: Initialisation = "hyperfan-bias",
+    bias_shift: float = 0.0,
 ) -> Attacked:
-    """Run HyperFL's round on the paper's network, hypernetwork 64 -> 128 -> theta."""
+    """Run HyperFL's round, hypernetwork 64 -> 128 -> theta; `bias_shift` moves all hidden units."""
     target, generator = target_for(data), torch_generator(0, "hypernetwork")
     v = initial_embedding(64, initialisation, generator)
     network = Hypernetwork(target.extractor)
@@ -80,6 +86,7 @@ def hyperfl(
         initial_hypernetwork(network, target.extractor, initialisation, v, generator), assign=True
     )  # fmt: skip
     with torch.no_grad():
+        network.hidden.bias += bias_shift
         secrets = {"v": v.clone(), "z": network.activation(v), "theta": network(v)}
     model = HyperFLModel(
         extractor=target.extractor, classifier=target.classifier, hypernetwork=network,
@@ -116,6 +123,18 @@ def fedrep(data: Samples, epochs: Epochs) -> Attacked:
         received=before, reply=arrays_of(target.extractor, "extractor"), num_examples=len(data.train_labels)
     )
     return Attacked(observation, knowledge_of("fedrep", data, epochs), {})
+
+
+def pfedhn_pc(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
+    """Run the round of pFedHN-PC: both parts are trained jointly, the extractor's change is sent."""
+    target = target_for(data)
+    before = arrays_of(target.extractor, "extractor")
+    everything = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE, clip_norm=clip)
+    train_epochs(target, [everything], data, epochs, np.random.default_rng(0))
+    after = arrays_of(target.extractor, "extractor")
+    reply = {key: before[key] - after[key] for key in before}
+    observation = Observation(received=before, reply=reply, num_examples=len(data.train_labels))
+    return Attacked(observation, knowledge_of("pfedhn-pc", data, epochs, clip=clip), {})
 
 
 def relative_error(value: Tensor, expected: Tensor) -> float:

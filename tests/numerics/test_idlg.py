@@ -21,7 +21,7 @@ def recovered(client):
 @pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_the_label_of_one_image_is_certain(method, epochs):
-    """p - onehot(y) is negative at y alone, in every step; ten digits."""
+    """The entries p - onehot(y) are negative at y alone, in every step; ten digits."""
     setting = Epochs(epochs=epochs, batch_size=1, momentum=0.5, weight_decay=5e-4)
     for first in range(10):
         images, labels = digits(1, first=first)

@@ -25,10 +25,11 @@ def test_psnr_is_per_image():
 
 
 def gaussian_ssim(one, other):
-    """Wang et al. 2004, equation 13, averaged over the pixels whose 11x11 window lies inside; float64."""
+    """Wang et al. 2004, equation 13, averaged over all pixels, images reflected at their borders; float64."""
     axis = np.exp(-np.square(np.arange(11) - 5.0) / (2 * 1.5**2))
     window = np.outer(axis, axis) / axis.sum() ** 2
-    patches = [np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (11, 11)) for x in (one, other)]
+    padded = [np.pad(x.astype(np.float64), 5, mode="reflect") for x in (one, other)]
+    patches = [np.lib.stride_tricks.sliding_window_view(x, (11, 11)) for x in padded]
     mean_x, mean_y = ((patch * window).sum(axis=(2, 3)) for patch in patches)
     xx, yy = ((np.square(patch) * window).sum(axis=(2, 3)) for patch in patches)
     xy = (patches[0] * patches[1] * window).sum(axis=(2, 3))
@@ -80,7 +81,7 @@ def test_lpips_uses_the_given_weights_and_grows_with_the_difference(weights: Pat
     assert similarity(one, far).lpips is None
     assert similarity(one, far, measure).lpips is not None
     values = torch.load(weights)
-    torch.save({name: 2 * value for name, value in values.items()}, weights)
+    torch.save({name: -value for name, value in values.items()}, weights)
     assert not np.allclose(Lpips(weights)(one, far), measure(one, far))
 
 

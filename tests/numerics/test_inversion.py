@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attacked import MEAN, STD, digits, fedavg, fedrep, hyperfl, samples
+from attacked import MEAN, STD, digits, fedavg, fedrep, hyperfl, pfedhn_pc, samples
 
 from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents
 from hyperfl_flwr.attacks.inversion import Optimisation, Problems, solve
@@ -44,6 +44,7 @@ def clients_of(make, num_clients, num_images, side):
 MAKERS = {
     "hyperfl": lambda data: hyperfl(data, STEP, clip=50.0),
     "fedrep": lambda data: fedrep(data, STEP),
+    "pfedhn-pc": lambda data: pfedhn_pc(data, STEP, clip=50.0),
     "fedavg": lambda data: fedavg(data, STEP),
     "pfedhn": lambda data: fedavg(data, STEP, method="pfedhn", clip=50.0),
 }
@@ -51,7 +52,7 @@ MAKERS = {
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("head-gradient", "hyperfl"), ("head-gradient", "fedrep"), ("ig", "fedavg"), ("ig", "pfedhn")],
+    [("head-gradient", "hyperfl"), ("head-gradient", "pfedhn-pc"), ("ig", "fedavg"), ("ig", "pfedhn")],
 )
 def test_single_images_are_recovered(name, method):
     """Six clients with one digit each: far above the controls, which know nothing."""
@@ -203,6 +204,20 @@ def test_results_do_not_depend_on_the_batching():
     together, alone = attack("ig", clients, few, at_once=3), attack("ig", clients, few, at_once=1)
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.images, other.images, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("name", "method"), [("head-gradient", "hyperfl"), ("ig", "fedavg"), ("ig-paper", "hyperfl")])
+def test_cuda_computes_the_same(name, method):
+    """The objective at the random start, before rounding can grow."""
+    clients, _, _ = clients_of(MAKERS[method], 2, 1, 12)
+    labels = [np.array([0]), np.array([1])]
+    first = Optimisation(iterations=1, learning_rate=1e-9)
+    here, there = (
+        attack(name, clients, first, labels=labels, device=torch.device(device)) for device in ("cpu", "cuda")
+    )
+    for one, other in zip(here, there, strict=True):
+        assert other.objective == pytest.approx(one.objective, rel=1e-2)
 
 
 def test_the_table_says_what_applies():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attacked import RATE, digits, fedavg, fedrep, hyperfl, relative_error, samples, target_for
+from attacked import RATE, digits, fedavg, fedrep, hyperfl, pfedhn_pc, relative_error, samples, target_for
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -85,7 +85,7 @@ def test_weights_are_read_off_five_epochs(num, batch, limit):
 
 
 def test_a_frozen_embedding_is_read_off_any_number_of_steps():
-    """z is a constant of the round, so D_H = z (sum_j w_j g_j)^T has rank one; 25 steps."""
+    """The activation z is a constant of the round, so D_H = z (sum_j w_j g_j)^T has rank one; 25 steps."""
     setting = Epochs(epochs=5, batch_size=8, momentum=0.5, weight_decay=5e-4)
     attacked = hyperfl(samples(*digits(40, side=28)), setting, frozen=True)
     reading = read_out(attacked.observation, attacked.knowledge)
@@ -93,6 +93,27 @@ def test_a_frozen_embedding_is_read_off_any_number_of_steps():
     assert relative_error(flat(reading.parameters), attacked.secrets["theta"]) < 1e-5
     assert reading.embedding is None
     assert reading.findings["rank"] == 1
+
+
+def test_a_dead_hypernetwork_generates_what_was_broadcast():
+    """All hidden units off: z = 0, theta is the head bias and its change the gradient; nothing is divided by zero."""
+    attacked = hyperfl(samples(*digits(1, side=12)), ONE_STEP, bias_shift=-100.0)
+    assert not attacked.secrets["z"].any()
+    reading = read_out(attacked.observation, attacked.knowledge)
+    assert reading.embedding is None
+    assert float(reading.hidden.norm()) < 1e-6
+    torch.testing.assert_close(flat(reading.parameters), attacked.secrets["theta"], rtol=0, atol=1e-6)
+
+
+def test_a_gradient_below_the_rounding_is_reported():
+    """The published initialisation on one image: step 1 fits it, no gradient is left, and weight decay is all."""
+    data = samples(*digits(1, side=28))
+    epochs = replace(ONE_STEP, weight_decay=5e-4)
+    gone = hyperfl(data, epochs, clip=50.0, initialisation="torch")
+    assert read_out(gone.observation, gone.knowledge).findings["rounding"] > 0.3
+    clear = hyperfl(data, epochs, clip=50.0)
+    reading = read_out(clear.observation, clear.knowledge)
+    assert relative_error(reading.hidden, clear.secrets["z"]) < reading.findings["rounding"] < 1e-2
 
 
 def test_heads_without_bias_hide_nothing():
@@ -138,23 +159,34 @@ def test_scalars_are_those_of_torch_sgd(steps):
     assert float(parameter.detach()) == pytest.approx(kept * 1.7 + weights @ gradients, rel=1e-12)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedhn", "fedrep"])
-def test_other_methods_give_their_gradient(method):
-    """One step: the reply of FedAvg and pFedHN gives autograd's gradient, FedRep's the extractor's."""
+@pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
+def test_the_whole_network_gives_its_gradient(method):
+    """One step with weight decay and momentum: autograd's gradient, from parameters or from their change."""
     data = samples(*digits(4))
-    epochs = Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5)
-    attacked = fedrep(data, epochs) if method == "fedrep" else fedavg(data, epochs, method=method)
+    attacked = fedavg(data, Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5), method=method)
     reading = read_out(attacked.observation, attacked.knowledge)
     target = target_for(data)
-    if method == "fedrep":
-        theta = flat(dict(target.extractor.named_parameters())).detach()
-        assert relative_error(flat(reading.gradient), extractor_gradient(data, theta, 0.01)) < 1e-4
-        assert not reading.shares_classifier
-        return
     functional.cross_entropy(target(data.train_images), data.train_labels).backward()
     for name, parameter in target.named_parameters():
         assert relative_error(reading.gradient[name], parameter.grad) < 1e-4
         torch.testing.assert_close(reading.parameters[name], parameter.detach(), rtol=0, atol=0)
+
+
+def test_a_shared_extractor_gives_its_gradient():
+    """FedRep after the classifier's own step, pFedHN-PC with the classifier that all start from; 1e-4."""
+    data, epochs = samples(*digits(4)), Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5)
+    target = target_for(data)
+    theta = flat(dict(target.extractor.named_parameters())).detach()
+    functional.cross_entropy(target(data.train_images), data.train_labels).backward()
+    of_pc = torch.cat([parameter.grad.flatten() for parameter in target.extractor.parameters()])
+    for attacked, expected in (
+        (fedrep(data, epochs), extractor_gradient(data, theta, 0.01)),
+        (pfedhn_pc(data, epochs), of_pc),
+    ):
+        reading = read_out(attacked.observation, attacked.knowledge)
+        assert not reading.shares_classifier
+        assert relative_error(flat(reading.gradient), expected) < 1e-4
+        torch.testing.assert_close(flat(reading.parameters), theta, rtol=0, atol=0)
 
 
 def test_the_input_of_a_linear_layer_is_read_off():
