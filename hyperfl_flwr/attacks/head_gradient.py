@@ -36,8 +36,8 @@ from hyperfl_flwr.attacks.reconstruction import (
     stack,
 )
 
-DEFAULTS = Optimisation(iterations=2000, total_variation=1e-4, polish=500)
-"""Adam 0.1 on the plain gradient; the sign of it converges worse here."""
+DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_variation=3e-3, polish=500)
+"""Tuned on single images of Fashion-MNIST: at a rate of 0.1, as in the papers, the same search stops 10 dB lower."""
 
 _RIDGE = 1e-4
 """On rows of length one; it keeps candidates with nearly equal inputs apart from a singular system."""

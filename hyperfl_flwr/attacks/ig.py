@@ -31,8 +31,9 @@ from hyperfl_flwr.attacks.reconstruction import (
 )
 from hyperfl_flwr.models.targets import Target
 
-DEFAULTS = Optimisation(iterations=2000, total_variation=1e-4, polish=500)
-"""The paper takes 10,000 or more signed steps, and 1e-6 to 1e-4 for the prior."""
+DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_variation=3e-3, polish=500)
+"""The paper takes 10,000 or more signed steps at a rate of 0.1, and 1e-6 to 1e-4 for the prior. These, tuned on single
+images of Fashion-MNIST, come further in a fifth of the time."""
 
 _LABELS = "labels"
 _CLIP_EPSILON = 1e-6

@@ -5,19 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attacked import MEAN, STD, digits, fedavg, fedrep, hyperfl, pfedhn_pc, samples
+from attacked import digits, fedavg, fedrep, hyperfl, pfedhn_pc, samples
 
-from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents
+from hyperfl_flwr.attacks import reconstruction
+from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents, split_extractor
 from hyperfl_flwr.attacks.inversion import Optimisation, Problems, solve
 from hyperfl_flwr.attacks.matching import CLEAR_MARGIN, compare, verdict
 from hyperfl_flwr.attacks.objectives import cosine_distance, relative_squared_error
 from hyperfl_flwr.attacks.priors import total_variation
 from hyperfl_flwr.attacks.reconstruction import AttackSettings
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.sgd import Epochs
 
 STEP = Epochs(epochs=1, batch_size=8, momentum=0.5, weight_decay=5e-4)
-QUICK = Optimisation(iterations=300, learning_rate=1.0, signed=True, total_variation=1e-3)
+QUICK = Optimisation(iterations=200, learning_rate=1.0, signed=True, total_variation=3e-3)
 
 
 def attack(name, clients, optimisation=QUICK, **settings):
@@ -99,25 +101,26 @@ def defended(client, rng, noise_multiplier=1e-2):
     return replace(client, observation=replace(client.observation, reply=noisy))
 
 
-def test_several_local_steps_are_simulated():
-    """The simulated reply of the true images equals the observed one: five steps of two batches with momentum."""
+@pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
+def test_several_local_steps_are_simulated(method):
+    """The simulated reply of the true images equals the observed one: momentum, decay, and a clip that acts.
+
+    Five epochs of one batch for FedAvg, four counted steps for pFedHN. As one step it does not fit.
+    """
     data = samples(*digits(4))
-    epochs = Epochs(epochs=5, batch_size=4, momentum=0.5, weight_decay=5e-4)
-    client = fedavg(data, epochs)
-    one = replace(client.knowledge, local_epochs=1)
-    start = ((data.train_images * STD + MEAN).numpy(), data.train_labels.numpy())
-    fitted = attack_from_truth(client, client.knowledge, *start)
+    epochs = Epochs(epochs=5, batch_size=4, momentum=0.5, weight_decay=5e-4, steps=4 * (method == "pfedhn"))
+    client = fedavg(data, epochs, method=method, clip=0.5 * (method == "pfedhn"))
+    labels = data.train_labels.numpy()
+    fitted = attack_from_truth(client, client.knowledge, data.train_images, labels)
     assert fitted < 1e-6
-    assert attack_from_truth(client, one, *start) > 10 * fitted + 1e-5
+    one = replace(client.knowledge, local_epochs=1, local_steps=0)
+    assert attack_from_truth(client, one, data.train_images, labels) > 1e-4
 
 
 def attack_from_truth(client, knowledge, images, labels):
-    """Return the objective of `ig` at the true images."""
-    from hyperfl_flwr.attacks import reconstruction
-
-    truth = torch.from_numpy((images - MEAN) / STD)[None]
+    """Return the objective of `ig` at the true images [n, C, H, W], normalised."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reconstruction, "_starts", lambda *_: lambda restart: {"images": truth})
+        patch.setattr(reconstruction, "_starts", lambda *_: lambda restart: {"images": images[None]})
         settings = AttackSettings(optimisation=Optimisation(iterations=1, learning_rate=1e-9), labels=[labels])
         return ATTACKS["ig"].run([client.observation], knowledge, settings)[0].objective
 
@@ -143,8 +146,6 @@ def test_cotangents_are_the_least_squares_solution():
 
 def test_the_simulated_gradient_of_the_extractor_is_autograds():
     """Without classifier and label: the objective of `head-gradient` vanishes at the true image, one digit."""
-    from hyperfl_flwr.attacks import reconstruction
-
     data = samples(*digits(1, side=12))
     client = fedrep(data, STEP)
     with pytest.MonkeyPatch.context() as patch:
@@ -232,11 +233,8 @@ def test_the_table_says_what_applies():
         attack("ig", [fedavg(samples(*digits(1)), STEP)], labels=[np.array([1, 2])])
 
 
-def test_lenet_gradients_are_inverted_too():
-    """Another target: its last extractor layer is `fc2`, under a ReLU; the simulated gradient is autograd's."""
-    from hyperfl_flwr.attacks.head_gradient import split_extractor
-    from hyperfl_flwr.models.targets import build_target
-
+def test_the_extractor_is_split_below_its_last_linear_layer():
+    """LeNet ends in `fc2` and a ReLU; a network of convolutions alone has no such layer."""
     body, last = split_extractor(build_target("lenet", (1, 16, 16), 10).extractor)
     assert last == "fc2"
     assert [name for name, _ in body.named_children()][-1] == "act3"
