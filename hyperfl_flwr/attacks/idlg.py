@@ -1,0 +1,63 @@
+"""Labels from the gradient of a shared classifier, without any search.
+
+Zhao, Mopuri, Bilen: "iDLG: Improved Deep Leakage from Gradients", 2020. For the mean cross-entropy of B samples the
+gradient of the last layer's bias is
+
+    dL/db_k = mean_n p_nk - c_k / B        c_k = number of samples with label k
+
+Only the label's entry can be negative where B = 1: exact, whatever the network. For B > 1 a class with a negative entry
+is certainly in the batch. The counts then follow greedily, by taking the most negative entry and adding 1/B to it, B
+times; this is the rule of Wainakh et al. ("User-Level Label Leakage from Gradients in Federated Learning", PETS 2022)
+with the impact 1/B of one sample known exactly instead of estimated. It is right while the mean probabilities are
+nearly equal over the classes (a network at its start), repeated labels included, which Yin et al. ("See through
+Gradients", CVPR 2021) exclude. It fails for a trained network with B > 1, with clipping that acts, and after many local
+steps: then the answer is a guess.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.attacks.readout import CLASSIFIER, Readout, read_out
+from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
+
+
+def idlg(
+    observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
+) -> list[Reconstruction]:
+    """Recover the labels of each client; no images.
+
+    Args:
+        observations: Of a method that shares the classifier.
+        knowledge: The settings.
+        settings: Not used.
+
+    Raises:
+        ValueError: If the classifier is private.
+    """
+    nothing = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
+    return [
+        Reconstruction(
+            images=nothing, labels=recover_labels(read_out(observation, knowledge), observation.num_examples)
+        )
+        for observation in observations
+    ]
+
+
+def recover_labels(reading: Readout, num_examples: int) -> IntArray:
+    """Return the labels [n], ascending, of the samples behind a reply; see the module for when they are right.
+
+    Raises:
+        ValueError: If the classifier is private.
+    """
+    if not reading.shares_classifier:
+        raise ValueError("labels are read off the last layer's gradient, but this method keeps the classifier private")
+    remaining = reading.gradient[f"{CLASSIFIER}.bias"].double().clone()
+    counts = torch.zeros(len(remaining), dtype=torch.int64)
+    for _ in range(num_examples):
+        chosen = int(remaining.argmin())
+        counts[chosen] += 1
+        remaining[chosen] += 1 / num_examples
+    return np.repeat(np.arange(len(counts), dtype=np.int64), counts.numpy())

@@ -1,0 +1,132 @@
+"""Whether reconstructed images show the private ones: assignment, two controls, and a verdict.
+
+The order of images within a batch is unknown, and with many candidates some image always looks a little like some
+private one. So candidates are assigned to private images one to one with the smallest total squared error, and beside
+them stand two controls that know nothing about the client: the same assignment of equally many unrelated images, and
+the mean image.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import wilcoxon
+
+Images = NDArray[np.float32]
+
+Verdict = Literal["recovered", "recovered some", "recovered nothing"]
+
+MARGIN = 1.0
+"""dB by which the median image must beat the better control."""
+
+CLEAR_MARGIN = 6.0
+"""dB (a quarter of the squared error) by which a single image counts as recovered."""
+
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Match:
+    """Private images and the candidates assigned to them.
+
+    Attributes:
+        images: The candidates, in the order of the private images, [n, C, H, W].
+        order: Their positions among all candidates, [n].
+        psnr: In dB, data range 1, [n]; infinite where they are equal.
+    """
+
+    images: Images
+    order: NDArray[np.int64]
+    psnr: NDArray[np.float64]
+
+
+def match(candidates: Images, private: Images) -> Match:
+    """Assign to each private image one candidate, with the smallest sum of squared errors.
+
+    Args:
+        candidates: [m, C, H, W] in [0, 1], m >= n.
+        private: [n, C, H, W] in [0, 1].
+
+    Raises:
+        ValueError: If there are fewer candidates than images, or the shapes differ.
+    """
+    if len(candidates) < len(private) or candidates.shape[1:] != private.shape[1:]:
+        raise ValueError(f"cannot assign candidates {candidates.shape} to images {private.shape}")
+    flat, truth = (images.reshape(len(images), -1).astype(np.float64) for images in (candidates, private))
+    errors = np.stack([np.square(flat - image).mean(axis=1) for image in truth])
+    rows, columns = linear_sum_assignment(errors)
+    return Match(images=candidates[columns], order=columns, psnr=_decibels(errors[rows, columns]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+    """An attack on some private images beside its controls; per image, PSNR in dB.
+
+    Attributes:
+        matched: The reconstructions.
+        unrelated: The assigned unrelated images.
+        mean_image: PSNR of the mean image.
+    """
+
+    matched: Match
+    unrelated: Match
+    mean_image: NDArray[np.float64]
+
+    @property
+    def advantage(self) -> NDArray[np.float64]:
+        """PSNR of the attack less that of the better control, [n]."""
+        return self.matched.psnr - np.maximum(self.unrelated.psnr, self.mean_image)
+
+
+def compare(reconstructed: Images, private: Images, unrelated: Images, mean_image: Images) -> Comparison:
+    """Hold a client's reconstructions against its images, with both controls.
+
+    Args:
+        reconstructed: [m, C, H, W], m >= n.
+        private: [n, C, H, W].
+        unrelated: Images of the same kind that the client does not hold; as many as there are reconstructions makes
+            the control fair, more make it stricter.
+        mean_image: [C, H, W], the mean of images that the client does not hold.
+
+    Raises:
+        ValueError: If there are fewer reconstructions or unrelated images than private ones.
+    """
+    errors = np.square(private.astype(np.float64) - mean_image).reshape(len(private), -1).mean(axis=1)
+    return Comparison(
+        matched=match(reconstructed, private), unrelated=match(unrelated, private), mean_image=_decibels(errors)
+    )
+
+
+def verdict(comparisons: Sequence[Comparison]) -> Verdict:
+    """Judge an attack over all images of all clients.
+
+    The rule looks at each image's advantage: its PSNR less that of the better of its two controls.
+
+    - `recovered`: the median advantage is above 1 dB, and advantages are larger than zero by a one-sided Wilcoxon
+      signed-rank test at 5 %. Fewer than five images cannot pass that test: there every one must be 6 dB ahead.
+    - `recovered some`: not so, but at least one image is 6 dB ahead (a quarter of the squared error).
+    - `recovered nothing`: neither.
+
+    Raises:
+        ValueError: If there are no images.
+    """
+    if not comparisons:
+        raise ValueError("a verdict needs at least one comparison")
+    advantages = np.concatenate([comparison.advantage for comparison in comparisons])
+    clear = advantages >= CLEAR_MARGIN
+    if len(advantages) < 5:
+        return "recovered" if clear.all() else "recovered some" if clear.any() else "recovered nothing"
+    # A rank test needs finite numbers; an exact reconstruction is larger than any other.
+    finite = np.nan_to_num(advantages, nan=-1e3, posinf=1e3, neginf=-1e3)
+    significant = np.any(finite) and wilcoxon(finite, alternative="greater").pvalue < SIGNIFICANCE
+    if significant and np.median(finite) > MARGIN:
+        return "recovered"
+    return "recovered some" if clear.any() else "recovered nothing"
+
+
+def _decibels(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        return -10 * np.log10(errors)

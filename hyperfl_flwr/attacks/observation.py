@@ -1,0 +1,213 @@
+"""What an honest-but-curious server sees of one client in one round, and what it knows anyway.
+
+An attack gets an `Observation` and a `PublicKnowledge` and nothing else: no private group, no image, no label.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.storage import read_arrays, write_arrays
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Arrays by `group/name`."""
+
+_OWNER_ONLY = 0o600
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observation:
+    """One client's part of one round, as it passes the server.
+
+    Attributes:
+        received: What the server sent to the client.
+        reply: What it got back, under the same keys: parameters, or for pFedHN the change of them (before minus after).
+        num_examples: Number n of training samples, which the reply tells.
+        round: The federated round, from 1.
+        metrics: The numbers that came with the reply, for example `train-loss`.
+    """
+
+    received: Arrays
+    reply: Arrays
+    num_examples: int
+    round: int = 1
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that both directions have the same layout.
+
+        Raises:
+            ValueError: If keys or shapes differ, or there are no examples.
+        """
+        sent = {key: value.shape for key, value in self.received.items()}
+        if not sent or sent != {key: value.shape for key, value in self.reply.items()}:
+            raise ValueError(f"a reply must have the keys and shapes of what was sent: {', '.join(sent) or 'nothing'}")
+        if self.num_examples < 1:
+            raise ValueError(f"num_examples must be positive, got {self.num_examples}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicKnowledge:
+    """Architecture, normalisation and hyper-parameters of a run: the server wrote them, or reads them in the code.
+
+    Attributes:
+        method: Name of the method, for example `hyperfl`.
+        target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
+        input_shape: (channels, height, width).
+        num_classes: K.
+        mean: Per channel, subtracted from pixels in [0, 1].
+        std: Per channel, divided by.
+        augmented: Whether clients train on randomly cropped and flipped images; an attack then finds those.
+        local_epochs: Passes E over the client's data.
+        local_steps: If positive, the number of steps instead (pFedHN).
+        batch_size: Samples per step.
+        learning_rate: Step size of what is shared.
+        momentum: Of SGD, with buffers that start empty.
+        weight_decay: L2 coefficient.
+        clip_norm: Largest gradient norm of what is shared; 0 does not clip.
+        embedding_dim: Of HyperFL's embedding; 0 without.
+        hidden_width: Of HyperFL's hypernetwork; 0 without.
+        embedding_frozen: Whether HyperFL's embedding and first layer are constants.
+        initialisation: How HyperFL's hypernetwork was drawn, see `hyperfl_flwr.models.hypernetwork.Initialisation`.
+    """
+
+    method: str
+    target: str
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    local_epochs: int
+    batch_size: int
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    local_steps: int = 0
+    augmented: bool = False
+    embedding_dim: int = 0
+    hidden_width: int = 0
+    embedding_frozen: bool = False
+    initialisation: str = ""
+
+    def __post_init__(self) -> None:
+        """Check lengths and ranges.
+
+        Raises:
+            ValueError: If mean or std do not have one number per channel, or a number is out of range.
+        """
+        if not len(self.mean) == len(self.std) == self.input_shape[0]:
+            raise ValueError(f"mean and std need {self.input_shape[0]} numbers, got {self.mean} and {self.std}")
+        if not (self.learning_rate > 0 and self.batch_size > 0 and (self.local_epochs > 0 or self.local_steps > 0)):
+            raise ValueError("learning_rate, batch_size and the number of local epochs or steps must be positive")
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        *,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        learning_rate: float,
+        augmented: bool,
+    ) -> "PublicKnowledge":
+        """Take the settings that matter from a run's configuration.
+
+        Args:
+            config: The run's settings.
+            input_shape: Of the data set, (channels, height, width).
+            num_classes: Of the data set.
+            mean: Of its normalisation.
+            std: Of its normalisation.
+            learning_rate: The setting, or the data set's own where that is `auto`.
+            augmented: Whether the data set is used with augmentation.
+        """
+        hyperfl = config.method == "hyperfl"
+        return cls(
+            method=config.method,
+            target=config.target,
+            input_shape=input_shape,
+            num_classes=num_classes,
+            mean=mean,
+            std=std,
+            augmented=augmented,
+            local_epochs=config.local_epochs,
+            local_steps=config.pfedhn.local_steps if config.method.startswith("pfedhn") else 0,
+            batch_size=config.batch_size,
+            learning_rate=learning_rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            clip_norm=_clip_norm(config),
+            embedding_dim=config.hyperfl.embedding_dim if hyperfl else 0,
+            hidden_width=config.hyperfl.hidden_width if hyperfl else 0,
+            embedding_frozen=hyperfl and config.hyperfl.embedding == "common-frozen",
+            initialisation=config.hyperfl.initialisation if hyperfl else "",
+        )
+
+    def num_steps(self, num_examples: int) -> int:
+        """Return how many steps a client with that many samples takes on what is shared."""
+        return self.local_steps or self.local_epochs * math.ceil(num_examples / self.batch_size)
+
+
+def _clip_norm(config: RunConfig) -> float:
+    norms = {
+        "hyperfl": config.hyperfl.clip_norm,
+        "fedrep": config.fedrep.clip_norm,
+        "pfedhn": config.pfedhn.clip_norm,
+        "pfedhn-pc": config.pfedhn.clip_norm,
+    }
+    return norms.get(config.method, 0.0)
+
+
+def save_observation(path: Path, observation: Observation, knowledge: PublicKnowledge) -> None:
+    """Write both to one file that only its owner may read: it is all that an attack needs."""
+    arrays = {f"received/{key}": value for key, value in observation.received.items()}
+    arrays |= {f"reply/{key}": value for key, value in observation.reply.items()}
+    meta = {
+        "num-examples": observation.num_examples,
+        "round": observation.round,
+        "metrics": dict(observation.metrics),
+        "knowledge": asdict(knowledge),
+    }
+    write_arrays(path, arrays, meta, mode=_OWNER_ONLY)
+
+
+def load_observation(path: Path) -> tuple[Observation, PublicKnowledge]:
+    """Read what `save_observation` wrote.
+
+    Raises:
+        StateError: If the file is missing, damaged, or holds something else.
+    """
+    arrays, meta = read_arrays(path)
+    try:
+        knowledge = TypeAdapter(PublicKnowledge).validate_python(meta["knowledge"])
+        observation = Observation(
+            received=_direction(arrays, "received"),
+            reply=_direction(arrays, "reply"),
+            num_examples=int(meta["num-examples"]),
+            round=int(meta["round"]),
+            metrics={str(name): float(value) for name, value in meta["metrics"].items()},
+        )
+        return observation, knowledge
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(
+            f"{path} holds no observation of this version ({type(error).__name__}: {error}); record it again"
+        ) from error
+
+
+def _direction(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
+    found = {key.partition("/")[2]: np.asarray(value) for key, value in arrays.items()
+             if key.partition("/")[0] == prefix}  # fmt: skip
+    if bad := [key for key, value in found.items() if value.dtype.kind != "f"]:
+        raise ValueError(f"arrays must be floating point: {', '.join(bad)}")
+    return found

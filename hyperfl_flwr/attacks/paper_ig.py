@@ -1,0 +1,161 @@
+"""Gradient inversion of HyperFL as its paper measures it: everything private is searched for.
+
+Guo et al., AAAI 2025, section 5.3 (Table 3): images x, embedding v and classifier phi are learned together, so that the
+hypernetwork's gradient at (x, v, phi) fits the observed one. The server could read v and theta off instead
+(`hyperfl_flwr.attacks.readout`); this attack, which does not, is here to reproduce the paper's numbers, and its failure
+proves nothing.
+
+The heads' gradient z g^T has as many numbers as the hypernetwork. It is compared in the basis of the observed one's
+leading singular vectors, D_H = U S V^T of rank r: there it is the r x r matrix (U^T z)(V^T g)^T and a rest of known
+length, with the same inner products.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad
+from torch.nn import functional
+
+from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Tensors
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.attacks.readout import mean_gradients
+from hyperfl_flwr.attacks.reconstruction import (
+    AttackSettings,
+    Batch,
+    IntArray,
+    Reconstruction,
+    build_structure,
+    pixel_range,
+    reconstruct,
+    stack,
+)
+from hyperfl_flwr.models.targets import Target
+
+DEFAULTS = Optimisation(iterations=10_000, signed=True, total_variation=1e-6)
+"""The paper's settings."""
+
+MAX_RANK = 8
+"""Singular vectors of the heads' gradient that are kept; one step has a single one."""
+
+_GROUP = "hypernetwork/"
+_LABELS = "labels"
+_SOFT = "soft-labels"
+_NEGLIGIBLE = 1e-6
+_TINY = 1e-12
+
+
+def paper_ig(
+    observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
+) -> list[Reconstruction]:
+    """Reconstruct images from HyperFL's replies in the way of the paper; several local steps are taken for one.
+
+    Args:
+        observations: Of HyperFL, all of one broadcast.
+        knowledge: The settings.
+        settings: Without labels, soft labels are learned, too.
+
+    Raises:
+        ValueError: If the observations are not of one broadcast of HyperFL.
+    """
+    _check(observations)
+    target, device = build_structure(knowledge), settings.device
+    low, high = pixel_range(knowledge, device)
+    broadcast = {
+        key.removeprefix(_GROUP): torch.tensor(value).float().to(device)
+        for key, value in observations[0].received.items()
+    }
+
+    def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
+        rows = [_compressed(mean_gradients(observation, knowledge)) for observation in chosen]
+        constants = stack([bases for bases, _ in rows], device)
+        known = [row for row in labels if row is not None]
+        if known:
+            constants[_LABELS] = torch.from_numpy(np.stack(known)).to(device)
+        problems = Problems(
+            simulate=_simulation(target),
+            observed=stack([parts for _, parts in rows], device),
+            constants=constants,
+            shared=broadcast,
+            low=low,
+            high=high,
+        )
+        draw = _first_values(knowledge, target.classifier.in_features, 0 if known else chosen[0].num_examples)
+        return Batch(problems=problems, labels=labels, findings=[{}] * len(chosen), other_unknowns=draw)
+
+    return reconstruct(observations, knowledge, settings, DEFAULTS, prepare)
+
+
+def _check(observations: Sequence[Observation]) -> None:
+    for observation in observations:
+        if f"{_GROUP}head_bias" not in observation.received:
+            raise ValueError("the paper's attack is on the hypernetwork of HyperFL, which was not sent")
+        for key, value in observation.received.items():
+            if not np.array_equal(value, observations[0].received[key]):
+                raise ValueError("all observations must be of one broadcast; attack each round on its own")
+
+
+def _compressed(means: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the bases U [p, r] and V [P, r] of the heads' mean gradient, and the observed parts in them."""
+    heads = means[f"{_GROUP}head_weight"]
+    squared, vectors = torch.linalg.eigh(heads @ heads.T)
+    rank = min(MAX_RANK, len(squared))
+    singular = squared.flip(0)[:rank].clamp(min=0).sqrt()
+    left = vectors.flip(1)[:, :rank]
+    right = heads.T @ left / singular.clamp(min=_NEGLIGIBLE * float(singular[0]))
+    right = right * (singular > _NEGLIGIBLE * singular[0])
+    parts = {name: means[_GROUP + name] for name in ("head_bias", "hidden.weight", "hidden.bias")}
+    parts |= {"heads": torch.diag(singular), "rest": torch.zeros(())}
+    return (
+        {"left": left.float(), "right": right.float()},
+        {name: value.float() for name, value in parts.items()},
+    )
+
+
+def _first_values(knowledge: PublicKnowledge, width: int, num_soft: int) -> Callable[[torch.Generator], Tensors]:
+    """Return a function that draws v and phi as a client's are at the start, and soft labels for some images."""
+
+    def draw(generator: torch.Generator) -> Tensors:
+        bound = width**-0.5
+        embedding = torch.randn(knowledge.embedding_dim, generator=generator)
+        values = {
+            "embedding": embedding / (1.0 if knowledge.initialisation == "torch" else embedding.norm()),
+            "weight": torch.empty(knowledge.num_classes, width).uniform_(-bound, bound, generator=generator),
+            "bias": torch.empty(knowledge.num_classes).uniform_(-bound, bound, generator=generator),
+        }
+        if num_soft:
+            values[_SOFT] = torch.randn(num_soft, knowledge.num_classes, generator=generator)
+        return values
+
+    return draw
+
+
+def _simulation(target: Target) -> Callable[[Tensors, Tensors], Tensors]:
+    shapes = {name: parameter.shape for name, parameter in target.extractor.named_parameters()}
+    sizes = [shape.numel() for shape in shapes.values()]
+
+    def simulate(unknowns: Tensors, constants: Tensors) -> Tensors:
+        labels = unknowns[_SOFT].softmax(dim=1) if _SOFT in unknowns else constants[_LABELS]
+        before = constants["hidden.weight"] @ unknowns["embedding"] + constants["hidden.bias"]
+        hidden = torch.relu(before)
+
+        def loss(theta: Tensor) -> Tensor:
+            cut = zip(shapes.items(), torch.split(theta, sizes), strict=True)
+            parameters = {name: part.view(shape) for (name, shape), part in cut}
+            features = functional_call(target.extractor, parameters, (unknowns[IMAGES],))
+            return functional.cross_entropy(features @ unknowns["weight"].T + unknowns["bias"], labels)
+
+        gradient = grad(loss)(hidden @ constants["head_weight"] + constants["head_bias"])
+        of_hidden = (constants["head_weight"] @ gradient) * (before > 0)
+        heads = torch.outer(hidden @ constants["left"], gradient @ constants["right"])
+        energy = hidden.square().sum() * gradient.square().sum() - heads.square().sum()
+        return {
+            "heads": heads,
+            "rest": energy.clamp(min=_TINY).sqrt(),
+            "head_bias": gradient,
+            "hidden.weight": torch.outer(of_hidden, unknowns["embedding"]),
+            "hidden.bias": of_hidden,
+        }
+
+    return simulate

@@ -1,0 +1,199 @@
+"""What all attacks share: their settings, their result, and the batching of clients into independent problems."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Progress, Solution, Tensors, solve
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.models.targets import ChannelsLast, Target, build_target
+from hyperfl_flwr.rng import torch_generator
+
+IntArray = NDArray[np.int64]
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings:
+    """How an attack is run; what it knows is not among them but for the labels.
+
+    Attributes:
+        labels: The labels [n] of each client, where the setting lets the server know them.
+        optimisation: None for the attack's own.
+        seed: Of the random starts.
+        device: Where the optimisation runs.
+        at_once: Largest number of clients whose problems run as one batch; it bounds the memory.
+        progress: Called with steps done and their total.
+    """
+
+    labels: Sequence[IntArray] | None = None
+    optimisation: Optimisation | None = None
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    at_once: int = 32
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reconstruction:
+    """What an attack found out about one client.
+
+    Attributes:
+        images: float32 [m, C, H, W], pixels in [0, 1], in no particular order; m = 0 where an attack finds none.
+        labels: int64 [n], found or known; None where the attack needs none.
+        objective: What is left of the objective; 0 is a perfect match of the reply.
+        iterations: Steps taken.
+        seconds: Wall time of the batch divided by its clients.
+        findings: Numbers about the reading of the reply.
+    """
+
+    images: FloatArray
+    labels: IntArray | None = None
+    objective: float = float("nan")
+    iterations: int = 0
+    seconds: float = 0.0
+    findings: Mapping[str, float] = field(default_factory=dict)
+
+
+Run = Callable[[Sequence[Observation], PublicKnowledge, AttackSettings], list[Reconstruction]]
+"""An attack: observations of one method, the same knowledge for all, one result each."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Clients with equally many samples, prepared for `inversion.solve`.
+
+    Attributes:
+        problems: Their problems, on the settings' device.
+        labels: int64 [n] per client, or None.
+        findings: Per client.
+        other_unknowns: Draws first values of the unknowns besides the images, for one client.
+    """
+
+    problems: Problems
+    labels: Sequence[IntArray | None]
+    findings: Sequence[Mapping[str, float]]
+    other_unknowns: Callable[[torch.Generator], Tensors] = lambda generator: {}
+
+
+Prepare = Callable[[Sequence[Observation], Sequence[IntArray | None]], Batch]
+
+
+def reconstruct(
+    observations: Sequence[Observation],
+    knowledge: PublicKnowledge,
+    settings: AttackSettings,
+    defaults: Optimisation,
+    prepare: Prepare,
+) -> list[Reconstruction]:
+    """Run an attack that searches for images: batch the clients, solve, and turn the points into pixels.
+
+    The random starts are a function of seed, client's position and restart, not of the batching.
+
+    Args:
+        observations: One per client.
+        knowledge: What all of them have in common.
+        settings: How to run.
+        defaults: The attack's own optimisation.
+        prepare: Makes a batch of some observations and their known labels.
+
+    Raises:
+        ValueError: If there are labels, but not those of all samples.
+    """
+    known = known_labels(observations, settings)
+    optimisation = settings.optimisation or defaults
+    results: dict[int, Reconstruction] = {}
+    for positions in _batches(observations, settings.at_once):
+        began = time.perf_counter()
+        batch = prepare([observations[i] for i in positions], [known[i] for i in positions])
+        start = _starts(positions, observations[positions[0]].num_examples, batch, knowledge, settings)
+        solution = solve(batch.problems, start, optimisation, _shifted(settings, len(results), len(observations)))
+        seconds = (time.perf_counter() - began) / len(positions)
+        found = _pixels(solution, knowledge)
+        for row, position in enumerate(positions):
+            results[position] = Reconstruction(
+                images=found[row],
+                labels=batch.labels[row],
+                objective=float(solution.objective[row]),
+                iterations=solution.iterations,
+                seconds=seconds,
+                findings=batch.findings[row],
+            )
+    return [results[position] for position in range(len(observations))]
+
+
+def known_labels(observations: Sequence[Observation], settings: AttackSettings) -> list[IntArray | None]:
+    """Return each client's labels, None where they are unknown.
+
+    Raises:
+        ValueError: If there are labels, but not one per sample of every client.
+    """
+    if settings.labels is None:
+        return [None] * len(observations)
+    sizes = [observation.num_examples for observation in observations]
+    if [len(labels) for labels in settings.labels] != sizes:
+        raise ValueError(f"labels must be given for all samples of all clients, or for none: {sizes}")
+    return [np.asarray(labels, dtype=np.int64) for labels in settings.labels]
+
+
+def build_structure(knowledge: PublicKnowledge) -> Target:
+    """Return the target network without values, so that it can be called under `torch.func.vmap`."""
+    target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
+    for module in list(target.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, ChannelsLast):
+                setattr(module, name, nn.Identity())
+    return target
+
+
+def stack(rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    """Return tensors with the same names as one batch [N, ...] on a device."""
+    return {name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}
+
+
+def pixel_range(knowledge: PublicKnowledge, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return black and white after normalisation, each [C, 1, 1]."""
+    mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (knowledge.mean, knowledge.std))
+    return (-mean / std).to(device), ((1 - mean) / std).to(device)
+
+
+def _batches(observations: Sequence[Observation], at_once: int) -> Iterator[list[int]]:
+    sizes: dict[int, list[int]] = {}
+    for position, observation in enumerate(observations):
+        sizes.setdefault(observation.num_examples, []).append(position)
+    for positions in sizes.values():
+        yield from (positions[first : first + at_once] for first in range(0, len(positions), at_once))
+
+
+def _starts(
+    positions: Sequence[int], num_images: int, batch: Batch, knowledge: PublicKnowledge, settings: AttackSettings
+) -> Callable[[int], Tensors]:
+    def start(restart: int) -> Tensors:
+        rows: list[Tensors] = []
+        for position in positions:
+            generator = torch_generator(settings.seed, "attack", position, restart)
+            images = torch.randn(num_images, *knowledge.input_shape, generator=generator)
+            rows.append({IMAGES: images, **batch.other_unknowns(generator)})
+        return stack(rows, settings.device)
+
+    return start
+
+
+def _pixels(solution: Solution, knowledge: PublicKnowledge) -> FloatArray:
+    mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (knowledge.mean, knowledge.std))
+    images: FloatArray = (solution.unknowns[IMAGES].cpu() * std + mean).clamp(0, 1).numpy()
+    return images
+
+
+def _shifted(settings: AttackSettings, done: int, total: int) -> Progress | None:
+    """Return a progress callback for one batch that counts the clients done before it as well."""
+    progress = settings.progress
+    if progress is None:
+        return None
+    return lambda step, steps: progress(done * steps + step * min(settings.at_once, total - done), total * steps)

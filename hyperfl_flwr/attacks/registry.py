@@ -1,0 +1,67 @@
+"""The table of attacks: a new one is one file and one row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hyperfl_flwr.attacks import head_gradient, idlg, ig, paper_ig
+from hyperfl_flwr.attacks.inversion import Optimisation
+from hyperfl_flwr.attacks.reconstruction import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """A row of the table.
+
+    Attributes:
+        title: For tables and figures.
+        source: Where it comes from.
+        methods: Names of the methods it applies to.
+        run: The attack.
+        defaults: Its own optimisation; None where it searches for nothing.
+        finds_images: Whether its results have images.
+    """
+
+    title: str
+    source: str
+    methods: tuple[str, ...]
+    run: Run
+    defaults: Optimisation | None = None
+    finds_images: bool = True
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "ig": Attack(
+        title="Gradient inversion",
+        source="Geiping et al., NeurIPS 2020",
+        methods=("fedavg", "pfedhn"),
+        run=ig.ig,
+        defaults=ig.DEFAULTS,
+    ),
+    "ig-paper": Attack(
+        title="Gradient inversion, all private parts searched for",
+        source="Guo et al., AAAI 2025",
+        methods=("hyperfl",),
+        run=paper_ig.paper_ig,
+        defaults=paper_ig.DEFAULTS,
+    ),
+    "head-gradient": Attack(
+        title="Head-gradient attack",
+        source="this project",
+        methods=("hyperfl", "fedrep", "pfedhn-pc", "pfedhn", "fedavg"),
+        run=head_gradient.head_gradient,
+        defaults=head_gradient.DEFAULTS,
+    ),
+    "idlg": Attack(
+        title="Label recovery",
+        source="Zhao et al., 2020",
+        methods=("fedavg", "pfedhn"),
+        run=idlg.idlg,
+        finds_images=False,
+    ),
+}
+"""Attacks by name."""
+
+
+def attacks_on(method: str) -> list[str]:
+    """Return the names of the attacks that apply to a method, in the order of the table."""
+    return [name for name, attack in ATTACKS.items() if method in attack.methods]

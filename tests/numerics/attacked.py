@@ -1,0 +1,141 @@
+"""Clients to attack: real local rounds, and what a server sees of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
+from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
+from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.sgd import Epochs, ParameterSet, train_epochs
+
+MEAN, STD = 0.3, 0.4
+RATE = 0.01
+
+
+@dataclass
+class Samples:
+    """Training data without augmentation."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    augmentation = None
+
+
+def digits(num: int, side: int = 8, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Return handwritten digits [num, 1, side, side] in [0, 1], enlarged bilinearly, and their labels."""
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.tensor(images[first : first + num] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    if side != 8:
+        pixels = nn.functional.interpolate(pixels, (side, side), mode="bilinear")
+    return pixels, torch.tensor(labels[first : first + num], dtype=torch.int64)
+
+
+def samples(images: Tensor, labels: Tensor) -> Samples:
+    return Samples((images - MEAN) / STD, labels)
+
+
+def arrays_of(module: nn.Module, group: str) -> dict[str, np.ndarray]:
+    return {f"{group}/{name}": value.detach().numpy().copy() for name, value in module.named_parameters()}
+
+
+def knowledge_of(method: str, data: Samples, epochs: Epochs, *, clip: float = 0.0, frozen: bool = False):
+    return PublicKnowledge(
+        method=method, target="cnn", input_shape=tuple(data.train_images.shape[1:]), num_classes=10, mean=(MEAN,),
+        std=(STD,), local_epochs=epochs.epochs, local_steps=epochs.steps, batch_size=epochs.batch_size,
+        learning_rate=RATE, momentum=epochs.momentum, weight_decay=epochs.weight_decay, clip_norm=clip,
+        embedding_dim=64, hidden_width=128, embedding_frozen=frozen, initialisation="hyperfan-bias",
+    )  # fmt: skip
+
+
+def target_for(data: Samples):
+    target = build_target("cnn", tuple(data.train_images.shape[1:]), 10)
+    target.load_state_dict(ordinary_parameters(target, torch_generator(0, "model")), assign=True)
+    return target
+
+
+@dataclass
+class Attacked:
+    """A client's round, with the secrets that an attack is to find."""
+
+    observation: Observation
+    knowledge: PublicKnowledge
+    secrets: dict[str, Tensor]
+
+
+def hyperfl(
+    data: Samples,
+    epochs: Epochs,
+    *,
+    clip: float = 0.0,
+    frozen: bool = False,
+    initialisation: Initialisation = "hyperfan-bias",
+    bias_shift: float = 0.0,
+) -> Attacked:
+    """Run HyperFL's round, hypernetwork 64 -> 128 -> theta; `bias_shift` moves all hidden units."""
+    target, generator = target_for(data), torch_generator(0, "hypernetwork")
+    v = initial_embedding(64, initialisation, generator)
+    network = Hypernetwork(target.extractor)
+    network.load_state_dict(
+        initial_hypernetwork(network, target.extractor, initialisation, v, generator), assign=True
+    )  # fmt: skip
+    with torch.no_grad():
+        network.hidden.bias += bias_shift
+        secrets = {"v": v.clone(), "z": network.activation(v), "theta": network(v)}
+    model = HyperFLModel(
+        extractor=target.extractor, classifier=target.classifier, hypernetwork=network,
+        embedding=nn.Parameter(v.clone()), frozen=frozen,
+    )  # fmt: skip
+    before = arrays_of(network, "hypernetwork")
+    rates = HyperFLRates(classifier=0.1, hypernetwork=RATE, embedding=RATE, clip_norm=clip)
+    train_hyperfl(model, data, epochs, rates, np.random.default_rng(0))
+    observation = Observation(
+        received=before, reply=arrays_of(network, "hypernetwork"), num_examples=len(data.train_labels)
+    )
+    return Attacked(observation, knowledge_of("hyperfl", data, epochs, clip=clip, frozen=frozen), secrets)
+
+
+def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float = 0.0) -> Attacked:
+    """Run the round of FedAvg, or of pFedHN, whose reply is the change."""
+    target = target_for(data)
+    before = arrays_of(target, "model")
+    everything = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE, clip_norm=clip)
+    train_epochs(target, [everything], data, epochs, np.random.default_rng(0))
+    after = arrays_of(target, "model")
+    reply = {key: before[key] - after[key] for key in before} if method == "pfedhn" else after
+    observation = Observation(received=before, reply=reply, num_examples=len(data.train_labels))
+    return Attacked(observation, knowledge_of(method, data, epochs, clip=clip), {})
+
+
+def fedrep(data: Samples, epochs: Epochs) -> Attacked:
+    """Run FedRep's round; the server sees the extractor."""
+    target = target_for(data)
+    before = arrays_of(target.extractor, "extractor")
+    rates = FedRepRates(classifier=0.1, extractor=RATE)
+    train_fedrep(target.extractor, target.classifier, data, epochs, rates, np.random.default_rng(0))
+    observation = Observation(
+        received=before, reply=arrays_of(target.extractor, "extractor"), num_examples=len(data.train_labels)
+    )
+    return Attacked(observation, knowledge_of("fedrep", data, epochs), {})
+
+
+def pfedhn_pc(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
+    """Run the round of pFedHN-PC: both parts are trained jointly, the extractor's change is sent."""
+    target = target_for(data)
+    before = arrays_of(target.extractor, "extractor")
+    everything = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE, clip_norm=clip)
+    train_epochs(target, [everything], data, epochs, np.random.default_rng(0))
+    after = arrays_of(target.extractor, "extractor")
+    reply = {key: before[key] - after[key] for key in before}
+    observation = Observation(received=before, reply=reply, num_examples=len(data.train_labels))
+    return Attacked(observation, knowledge_of("pfedhn-pc", data, epochs, clip=clip), {})
+
+
+def relative_error(value: Tensor, expected: Tensor) -> float:
+    return float((value.double() - expected.double()).norm() / expected.double().norm())

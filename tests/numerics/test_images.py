@@ -1,0 +1,143 @@
+"""PSNR, SSIM and LPIPS by hand, and whether reconstructions show the private images."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hyperfl_flwr.attacks.matching import Comparison, compare, match, verdict
+from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.metrics.images import Lpips, psnr, similarity, ssim
+
+RNG = np.random.default_rng(0)
+
+
+def images(num=5, channels=1, side=28):
+    return RNG.random((num, channels, side, side), dtype=np.float32)
+
+
+def test_psnr_is_per_image():
+    """-10 log10 of the mean squared error: an offset of 0.1 gives 20 dB, 0.01 gives 40; equal images are infinite."""
+    black = np.zeros((3, 1, 8, 8), dtype=np.float32)
+    other = black + np.array([0.1, 0.01, 0.0], dtype=np.float32).reshape(3, 1, 1, 1)
+    np.testing.assert_allclose(psnr(other, black), [20.0, 40.0, np.inf], rtol=1e-4)
+
+
+def gaussian_ssim(one, other):
+    """Wang et al. 2004, equation 13, averaged over all pixels, images reflected at their borders; float64."""
+    axis = np.exp(-np.square(np.arange(11) - 5.0) / (2 * 1.5**2))
+    window = np.outer(axis, axis) / axis.sum() ** 2
+    padded = [np.pad(x.astype(np.float64), 5, mode="reflect") for x in (one, other)]
+    patches = [np.lib.stride_tricks.sliding_window_view(x, (11, 11)) for x in padded]
+    mean_x, mean_y = ((patch * window).sum(axis=(2, 3)) for patch in patches)
+    xx, yy = ((np.square(patch) * window).sum(axis=(2, 3)) for patch in patches)
+    xy = (patches[0] * patches[1] * window).sum(axis=(2, 3))
+    c1, c2 = 0.01**2, 0.03**2
+    above = (2 * mean_x * mean_y + c1) * (2 * (xy - mean_x * mean_y) + c2)
+    below = (mean_x**2 + mean_y**2 + c1) * (xx - mean_x**2 + yy - mean_y**2 + c2)
+    return (above / below).mean()
+
+
+def test_ssim_is_the_windowed_formula():
+    one, other = images(3), images(3)
+    other = (0.7 * one + 0.3 * other).astype(np.float32)
+    expected = [gaussian_ssim(a[0], b[0]) for a, b in zip(one, other, strict=True)]
+    np.testing.assert_allclose(ssim(one, other), expected, rtol=1e-3)
+    np.testing.assert_allclose(ssim(one, one), 1.0, rtol=1e-5)
+
+
+def test_ssim_of_small_images():
+    """8x8 with a uniform window of 7, below that not defined."""
+    small = images(2, side=8)
+    assert np.all(ssim(small, small) > 0.999)
+    assert np.all(np.abs(ssim(small, small[::-1].copy())) < 0.9)
+    assert np.isnan(ssim(images(2, side=6), images(2, side=6))).all()
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Random AlexNet convolutions under torchvision's names."""
+    shapes = {0: (64, 3, 11), 3: (192, 64, 5), 6: (384, 192, 3), 8: (256, 384, 3), 10: (256, 256, 3)}
+    generator, values = torch.Generator().manual_seed(0), {}
+    for layer, (out, of, side) in shapes.items():
+        values[f"features.{layer}.weight"] = torch.randn(out, of, side, side, generator=generator) * 0.02
+        values[f"features.{layer}.bias"] = torch.zeros(out)
+    torch.save(values, tmp_path / "alexnet.pth")
+    return tmp_path / "alexnet.pth"
+
+
+def test_lpips_uses_the_given_weights_and_grows_with_the_difference(weights: Path) -> None:
+    """0 for equal images, symmetric, and no other than the file's backbone; grey and colour, small and large."""
+    measure = Lpips(weights)
+    one, noise = images(3), images(3)
+    near, far = ((1 - share) * one + share * noise for share in (0.1, 0.9))
+    assert np.all(measure(one, one) == 0)
+    assert np.all(measure(near, one) < measure(far, one))
+    np.testing.assert_allclose(measure(one, far), measure(far, one), rtol=1e-4)
+    np.testing.assert_allclose(
+        measure(np.repeat(one, 3, axis=1), np.repeat(far, 3, axis=1)), measure(one, far), rtol=1e-4
+    )
+    assert similarity(one, far).lpips is None
+    assert similarity(one, far, measure).lpips is not None
+    values = torch.load(weights)
+    torch.save({name: -value for name, value in values.items()}, weights)
+    assert not np.allclose(Lpips(weights)(one, far), measure(one, far))
+
+
+def test_lpips_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="missing"):
+        Lpips(tmp_path / "none.pth")
+    (tmp_path / "text.pth").write_text("no weights")
+    with pytest.raises(DataError, match="torchvision's names"):
+        Lpips(tmp_path / "text.pth")
+
+
+def test_candidates_are_assigned_one_to_one():
+    """Shuffled copies find their originals; two that are near the same image do not both take it."""
+    private = images(6)
+    order = np.array([3, 1, 5, 0, 2, 4])
+    found = match(private[order], private)
+    np.testing.assert_array_equal(order[found.order], np.arange(6))
+    np.testing.assert_array_equal(found.images, private)
+    assert np.isinf(found.psnr).all()
+    twins = np.stack([private[0], private[0] + 0.01])
+    assert sorted(match(twins, private[:2]).order.tolist()) == [0, 1]
+    with pytest.raises(ValueError, match="cannot assign"):
+        match(private[:2], private)
+
+
+def comparison_of(reconstructed, private):
+    mean = np.full(private.shape[1:], 0.5, dtype=np.float32)
+    return compare(reconstructed, private, images(len(private)), mean)
+
+
+def test_controls_and_verdict():
+    """Noise of 0.05 is 26 dB; the mean of uniform noise is 10.8 dB (variance 1/12), unrelated noise 7.8 dB (1/6)."""
+    private = images(8)
+    good = comparison_of(private + np.float32(0.05) * RNG.standard_normal(private.shape, dtype=np.float32), private)
+    np.testing.assert_allclose(good.matched.psnr, 26.0, atol=0.5)
+    np.testing.assert_allclose(good.mean_image, 10.8, atol=0.5)
+    np.testing.assert_allclose(good.unrelated.psnr, 7.8, atol=0.5)
+    np.testing.assert_allclose(good.advantage, 26.0 - 10.8, atol=0.8)
+    assert verdict([good]) == "recovered"
+    assert verdict([comparison_of(images(8), private)]) == "recovered nothing"
+    one_of_many = images(8)
+    one_of_many[2] = private[2]
+    assert verdict([comparison_of(one_of_many, private)]) == "recovered some"
+    with pytest.raises(ValueError, match="at least one"):
+        verdict([])
+
+
+@pytest.mark.parametrize(
+    ("num", "ahead", "expected"),
+    [(4, 7.0, "recovered"), (4, 3.0, "recovered nothing"), (5, 3.0, "recovered"), (5, 0.5, "recovered nothing")],
+)
+def test_few_images_need_a_clear_margin(num, ahead, expected):
+    """Four signed ranks reach p = 1/16 at best, five 1/32; below 1 dB even certain advantages do not count."""
+    private = images(num)
+    base = comparison_of(images(num), private)
+    better = np.maximum(base.unrelated.psnr, base.mean_image) + ahead + np.linspace(0, 0.01, num)
+    matched = type(base.matched)(images=private, order=np.arange(num), psnr=better)
+    made = Comparison(matched=matched, unrelated=base.unrelated, mean_image=base.mean_image)
+    assert verdict([made]) == expected

@@ -1,0 +1,85 @@
+"""What a server saw: kept on disk for its owner alone, and checked when it is read."""
+
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge, load_observation, save_observation
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.storage import read_arrays, write_arrays
+
+SHAPE = {"input_shape": (3, 32, 32), "num_classes": 10, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2)}
+
+
+def observation() -> Observation:
+    rng = np.random.default_rng(0)
+    received = {"model/a.weight": rng.random((3, 2), dtype=np.float32), "model/a.bias": np.ones(3, dtype=np.float32)}
+    reply = {key: value + 1 for key, value in received.items()}
+    return Observation(received=received, reply=reply, num_examples=7, round=4, metrics={"train-loss": 0.25})
+
+
+def knowledge(**changes: object) -> PublicKnowledge:
+    config = RunConfig.from_flat(default_settings() | changes)  # type: ignore[operator]
+    return PublicKnowledge.of(config, learning_rate=0.02, augmented=True, **SHAPE)  # type: ignore[arg-type]
+
+
+def test_an_observation_is_the_same_after_saving(tmp_path: Path) -> None:
+    path = tmp_path / "observation.npz"
+    save_observation(path, observation(), knowledge())
+    found, known = load_observation(path)
+    assert known == knowledge()
+    assert (found.num_examples, found.round, found.metrics) == (7, 4, {"train-loss": 0.25})
+    for kept, original in ((found.received, observation().received), (found.reply, observation().reply)):
+        assert list(kept) == list(original)
+        for key, value in original.items():
+            np.testing.assert_array_equal(kept[key], value)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_is_no_observation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "observation.npz"
+    with pytest.raises(StateError, match="missing"):
+        load_observation(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(StateError, match="damaged"):
+        load_observation(path)
+    save_observation(path, observation(), knowledge())
+    arrays, meta = read_arrays(path)
+    for changed in (
+        (arrays, {**meta, "knowledge": {}}),
+        (arrays, {**meta, "num-examples": 0}),
+        ({key: value for key, value in arrays.items() if not key.startswith("reply")}, meta),
+        ({key: value.astype(str) for key, value in arrays.items()}, meta),
+        (arrays, {}),
+    ):
+        write_arrays(path, *changed)
+        with pytest.raises(StateError, match="holds no observation"):
+            load_observation(path)
+
+
+def test_settings_that_matter_come_from_the_configuration() -> None:
+    """Clipping and steps are those of the method; 5 epochs of 50 samples for 120 are 15 steps."""
+    assert knowledge().clip_norm == 50.0
+    assert knowledge().embedding_dim == 64
+    assert knowledge(method="fedavg").clip_norm == 0.0
+    assert knowledge(method="fedavg").embedding_dim == 0
+    assert knowledge().num_steps(120) == 15
+    assert knowledge(**{"method": "pfedhn", "pfedhn.local-steps": 3}).num_steps(120) == 3
+    assert knowledge(**{"pfedhn.local-steps": 3}).num_steps(120) == 15
+    assert knowledge(**{"hyperfl.embedding": "common-frozen"}).embedding_frozen
+    assert knowledge().learning_rate == 0.02
+
+
+def test_impossible_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="keys and shapes"):
+        Observation(received={"a/b": np.ones(2)}, reply={"a/b": np.ones(3)}, num_examples=1)
+    with pytest.raises(ValueError, match="num_examples"):
+        Observation(received={"a/b": np.ones(2)}, reply={"a/b": np.ones(2)}, num_examples=0)
+    with pytest.raises(ValueError, match="need 3 numbers"):
+        PublicKnowledge(
+            method="fedavg", target="cnn", input_shape=(3, 8, 8), num_classes=2, mean=(0.0,), std=(1.0,),
+            local_epochs=1, batch_size=1, learning_rate=0.1,
+        )  # fmt: skip
