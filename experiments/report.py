@@ -17,7 +17,7 @@ from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.storage import write_atomically
 from hyperfl_flwr.summary import summarise
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #111; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #bbb; }
 table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
@@ -64,7 +64,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         "<h2>Circumstances</h2>",
         _rows([(name, _plain(value)) for name, value in _circumstances(manifest)]),
     ]
-    head = f"<meta charset='utf-8'><title>{_text(summary['method'])}</title><style>{_STYLE}</style>"
+    head = f"<meta charset='utf-8'><title>{_text(summary['method'])}</title><style>{STYLE}</style>"
     page = f"<!doctype html><html lang='en'><head>{head}</head><body>" + "\n".join(parts) + "</body></html>\n"
     file = output or path / "report.html"
     write_atomically(file, page.encode())

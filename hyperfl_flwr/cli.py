@@ -14,6 +14,7 @@ from experiments.quickstart import quickstart as run_quickstart
 from experiments.report import write_report
 from experiments.run import Observer, launch, plan
 from hyperfl_flwr import __version__
+from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.cli_studies import studies
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
@@ -26,6 +27,7 @@ cli = typer.Typer(
     help="Federated learning with hypernetworks and without sharing models, on Flower.",
 )  # fmt: skip
 cli.add_typer(studies)
+cli.add_typer(audits)
 
 
 @cli.command()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr import ROOT
@@ -34,8 +34,12 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
-NUMBERS = r"^(all|(\d+(,\d+)*)?)$"
-"""Nothing, all, or numbers with commas between them."""
+Numbers = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=r"^(all|(\d+(,\d+)*)?)$"),
+]
+"""Nothing, all, or numbers with commas between them; a single number may be one."""
 
 RESUMABLE_CHANGES = frozenset(
     {
@@ -73,6 +77,7 @@ class DataConfig(_Section):
     iid_fraction: Share
     dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
     shards_per_client: Positive
+    augmentation: Literal["auto", "none"]
     validation_fraction: Annotated[float, Field(ge=0, lt=1)]
     global_test: bool
 
@@ -137,8 +142,8 @@ class PrivacyConfig(_Section):
 class AuditConfig(_Section):
     """`audit.*`: of which clients and rounds the server writes down what it sees."""
 
-    clients: Annotated[str, Field(pattern=NUMBERS)]
-    rounds: Annotated[str, Field(pattern=NUMBERS)]
+    clients: Numbers
+    rounds: Numbers
 
     def covers(self, client: int, server_round: int) -> bool:
         """Say whether what the server sees of a client in a round is written down."""
@@ -244,6 +249,7 @@ class RunConfig(_Section):
             iid_fraction=self.data.iid_fraction,
             dirichlet_alpha=self.data.dirichlet_alpha,
             shards_per_client=self.data.shards_per_client,
+            augmentation=self.data.augmentation,
             validation_fraction=self.data.validation_fraction,
         )
 

@@ -28,6 +28,21 @@ Announce = Callable[[str], None]
 """Prints one line for people."""
 
 
+def restore(strategy: BaseStrategy, checkpoints: Checkpoints, number: int) -> ArrayRecord:
+    """Bring a strategy to where it was after a round; returns the shared parameters.
+
+    Raises:
+        StateError: If the checkpoint is missing or damaged.
+    """
+    stored, progress = checkpoints.load(number)
+    strategy.load_server_state(
+        {key.removeprefix(SERVER): value for key, value in stored.items() if key.startswith(SERVER)}
+    )
+    strategy.progress = progress
+    strategy.durable_versions = dict(progress.versions)
+    return pack_arrays({key: value for key, value in stored.items() if not key.startswith(SERVER)})
+
+
 class RecordedStrategy(Strategy):
     """Runs a strategy's rounds and keeps the run's folder.
 
@@ -49,15 +64,11 @@ class RecordedStrategy(Strategy):
         Raises:
             StateError: If the checkpoint is missing or damaged.
         """
-        stored, progress = self.checkpoints.load(number)
-        mine = {key.removeprefix(SERVER): value for key, value in stored.items() if key.startswith(SERVER)}
-        self.inner.load_server_state(mine)
-        self.inner.progress = progress
-        self.inner.durable_versions = dict(progress.versions)
+        arrays = restore(self.inner, self.checkpoints, number)
         for later in self.checkpoints.rounds():
             if later > number:
                 self.checkpoints.path(later).unlink()
-        return pack_arrays({key: value for key, value in stored.items() if not key.startswith(SERVER)})
+        return arrays
 
     def _save(self, arrays: ArrayRecord) -> None:
         mine = {SERVER + key: value for key, value in self.inner.server_state().items()}

@@ -5,16 +5,16 @@ An attack gets an `Observation` and a `PublicKnowledge` and nothing else: no pri
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.models.hypernetwork import frozen_hidden
 from hyperfl_flwr.storage import read_arrays, write_arrays
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -31,6 +31,7 @@ class Observation:
         received: What the server sent to the client.
         reply: What it got back, under the same keys: parameters, or for pFedHN the change of them (before minus after).
         num_examples: Number n of training samples, which the reply tells.
+        client: Its id.
         round: The federated round, from 1.
         metrics: The numbers that came with the reply, for example `train-loss`.
     """
@@ -38,6 +39,7 @@ class Observation:
     received: Arrays
     reply: Arrays
     num_examples: int
+    client: int = 0
     round: int = 1
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -133,6 +135,13 @@ class PublicKnowledge:
             augmented: Whether the data set is used with augmentation.
         """
         hyperfl = config.method == "hyperfl"
+        weight_decay, clip_norm = config.weight_decay, _clip_norm(config)
+        if config.method == "hyperfl-frozen":  # FedRep's round at other rates
+            method = config.hyperfl
+            hidden = frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
+            factor = 1 + float(hidden.square().sum())
+            learning_rate, weight_decay = learning_rate * factor, weight_decay / factor
+            clip_norm = method.clip_norm / math.sqrt(factor)
         return cls(
             method=config.method,
             target=config.target,
@@ -146,8 +155,8 @@ class PublicKnowledge:
             batch_size=config.batch_size,
             learning_rate=learning_rate,
             momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            clip_norm=_clip_norm(config),
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
             embedding_dim=config.hyperfl.embedding_dim if hyperfl else 0,
             hidden_width=config.hyperfl.hidden_width if hyperfl else 0,
             embedding_frozen=hyperfl and config.hyperfl.embedding == "common-frozen",
@@ -169,20 +178,25 @@ def _clip_norm(config: RunConfig) -> float:
     return norms.get(config.method, 0.0)
 
 
-def save_observation(path: Path, observation: Observation, knowledge: PublicKnowledge) -> None:
-    """Write both to one file that only its owner may read: it is all that an attack needs."""
+def observation_path(run_directory: Path, server_round: int, client: int) -> Path:
+    """Return where a run keeps what its server saw of a client in a round."""
+    return run_directory / "observations" / f"round-{server_round:06d}-client-{client:05d}.npz"
+
+
+def save_observation(path: Path, observation: Observation) -> None:
+    """Write an observation to a file that only its owner may read."""
     arrays = {f"received/{key}": value for key, value in observation.received.items()}
     arrays |= {f"reply/{key}": value for key, value in observation.reply.items()}
     meta = {
         "num-examples": observation.num_examples,
+        "client": observation.client,
         "round": observation.round,
         "metrics": dict(observation.metrics),
-        "knowledge": asdict(knowledge),
     }
     write_arrays(path, arrays, meta, mode=_OWNER_ONLY)
 
 
-def load_observation(path: Path) -> tuple[Observation, PublicKnowledge]:
+def load_observation(path: Path) -> Observation:
     """Read what `save_observation` wrote.
 
     Raises:
@@ -190,15 +204,14 @@ def load_observation(path: Path) -> tuple[Observation, PublicKnowledge]:
     """
     arrays, meta = read_arrays(path)
     try:
-        knowledge = TypeAdapter(PublicKnowledge).validate_python(meta["knowledge"])
-        observation = Observation(
+        return Observation(
             received=_direction(arrays, "received"),
             reply=_direction(arrays, "reply"),
             num_examples=int(meta["num-examples"]),
+            client=int(meta["client"]),
             round=int(meta["round"]),
             metrics={str(name): float(value) for name, value in meta["metrics"].items()},
         )
-        return observation, knowledge
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
             f"{path} holds no observation of this version ({type(error).__name__}: {error}); record it again"

@@ -47,7 +47,7 @@ ATTACKS: Mapping[str, Attack] = {
     "head-gradient": Attack(
         title="Head-gradient attack",
         source="this project",
-        methods=("hyperfl", "fedrep", "pfedhn-pc", "pfedhn", "fedavg"),
+        methods=("hyperfl", "hyperfl-frozen", "fedrep", "pfedhn-pc", "pfedhn", "fedavg"),
         run=head_gradient.head_gradient,
         defaults=head_gradient.DEFAULTS,
     ),

@@ -28,6 +28,7 @@ class DataSettings:
         iid_fraction: Share of uniform data in [0, 1] (similarity).
         dirichlet_alpha: Concentration, > 0 (dirichlet, dirichlet-per-label).
         shards_per_client: At least 1 (shards).
+        augmentation: "auto" where the data set is used with augmentation, "none" never.
         validation_fraction: Share in [0, 1) of each client's training samples that takes the place of its test samples.
     """
 
@@ -41,6 +42,7 @@ class DataSettings:
     iid_fraction: float
     dirichlet_alpha: float
     shards_per_client: int
+    augmentation: Literal["auto", "none"]
     validation_fraction: float
 
     def __post_init__(self) -> None:

@@ -174,6 +174,8 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
 @lru_cache(maxsize=8)
 def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
+    if settings.augmentation == "none":
+        dataset = replace(dataset, augment=False)
     if settings.validation_fraction:
         train, test = hold_back(settings, train)
         dataset = replace(dataset, test=dataset.train)

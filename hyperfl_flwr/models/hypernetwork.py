@@ -124,6 +124,14 @@ def initial_hidden(hidden: nn.Linear, initialisation: Initialisation, generator:
     return values
 
 
+def frozen_hidden(embedding_dim: int, hidden_width: int, initialisation: Initialisation, seed: int) -> Tensor:
+    """Return the hidden activation z [p] of a run's common embedding under its initial first layer."""
+    layer = nn.Linear(embedding_dim, hidden_width, device="meta")
+    values = initial_hidden(layer, initialisation, torch_generator(seed, "hypernetwork"))
+    v = common_embedding(embedding_dim, initialisation, seed)
+    return torch.relu(values["weight"] @ v + values["bias"])
+
+
 def initial_hypernetwork(
     hypernetwork: Hypernetwork,
     extractor: nn.Module,

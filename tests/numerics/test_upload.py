@@ -42,7 +42,9 @@ def test_any_number_of_values_can_be_drawn(size):
     assert gaussian(size, 1.0).shape == (size,)
 
 
-@pytest.mark.parametrize("wrong", [{"clip_norm": 0.0, "noise_multiplier": 1.0}, {"clip_norm": 1.0, "noise_multiplier": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"clip_norm": 0.0, "noise_multiplier": 1.0}, {"clip_norm": 1.0, "noise_multiplier": -1.0}]
+)
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must be positive"):
         protect(RECEIVED, TRAINED, **wrong)

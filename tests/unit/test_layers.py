@@ -12,10 +12,10 @@ PACKAGES = ("hyperfl_flwr", "strategies", "clients", "experiments")
 LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
-            "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics", "hyperfl_flwr.attacks",
-            "hyperfl_flwr.privacy",
+            "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics",
+            "hyperfl_flwr.attacks", "hyperfl_flwr.privacy",
             "hyperfl_flwr.config", "hyperfl_flwr.rng", "hyperfl_flwr.device", "hyperfl_flwr.errors",
-            "hyperfl_flwr.storage", "hyperfl_flwr.attacks",
+            "hyperfl_flwr.storage",
         ),
         0,
     ),
@@ -33,7 +33,11 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods"), 3),
     "experiments": 4,
     **dict.fromkeys(
-        ("hyperfl_flwr.cli", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output", "hyperfl_flwr.__main__"), 5
+        (
+            "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
+            "hyperfl_flwr.__main__",
+        ),
+        5,
     ),
 }  # fmt: skip
 """Package or module -> layer; what is inside a package belongs to the package's layer."""

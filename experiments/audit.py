@@ -1,0 +1,210 @@
+"""What a curious server rebuilds from one round: real messages are recorded, and attacked with what the server has.
+
+The attacks get observations and public knowledge. The private images are used afterwards only, to say how much of them
+was found.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.observed import Observed, Target, record_round
+from hyperfl_flwr.attacks.inversion import Optimisation, Progress
+from hyperfl_flwr.attacks.matching import Comparison, compare
+from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
+from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
+from hyperfl_flwr.config import RunConfig, Scalar, nearest
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.rng import numpy_generator
+
+Images = NDArray[np.float32]
+
+TEST_SAMPLES = 10
+"""Of each client; the audit makes no use of accuracies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is attacked, and how.
+
+    Attributes:
+        attacks: Names; none means all that apply to the method.
+        num_images: Private images in all.
+        samples: Of them per client; None is the batch size, which makes a pass over them one step.
+        labels_known: Whether the attacks are told the labels.
+        iterations: Of each attack's optimisation; None is its own number.
+        restarts: Random starts of each attack's optimisation; None is its own number.
+    """
+
+    attacks: Sequence[str] = ()
+    num_images: int = 20
+    samples: int | None = None
+    labels_known: bool = False
+    iterations: int | None = None
+    restarts: int | None = None
+
+    def optimisation(self, row: Attack) -> Optimisation | None:
+        """Return an attack's own optimisation with these changes; None where it has none."""
+        if row.defaults is None:
+            return None
+        share = row.defaults.polish / (row.defaults.iterations + row.defaults.polish)
+        found = row.defaults if self.restarts is None else replace(row.defaults, restarts=self.restarts)
+        if self.iterations is not None:
+            polish = round(share * self.iterations)
+            found = replace(found, iterations=max(1, self.iterations - polish), polish=polish)
+        return found
+
+
+def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> Target:
+    """Return the round of a federation in which every audited client holds `samples` images.
+
+    Args:
+        settings: All settings of the round. Its number of clients, and what they hold, are decided here; with `trained`
+            the number of clients is that of the run.
+        options: Gives the number of images.
+        trained: See `Target`; then `settings` are the run's, but for the local round.
+
+    Raises:
+        ConfigError: If the images cannot be dealt out so, or the settings are wrong.
+    """
+    samples = options.samples or int(settings["batch-size"])
+    number, rest = divmod(options.num_images, samples)
+    if rest or not number:
+        raise ConfigError(f"the number of images must be a multiple of the samples per client, {samples}")
+    if trained is not None and number > int(settings["num-clients"]):
+        raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
+    fresh: dict[str, Scalar] = {} if trained else {"num-clients": number, "data.partition": "iid", "num-rounds": 1}
+    config = RunConfig.from_flat(
+        {
+            **settings,
+            **fresh,
+            "output": "",
+            "resume": "",
+            "fraction-train": 1.0,
+            "data.train-samples": samples,
+            "data.test-samples": TEST_SAMPLES,
+            "data.augmentation": "none",
+            "data.global-test": False,
+            "audit.clients": ",".join(map(str, range(number))),
+            "audit.rounds": "all",
+        },
+        methods=METHODS,
+    )
+    return Target(config=config, clients=range(number), trained=trained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one attack found.
+
+    Attributes:
+        attack: Its row in the table of attacks.
+        results: One for each client.
+        comparisons: The same, held against the private images; empty for an attack that finds no images.
+        labels_found: Share of the labels that were found; None where the attack looks for none, or was told them.
+    """
+
+    attack: Attack
+    results: Sequence[Reconstruction]
+    comparisons: Sequence[Comparison]
+    labels_found: float | None
+
+
+def chosen_attacks(names: Sequence[str], method: str) -> list[str]:
+    """Return the names of the attacks to run; none means all that apply to the method.
+
+    Raises:
+        ConfigError: If one is unknown, or does not apply to the method.
+    """
+    possible = attacks_on(method)
+    for name in names:
+        if name not in ATTACKS:
+            raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
+        if name not in possible:
+            raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
+    if not possible:
+        raise ConfigError(f"nothing leaves a client of {method} that could be attacked")
+    return list(names) or possible
+
+
+def audit(
+    target: Target,
+    options: Options,
+    observed: Observed | None = None,
+    *,
+    on_finding: Callable[[str, Finding], None] = lambda name, finding: None,
+    progress: Callable[[str], Progress | None] = lambda name: None,
+) -> Mapping[str, Finding]:
+    """Attack a round: one that a run has recorded, or else one that is run for it, in a temporary folder.
+
+    Args:
+        target: The round.
+        options: The attacks and how they are run.
+        observed: What was recorded of each of the target's clients; None runs the round.
+        on_finding: Receives each attack's name and finding as it finishes.
+        progress: Makes an attack's progress callback from its name.
+    """
+    names = chosen_attacks(options.attacks, target.config.method)
+    labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
+    findings = {}
+    with tempfile.TemporaryDirectory() as folder:
+        seen = observed or record_round(target, Path(folder))
+        for name in names:
+            settings = AttackSettings(
+                labels=labels,
+                optimisation=options.optimisation(ATTACKS[name]),
+                seed=target.config.seed,
+                device=resolve_device(target.config.device),
+                progress=progress(name),
+            )
+            findings[name] = attack(target, ATTACKS[name], settings, seen)
+            on_finding(name, findings[name])
+    return findings
+
+
+def attack(target: Target, row: Attack, settings: AttackSettings, observed: Observed) -> Finding:
+    """Run one attack on observations, one of each client, and hold what it finds against the clients' images."""
+    truth = [images_of(target, client) for client in target.clients]
+    unrelated, mean_image = controls(target, sum(len(images) for images, _ in truth))
+    results = row.run(observed, target.knowledge(), settings)
+    comparisons, first = [], 0
+    for result, (images, _) in zip(results, truth, strict=True):
+        if row.finds_images:
+            comparisons.append(compare(result.images, images, unrelated[first : first + len(images)], mean_image))
+        first += len(images)
+    labels_found = None if settings.labels is not None else _labels_found(results, [labels for _, labels in truth])
+    return Finding(attack=row, results=results, comparisons=comparisons, labels_found=labels_found)
+
+
+def images_of(target: Target, client: int) -> tuple[Images, IntArray]:
+    """Return a client's private training images [n, C, H, W] in [0, 1], without augmentation, and their labels [n]."""
+    data = target.data()
+    indices = data.train_indices(client)
+    return data.dataset.train.scaled(indices), data.dataset.train.labels[indices]
+
+
+def controls(target: Target, number: int) -> tuple[Images, Images]:
+    """Return unrelated images [number, C, H, W] and the mean image [C, H, W], both of the data set's test images."""
+    test = target.data().dataset.test
+    rng = numpy_generator(target.config.seed, "audit", "unrelated")
+    chosen = rng.choice(len(test), number, replace=number > len(test))
+    sample = test.scaled(np.sort(rng.choice(len(test), min(len(test), 2000), replace=False)))
+    return test.scaled(chosen), sample.mean(axis=0)
+
+
+def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:
+    """Return the share of labels that were found, as multisets."""
+    if any(result.labels is None for result in results):
+        return None
+    hits = 0
+    for result, labels in zip(results, truth, strict=True):
+        found = np.zeros(0, dtype=np.int64) if result.labels is None else result.labels
+        size = int(max(labels.max(), found.max(initial=0))) + 1
+        hits += int(np.minimum(np.bincount(found, minlength=size), np.bincount(labels, minlength=size)).sum())
+    return hits / sum(len(labels) for labels in truth)

@@ -1,0 +1,148 @@
+"""One round of a federation in this process, and what its server sees of some clients."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+from flwr.app import ConfigRecord
+
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge, load_observation, observation_path
+from hyperfl_flwr.checkpoint import Checkpoints
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
+from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.grid import exchange, handshake
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_manifest
+from strategies.base import Setting
+from strategies.recorded import restore
+
+EXPERIMENT = "0" * 16
+"""Identity of a round that belongs to no run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The clients whose round is attacked.
+
+    Attributes:
+        config: Settings of the round; `audit.clients` names them.
+        clients: Their ids.
+        trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
+    """
+
+    config: RunConfig
+    clients: Sequence[int]
+    trained: Path | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Local steps of a client on what it shares."""
+        return self.knowledge().num_steps(self.num_examples)
+
+    @property
+    def num_examples(self) -> int:
+        """Training samples of the first of these clients."""
+        return len(self.data().train_indices(self.clients[0]))
+
+    def data(self) -> FederatedData:
+        """Return the federation's data."""
+        return load_federated_data(self.config.data_settings())
+
+    def knowledge(self) -> PublicKnowledge:
+        """Return what the server knows anyway."""
+        dataset, rate = self.data().dataset, self.config.learning_rate
+        return PublicKnowledge.of(
+            self.config,
+            input_shape=dataset.input_shape,
+            num_classes=dataset.num_classes,
+            mean=dataset.mean,
+            std=dataset.std,
+            learning_rate=dataset.learning_rate if rate == "auto" else rate,
+            augmented=dataset.augment,
+        )
+
+
+class Observed(Sequence[Observation]):
+    """Recorded observations, read when they are asked for: a hypernetwork's has 120 MB.
+
+    Args:
+        paths: Their files.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    @overload
+    def __getitem__(self, index: int) -> Observation: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Observed": ...
+    def __getitem__(self, index: int | slice) -> "Observation | Observed":
+        """Read one, or take a part."""
+        return Observed(self.paths[index]) if isinstance(index, slice) else load_observation(self.paths[index])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def record_round(target: Target, folder: Path) -> Observed:
+    """Run one round of a federation in this process and record what the server sees of some clients.
+
+    Args:
+        target: The round.
+        folder: An existing folder that receives the observations, and a copy of trained clients' private state.
+
+    Raises:
+        RunFailedError: If a client fails.
+    """
+    config, method = target.config, METHODS[target.config.method]
+    grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
+    federation = handshake(grid, config.num_clients, config.node_timeout)
+    experiment = read_manifest(target.trained)["experiment"] if target.trained else EXPERIMENT
+    strategy = method.strategy(
+        Setting(
+            config=config,
+            federation=federation,
+            reductions=method.client.shared,
+            experiment=experiment,
+            run_directory=str(folder),
+        )
+    )
+    if target.trained is None:
+        current, arrays = 1, strategy.initial_arrays()
+    else:
+        checkpoints = Checkpoints(target.trained / "checkpoints")
+        current = checkpoints.rounds()[-1] + 1
+        arrays = restore(strategy, checkpoints, current - 1)
+        if method.client.private:
+            shutil.copytree(target.trained / "clients", folder / "clients")
+    messages = strategy.configure_train(current, arrays, ConfigRecord(), grid)
+    strategy.reduce(exchange(grid, messages, config.round_timeout))
+    for failure in strategy.outcome.failures:
+        raise RunFailedError(f"client {failure.client} failed in the round to be attacked: {failure.reason}")
+    return Observed([observation_path(folder, current, client) for client in target.clients])
+
+
+def recorded_round(run: Path, changes: Mapping[str, Scalar]) -> tuple[Target, Observed]:
+    """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and what was recorded of it.
+
+    Args:
+        run: The run's folder.
+        changes: Settings of this machine (`data-root`, `device`).
+
+    Raises:
+        RunDirectoryError: If nothing was recorded.
+    """
+    paths = sorted((run / "observations").glob("round-*-client-*.npz"))
+    if not paths:
+        raise RunDirectoryError(
+            f"{run} has recorded nothing; give `hyperfl run` --set audit.clients=0 --set audit.rounds=1, for example"
+        )
+    last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
+    config = RunConfig.from_flat({**read_manifest(run)["settings"], **changes}, methods=METHODS)
+    observed = Observed(last)
+    return Target(config=config, clients=[each.client for each in observed]), observed

@@ -1,0 +1,131 @@
+"""The command line's audit: what a curious server rebuilds from a client's upload."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from experiments.audit import Finding, Options, audit, chosen_attacks, make_target
+from experiments.audit_report import measure, sentence, write_audit
+from experiments.observed import Observed, Target, recorded_round
+from hyperfl_flwr.attacks.inversion import Progress as OnProgress
+from hyperfl_flwr.attacks.registry import ATTACKS
+from hyperfl_flwr.cli_output import err, out, parse_setting
+from hyperfl_flwr.config import Scalar, default_settings
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.metrics.images import Lpips
+from hyperfl_flwr.recording import read_manifest, refuse_used_directory
+
+audits = typer.Typer()
+
+
+@audits.command("audit")
+def run_audit(
+    method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`; default: hyperfl.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="One of `hyperfl datasets`, or npz:FILE; default: digits.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
+    attacks: Annotated[str, typer.Option(help="Names with commas between them; default: all that apply.")] = "",
+    num_images: Annotated[int, typer.Option(help="Private images in all.", min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(help="Images per local step.", min=1)] = 1,
+    samples: Annotated[int | None, typer.Option(help="Images per client; default: one batch.", min=1)] = None,
+    local_epochs: Annotated[int, typer.Option(help="Passes of a client over its images.", min=1)] = 1,
+    iterations: Annotated[
+        int | None, typer.Option(help="Of each optimisation; default: the attack's own.", min=2)
+    ] = None,
+    restarts: Annotated[int | None, typer.Option(help="Random starts; default: the attack's own.", min=1)] = None,
+    labels_known: Annotated[bool, typer.Option("--labels-known", help="Tell the attacks the labels.")] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="Begin where the run in this folder has ended.")] = None,
+    recorded: Annotated[Path | None, typer.Option(help="Attack what the run in this folder has recorded.")] = None,
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="AlexNet's ImageNet weights; LPIPS is left out without.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of the round, as KEY=VALUE.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/audit"),
+) -> None:
+    """Attack a client's upload and hold what is found against its images; prints the verdicts and the page's path."""
+    refuse_used_directory(output.absolute())
+    options = Options(
+        attacks=[name.strip() for name in attacks.split(",") if name.strip()],
+        num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
+    )  # fmt: skip
+    changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
+    if data_root is not None:
+        changes["data-root"] = str(data_root.absolute())
+    named = {"method": method, "dataset": dataset}
+    observed: Observed | None = None
+    if recorded is not None:
+        _refuse_beside("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
+        target, observed = recorded_round(recorded.absolute(), changes)
+    else:
+        local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
+        if checkpoint is not None:
+            _refuse_beside("--checkpoint", named)
+            settings = read_manifest(checkpoint)["settings"]
+        else:
+            settings = default_settings() | {key: value for key, value in named.items() if value is not None}
+        target = make_target({**settings, **local, **changes}, options, checkpoint and checkpoint.absolute())
+    chosen_attacks(options.attacks, target.config.method)
+    device = resolve_device(target.config.device)
+    lpips = None if lpips_weights is None else Lpips(lpips_weights, device)
+    with _bars() as bars:
+        findings = audit(target, options, observed, on_finding=bars.done, progress=bars.progress)
+    output.mkdir(parents=True, exist_ok=True)
+    written = write_audit(target, findings, output.absolute(), lpips)
+    _print_verdicts(target, findings)
+    out.print(str(written[-1]), markup=False)
+
+
+@audits.command("attacks")
+def list_attacks() -> None:
+    """List the attacks."""
+    listed = Table("name", "what it is", "source", "on")
+    for name, attack in ATTACKS.items():
+        listed.add_row(name, attack.title, attack.source, ", ".join(attack.methods))
+    out.print(listed)
+
+
+def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    if given := [name if name.startswith("-") else f"--{name}" for name, value in others.items() if value]:
+        raise ConfigError(f"{', '.join(given)} cannot be given with {option}, which decides that")
+
+
+def _print_verdicts(target: Target, findings: Mapping[str, Finding]) -> None:
+    document = measure(target, findings)
+    for name in findings:
+        out.print(sentence(document, name), markup=False)
+
+
+class _Bars:
+    """A bar for each attack on standard error."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.tasks: dict[str, TaskID] = {}
+
+    def progress(self, name: str) -> OnProgress:
+        """Return what moves an attack's bar."""
+        task = self.bar.add_task(name, total=None)
+
+        def moved(done: int, total: int) -> None:
+            self.bar.update(task, completed=done, total=total)
+
+        self.tasks[name] = task
+        return moved
+
+    def done(self, name: str, finding: Finding) -> None:
+        """Fill an attack's bar."""
+        self.bar.update(self.tasks[name], completed=1, total=1)
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[_Bars]:
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=err) as bar:
+        yield _Bars(bar)
