@@ -14,8 +14,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from experiments.audit_cell import run_attack
 from experiments.cores import WAITING, CoreSlots
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
@@ -53,6 +55,10 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
         with CoreSlots() as slots:
             wanted = 1 if config.threads == "auto" else config.threads
             slots.acquire(wanted, lambda: on_note(f"{WAITING} for one"))
+            if document["attack"]:
+                folder = Path(config.output)
+                run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)
+                return ""
             run(InProcessGrid(app, document["num_nodes"], config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
         return str(error)

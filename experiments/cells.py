@@ -104,7 +104,7 @@ def is_finished(cell: Cell, folder: Path) -> bool:
 
 def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
     """Return how the settings of a run differ from those that a cell has; the machine's do not count."""
-    wanted, got = _of_the_study(cell.config.flat()), _of_the_study(manifest["settings"])
+    wanted, got = _of_the_study(cell.settings), _of_the_study(manifest["settings"])
     keys = sorted(set(wanted) | set(got))
     return [f"{key} {got.get(key)!r} instead of {wanted.get(key)!r}" for key in keys if got.get(key) != wanted.get(key)]
 
@@ -166,9 +166,9 @@ def run_cells(
 def _task(cell: Cell, folder: Path, num_nodes: int) -> str:
     """Return what `experiments.cell` reads."""
     path = cell.folder(folder)
-    began = (path / "manifest.json").is_file()
-    settings = cell.config.flat() | ({"resume": str(path)} if began else {"output": str(path)})
-    return json.dumps({"settings": settings, "num_nodes": num_nodes}) + "\n"
+    resumes = (path / "manifest.json").is_file() and not cell.attack
+    settings = cell.config.flat() | ({"resume": str(path)} if resumes else {"output": str(path)})
+    return json.dumps({"settings": settings, "attack": cell.attack, "num_nodes": num_nodes}) + "\n"
 
 
 class _Worker:

@@ -14,10 +14,12 @@ A study is a file `experiments/studies/NAME.toml`::
     [rows.hyperfl]                 # settings of a row; `label` names it, `missing` says why it cannot be run yet
     [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
     [columns.fashion-mnist-20]     # settings of a column; as a row's
+    [columns.x] metric = "ssim"    # a number of its own for a column; may be left out
     [grid]                         # may be left out: every row is run with each of a setting's values
     learning-rate = [0.01, 0.1]
 
-A cell is one run: a row, a column and a seed.
+A cell is one run: a row, a column and a seed. With the setting `attack.name` it is an attack on a round, see
+`experiments.audit_cell`; `metric` is then a number of its summary.json, for example `psnr`.
 """
 
 import csv
@@ -27,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.audit_cell import PREFIX, AttackedCell
 from hyperfl_flwr.config import RunConfig, Scalar, default_settings, flatten, nearest
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
@@ -46,6 +49,7 @@ class Line:
         settings: What it changes.
         missing: Why it cannot be run; empty if it can.
         on: What it changes in one column only, by the column's name.
+        metric: A number of summary.json that a column shows in the place of the study's.
         family: The row that a grid made it from; itself without a grid.
     """
 
@@ -54,6 +58,7 @@ class Line:
     settings: Settings
     family: str
     missing: str = ""
+    metric: str = ""
     on: Mapping[str, Settings] = field(default_factory=dict)
 
 
@@ -74,12 +79,19 @@ class Cell:
         column: Name of its column.
         seed: Of the run; the partition of the data is the same for all.
         config: Its settings, without an output folder.
+        attack: Its settings `attack.*`; empty if it is no attack.
     """
 
     row: str
     column: str
     seed: int
     config: RunConfig
+    attack: Settings = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """All settings, as the manifest of its folder has them."""
+        return self.config.flat() | self.attack
 
     def folder(self, study: Path) -> Path:
         """Return its run folder below a study's."""
@@ -151,8 +163,7 @@ class Study:
                     settings = default_settings() | self.settings | column.settings | row.settings
                     settings |= row.on.get(column.name, {})
                     settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
-                    config = RunConfig.from_flat(settings, methods=METHODS)
-                    cells.append(Cell(row=row.name, column=column.name, seed=seed, config=config))
+                    cells.append(_cell(row.name, column.name, seed, settings))
         if not cells:
             reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
             raise ConfigError(f"nothing that was chosen can be run; {', '.join(sorted(reasons))}")
@@ -164,6 +175,18 @@ class Study:
 
     def _dataset(self, column: Line) -> str:
         return str(column.settings.get("dataset", self.settings.get("dataset", "")))
+
+
+def _cell(row: str, column: str, seed: int, settings: Settings) -> Cell:
+    attack = {key: value for key, value in settings.items() if key.startswith(PREFIX)}
+    if "attack.name" in attack:
+        AttackedCell.of(attack)
+    else:  # what is left of a column's attack belongs to nothing
+        attack = {}
+    config = RunConfig.from_flat(
+        {key: value for key, value in settings.items() if not key.startswith(PREFIX)}, methods=METHODS
+    )
+    return Cell(row=row, column=column, seed=seed, config=config, attack=attack)
 
 
 def study_names() -> list[str]:
@@ -204,10 +227,13 @@ def load_study(name: str) -> Study:
 def _lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     lines = []
     for name, table in tables.items():
+        metric = str(table.get("metric", ""))
         on = {column: flatten(each) for column, each in table.get("on", {}).items()}
-        settings = flatten({key: value for key, value in table.items() if key != "on"})
+        settings = flatten({key: value for key, value in table.items() if key not in ("on", "metric")})
         label, missing = str(settings.pop("label", name)), str(settings.pop("missing", ""))
-        lines.append(Line(name=name, label=label, settings=settings, family=name, missing=missing, on=on))
+        lines.append(
+            Line(name=name, label=label, settings=settings, family=name, missing=missing, metric=metric, on=on)
+        )
     return lines
 
 

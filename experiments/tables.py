@@ -6,7 +6,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
     """Read the finished cells of a study's folder.
 
     Args:
-        study: The study.
+        study: The study; see `showing` for another number than its own.
         begun: What the folder was begun with.
         folder: The study's.
         mix: Accept cells of different commits, and cells whose settings are not the study's.
@@ -77,6 +77,7 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
     Raises:
         RunDirectoryError: If there are none, or they must not be mixed.
     """
+    metrics = {column.name: column.metric or study.metric for column in study.columns}
     values: dict[tuple[str, str], list[float]] = {}
     commits: set[str] = set()
     rounds: set[int] = set()
@@ -93,9 +94,8 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
             continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
         commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
-        values.setdefault((cell.row, cell.column), []).append(
-            _value(study, cell, json.loads((path / "summary.json").read_text()))
-        )
+        summary = json.loads((path / "summary.json").read_text())
+        values.setdefault((cell.row, cell.column), []).append(_value(metrics[cell.column], cell, summary))
         rounds.add(cell.config.num_rounds)
     if not values:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
@@ -134,11 +134,24 @@ def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> se
     return best
 
 
-def _value(study: Study, cell: Cell, summary: Mapping[str, Any]) -> float:
-    value = summary.get(study.metric)
+def _value(metric: str, cell: Cell, summary: Mapping[str, Any]) -> float:
+    value = summary.get(metric)
     if value is None:
-        raise RunDirectoryError(f"the run of {cell} has no {study.metric}")
-    return float(value) * (100 if study.unit == "%" else 1)
+        raise RunDirectoryError(f"the run of {cell} has no {metric}")
+    return float(value) * (100 if unit_of(metric) == "%" else 1)
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit in which a number of summary.json is shown."""
+    if "accuracy" in metric or metric == "labels_found":
+        return "%"
+    return "dB" if "psnr" in metric else "s" if "seconds" in metric else ""
+
+
+def showing(study: Study, metric: str) -> Study:
+    """Return a study whose tables show another number of its cells, without the paper's."""
+    columns = [replace(column, metric="") for column in study.columns]
+    return replace(study, metric=metric, unit=unit_of(metric), columns=columns, paper={})
 
 
 def markdown(collected: Collected) -> str:
@@ -221,7 +234,8 @@ def _caption(collected: Collected) -> str:
 
 def _headings(collected: Collected) -> list[str]:
     study = collected.study
-    return [study.heading(column, quick=collected.begun.quick) for column in study.columns]
+    own = {column.name: f" ({unit_of(column.metric)})" if column.metric else "" for column in study.columns}
+    return [study.heading(column, quick=collected.begun.quick) + own[column.name] for column in study.columns]
 
 
 def _commit(code: Mapping[str, Any]) -> str:
@@ -239,7 +253,8 @@ def _cell(entry: Entry) -> str:
     ours = entry.missing or NOTHING
     if entry.values:
         spread = f" ± {entry.deviation:.1f}" if len(entry.values) > 1 else ""
-        ours = f"{entry.mean:.1f}{spread} ({len(entry.values)})"
+        digits = 1 if abs(entry.mean) >= 2 else 2
+        ours = f"{entry.mean:.{digits}f}{spread} ({len(entry.values)})"
         ours = f"**{ours}**" if entry.is_best else ours
     return f"{ours} / {entry.paper.value:.2f}" if entry.paper else ours
 

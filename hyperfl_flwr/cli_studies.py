@@ -13,7 +13,7 @@ from experiments.cells import Begun, begin, default_folder, read_begun, run_cell
 from experiments.figures import draw
 from experiments.layout import Machine, suitable_jobs
 from experiments.studies import Cell, load_study, study_names
-from experiments.tables import collect, markdown, write_tables
+from experiments.tables import collect, markdown, showing, write_tables
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.device import resolve_device
 
@@ -56,10 +56,12 @@ def table(
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different commits or settings.")] = False,
+    metric: Annotated[str, typer.Option(help="Another number of the cells' summary.json.")] = "",
 ) -> None:
     """Print a study's table and write it as Markdown, CSV and LaTeX to its folder."""
     folder = output.absolute() if output else default_folder(name, quick=quick)
-    collected = collect(load_study(name), read_begun(folder), folder, mix=mix)
+    found = showing(load_study(name), metric) if metric else load_study(name)
+    collected = collect(found, read_begun(folder), folder, mix=mix)
     written = write_tables(collected, folder)
     out.print(markdown(collected), markup=False)
     for path in written:

@@ -1,0 +1,131 @@
+"""An attack as a cell of a study: a round is recorded and attacked, after some rounds of training if need be."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+
+from experiments.audit import Options, audit, make_target
+from experiments.audit_report import measure, write_audit
+from hyperfl_flwr import manifest
+from hyperfl_flwr.attacks.registry import ATTACKS
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.server_app import run
+from hyperfl_flwr.storage import write_atomically
+
+PREFIX = "attack."
+"""Of the settings of an attack, beside those of the round that is attacked."""
+
+
+class AttackedCell(BaseModel):
+    """The settings `attack.*` of a cell.
+
+    Attributes:
+        name: Of the attack.
+        num_images: Private images in all.
+        samples: Of them per client; 0 is the batch size.
+        iterations: Of the optimisation; 0 is the attack's own number.
+        labels_known: Whether the attack is told the labels.
+        rounds_before: Rounds of training before the round that is attacked, with the cell's other settings and the data
+            set's usual samples per client.
+        epochs: Local epochs of the round that is attacked.
+        batch_size: Of that round.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", alias_generator=lambda name: PREFIX + name.replace("_", "-")
+    )
+
+    name: str
+    num_images: PositiveInt = 20
+    samples: NonNegativeInt = 0
+    iterations: NonNegativeInt = 0
+    labels_known: bool = False
+    rounds_before: NonNegativeInt = 0
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt = 1
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Scalar]) -> "AttackedCell":
+        """Read and check the settings.
+
+        Raises:
+            ConfigError: If one is unknown or wrong.
+        """
+        try:
+            found = cls.model_validate(dict(settings))
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise ConfigError("; ".join(problems)) from None
+        if found.name not in ATTACKS:
+            raise ConfigError(f"attack.name must be one of {', '.join(ATTACKS)}, got {found.name!r}")
+        return found
+
+    def options(self) -> Options:
+        """Return what `experiments.audit` takes."""
+        return Options(
+            attacks=[self.name],
+            num_images=self.num_images,
+            samples=self.samples or None,
+            labels_known=self.labels_known,
+            iterations=self.iterations or None,
+        )
+
+
+def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) -> None:
+    """Run a cell from its beginning; its folder gets manifest.json, summary.json and the pages of an audit.
+
+    Args:
+        config: Settings of the training before the round, and of all else of the round but its samples and steps.
+        settings: The cell's `attack.*`.
+        folder: The cell's; what is in it is deleted.
+    """
+    cell = AttackedCell.of(settings)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    start = manifest.now()
+    trained = _train(config, cell.rounds_before, folder / "trained") if cell.rounds_before else None
+    base = config.flat() | {"batch-size": cell.batch_size, "local-epochs": cell.epochs}
+    target = make_target(base, cell.options(), trained)
+    findings = audit(target, cell.options())
+    write_audit(target, findings, folder)
+    document = {
+        "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
+        "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
+        "hardware": manifest.hardware(), "versions": manifest.versions(),
+    }  # fmt: skip
+    for name, content in (
+        ("summary.json", _summary(measure(target, findings), cell.name)),
+        ("manifest.json", document),
+    ):
+        write_atomically(folder / name, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _train(config: RunConfig, rounds: int, folder: Path) -> Path:
+    """Train before the attack; the clients' private state and the checkpoint stay in the folder."""
+    changed = config.model_copy(update={"output": str(folder), "num_rounds": rounds, "checkpoint_every": rounds})
+    return run(InProcessGrid(app, 1, changed.flat(), {"simulated": True}), changed)
+
+
+def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the numbers that tables show, with the names of docs/audit.md."""
+    found = document["attacks"][name]
+    numbers: dict[str, Any] = {"labels_found": found["labels_found"], "attack_seconds": found["seconds"]}
+    if "psnr" not in found:
+        return numbers
+    others, mean_image = found["control"]["unrelated"], found["control"]["mean_image"]
+    return numbers | {
+        "psnr": found["psnr"]["mean"],
+        "psnr_median": found["psnr"]["median"],
+        "ssim": found["ssim"]["mean"],
+        "control_psnr": max(others["psnr"]["mean"], mean_image["psnr"]["mean"]),
+        "control_ssim": others["ssim"]["mean"],
+        "recovered": {"recovered": 1.0, "recovered some": 0.5, "recovered nothing": 0.0}[found["verdict"]],
+    }
