@@ -211,7 +211,10 @@ def test_results_do_not_depend_on_the_batching():
     """Starts are drawn per client and the problems are independent: one at a time or three at once."""
     clients, _, _ = clients_of(MAKERS["fedavg"], 3, 1, 8)
     few = replace(QUICK, iterations=3, signed=False, learning_rate=0.1)
-    together, alone = attack("ig", clients, few, at_once=3), attack("ig", clients, few, at_once=1)
+    seen = []
+    together = attack("ig", clients, few, at_once=3)
+    alone = attack("ig", clients, few, at_once=1, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(3, 9), (6, 9), (9, 9)]
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.images, other.images, atol=1e-4)
 
