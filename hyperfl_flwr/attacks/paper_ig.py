@@ -1,6 +1,6 @@
 """Gradient inversion of HyperFL as its paper measures it: everything private is searched for.
 
-Guo et al., AAAI 2025, section 5.3 (Table 3): images x, embedding v and classifier phi are learned together, so that the
+Guo et al., AAAI 2025, section 5.2 (Table 3): images x, embedding v and classifier phi are learned together, so that the
 hypernetwork's gradient at (x, v, phi) fits the observed one. The server could read v and theta off instead
 (`hyperfl_flwr.attacks.readout`); this attack, which does not, is here to reproduce the paper's numbers, and its failure
 proves nothing.

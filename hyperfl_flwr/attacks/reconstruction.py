@@ -29,7 +29,7 @@ class AttackSettings:
         seed: Of the random starts.
         device: Where the optimisation runs.
         at_once: Largest number of clients whose problems run as one batch; it bounds the memory.
-        progress: Called with steps done and their total.
+        progress: Called with steps done and their total, over all clients.
     """
 
     labels: Sequence[IntArray] | None = None
@@ -113,7 +113,8 @@ def reconstruct(
         began = time.perf_counter()
         batch = prepare([observations[i] for i in positions], [known[i] for i in positions])
         start = _starts(positions, observations[positions[0]].num_examples, batch, knowledge, settings)
-        solution = solve(batch.problems, start, optimisation, _shifted(settings, len(results), len(observations)))
+        progress = _shifted(settings.progress, len(results), len(positions), len(observations))
+        solution = solve(batch.problems, start, optimisation, progress)
         seconds = (time.perf_counter() - began) / len(positions)
         found = _pixels(solution, knowledge)
         for row, position in enumerate(positions):
@@ -191,9 +192,8 @@ def _pixels(solution: Solution, knowledge: PublicKnowledge) -> FloatArray:
     return images
 
 
-def _shifted(settings: AttackSettings, done: int, total: int) -> Progress | None:
-    """Return a progress callback for one batch that counts the clients done before it as well."""
-    progress = settings.progress
+def _shifted(progress: Progress | None, done: int, now: int, total: int) -> Progress | None:
+    """Return a progress callback for a batch of `now` clients, after `done` and of `total`."""
     if progress is None:
         return None
-    return lambda step, steps: progress(done * steps + step * min(settings.at_once, total - done), total * steps)
+    return lambda step, steps: progress(done * steps + step * now, total * steps)
