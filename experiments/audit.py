@@ -40,6 +40,7 @@ class Options:
         labels_known: Whether the attacks are told the labels.
         iterations: Of each attack's optimisation; None is its own number.
         restarts: Random starts of each attack's optimisation; None is its own number.
+        total_variation: Weight of the prior; None is each attack's own.
     """
 
     attacks: Sequence[str] = ()
@@ -48,6 +49,7 @@ class Options:
     labels_known: bool = False
     iterations: int | None = None
     restarts: int | None = None
+    total_variation: float | None = None
 
     def optimisation(self, row: Attack) -> Optimisation | None:
         """Return an attack's own optimisation with these changes; None where it has none."""
@@ -55,6 +57,8 @@ class Options:
             return None
         share = row.defaults.polish / (row.defaults.iterations + row.defaults.polish)
         found = row.defaults if self.restarts is None else replace(row.defaults, restarts=self.restarts)
+        if self.total_variation is not None:
+            found = replace(found, total_variation=self.total_variation)
         if self.iterations is not None:
             polish = round(share * self.iterations)
             found = replace(found, iterations=max(1, self.iterations - polish), polish=polish)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from experiments.audit import Options, audit, make_target
 from experiments.audit_report import measure, write_audit
@@ -31,6 +31,7 @@ class AttackedCell(BaseModel):
         num_images: Private images in all.
         samples: Of them per client; 0 is the batch size.
         iterations: Of the optimisation; 0 is the attack's own number.
+        total_variation: Weight of the prior; 0 is the attack's own.
         labels_known: Whether the attack is told the labels.
         rounds_before: Rounds of training before the round that is attacked, with the cell's other settings and the data
             set's usual samples per client.
@@ -46,6 +47,7 @@ class AttackedCell(BaseModel):
     num_images: PositiveInt = 20
     samples: NonNegativeInt = 0
     iterations: NonNegativeInt = 0
+    total_variation: NonNegativeFloat = 0.0
     labels_known: bool = False
     rounds_before: NonNegativeInt = 0
     epochs: PositiveInt = 1
@@ -75,6 +77,7 @@ class AttackedCell(BaseModel):
             samples=self.samples or None,
             labels_known=self.labels_known,
             iterations=self.iterations or None,
+            total_variation=self.total_variation or None,
         )
 
 

@@ -40,6 +40,9 @@ def run_audit(
         int | None, typer.Option(help="Of each optimisation; default: the attack's own.", min=2)
     ] = None,
     restarts: Annotated[int | None, typer.Option(help="Random starts; default: the attack's own.", min=1)] = None,
+    total_variation: Annotated[
+        float | None, typer.Option(help="Weight of the prior; default: the attack's own.")
+    ] = None,
     labels_known: Annotated[bool, typer.Option("--labels-known", help="Tell the attacks the labels.")] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="Begin where the run in this folder has ended.")] = None,
     recorded: Annotated[Path | None, typer.Option(help="Attack what the run in this folder has recorded.")] = None,
