@@ -57,6 +57,7 @@ def run_audit(
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
+        total_variation=total_variation,
     )  # fmt: skip
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
