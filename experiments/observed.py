@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord
 from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge, load_observation, observation_path
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.grid import exchange, handshake
@@ -127,6 +127,16 @@ def record_round(target: Target, folder: Path) -> Observed:
     return Observed([observation_path(folder, current, client) for client in target.clients])
 
 
+def settings_of(run: Path) -> dict[str, Scalar]:
+    """Return the settings of a run, which may be of an earlier version.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder.
+    """
+    known = default_settings()
+    return known | {key: value for key, value in read_manifest(run)["settings"].items() if key in known}
+
+
 def recorded_round(run: Path, changes: Mapping[str, Scalar]) -> tuple[Target, Observed]:
     """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and what was recorded of it.
 
@@ -143,6 +153,6 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar]) -> tuple[Target, Ob
             f"{run} has recorded nothing; give `hyperfl run` --set audit.clients=0 --set audit.rounds=1, for example"
         )
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
-    config = RunConfig.from_flat({**read_manifest(run)["settings"], **changes}, methods=METHODS)
+    config = RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS)
     observed = Observed(last)
     return Target(config=config, clients=[each.client for each in observed]), observed

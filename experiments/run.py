@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from clients.base import client_setting
 from experiments.cores import WAITING, CoreSlots
 from experiments.flower import federation_config
 from experiments.layout import Machine, suitable_nodes, suitable_threads
+from experiments.leaks import leak_warnings
 from experiments.superlink import LocalSuperLink
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RunConfig, Scalar, app_file, default_settings
@@ -43,12 +44,14 @@ class Plan:
         num_nodes: Number of simulated nodes P.
         threads: torch threads of each process, as in the settings.
         chosen_for: The machine for which nodes or threads were chosen; empty if the caller gave both.
+        warnings: What its owner should know before it starts.
     """
 
     config: RunConfig
     num_nodes: int
     threads: int
     chosen_for: str
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +123,8 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None) -> 
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
     threads = suitable_threads(machine, num_nodes) if config.threads == "auto" else config.threads
     config = config.model_copy(update={"threads": threads})
-    return Plan(config=config, num_nodes=num_nodes, threads=threads, chosen_for=chosen_for)
+    warnings = leak_warnings(config, [len(data.train_indices(client)) for client in range(config.num_clients)])
+    return Plan(config=config, num_nodes=num_nodes, threads=threads, chosen_for=chosen_for, warnings=warnings)
 
 
 def _check_resume(config: RunConfig, num_nodes: int | None) -> int:
@@ -149,6 +153,8 @@ def launch(planned: Plan, observer: Observer) -> Path:
     """
     config = planned.config
     directory = Path(config.resume or config.output)
+    for warning in planned.warnings:
+        observer.on_note(f"warning: {warning}")
     with CoreSlots() as slots:
         wanted = planned.num_nodes * planned.threads
         held = slots.acquire(wanted, lambda: observer.on_note(f"{WAITING} for one"))

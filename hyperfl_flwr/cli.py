@@ -64,6 +64,8 @@ def run(
             changes["dataset"] = f"npz:{file.absolute()}"
     planned = plan(changes, num_nodes)
     if dry_run:
+        for warning in planned.warnings:
+            err.print(f"warning: {warning}", markup=False)
         _print_estimate(estimate(planned, len(usable_cores())), planned.config.num_rounds)
         return
     with _progress(planned.config.method, verbose=verbose, quiet=quiet) as observer:

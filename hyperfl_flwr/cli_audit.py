@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments.audit import Finding, Options, audit, chosen_attacks, make_target
 from experiments.audit_report import measure, sentence, write_audit
-from experiments.observed import Observed, Target, recorded_round
+from experiments.observed import Observed, Target, recorded_round, settings_of
 from hyperfl_flwr.attacks.inversion import Progress as OnProgress
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.cli_output import err, out, parse_setting
@@ -19,7 +19,7 @@ from hyperfl_flwr.config import Scalar, default_settings
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.metrics.images import Lpips
-from hyperfl_flwr.recording import read_manifest, refuse_used_directory
+from hyperfl_flwr.recording import refuse_used_directory
 
 audits = typer.Typer()
 
@@ -71,7 +71,7 @@ def run_audit(
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
         if checkpoint is not None:
             _refuse_beside("--checkpoint", named)
-            settings = read_manifest(checkpoint)["settings"]
+            settings = settings_of(checkpoint)
         else:
             settings = default_settings() | {key: value for key, value in named.items() if value is not None}
         target = make_target({**settings, **local, **changes}, options, checkpoint and checkpoint.absolute())

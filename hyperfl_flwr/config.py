@@ -10,36 +10,34 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.data.client_data import DataSettings
 from hyperfl_flwr.data.datasets import DATASETS
 from hyperfl_flwr.errors import ConfigError, InstallationError
-from hyperfl_flwr.models.hypernetwork import Initialisation
-from hyperfl_flwr.models.server_hypernetwork import Combine
 from hyperfl_flwr.models.targets import TARGETS
+from hyperfl_flwr.sections import (
+    AuditConfig,
+    Auto,
+    DataConfig,
+    FedRepConfig,
+    HyperFLConfig,
+    NonNegativeFloat,
+    PFedHNConfig,
+    Positive,
+    PositiveFloat,
+    PrivacyConfig,
+    Section,
+    Seed,
+    Share,
+)
 
 Scalar = str | int | float | bool
 """What a run-config value may be (Flower's `UserConfigValue`)."""
-
-Auto = Literal["auto"]
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-Numbers = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    Field(pattern=r"^(all|(\d+(,\d+)*)?)$"),
-]
-"""Nothing, all, or numbers with commas between them; a single number may be one."""
 
 RESUMABLE_CHANGES = frozenset(
     {
@@ -59,99 +57,7 @@ RESUMABLE_CHANGES = frozenset(
 """Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is computed."""
 
 
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=_kebab)
-
-
-class DataConfig(_Section):
-    """`data.*`: which samples each client holds."""
-
-    partition: Literal["similarity", "iid", "dirichlet", "dirichlet-per-label", "shards", "natural"]
-    seed: Seed
-    train_samples: Auto | Positive
-    test_samples: Auto | Positive
-    iid_fraction: Share
-    dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
-    shards_per_client: Positive
-    augmentation: Literal["auto", "none"]
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)]
-    global_test: bool
-
-    @field_validator("global_test")
-    @classmethod
-    def _of_test_data(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("validation_fraction"):
-            raise ValueError("must be false with data.validation-fraction, which leaves all test data alone")
-        return value
-
-
-class HyperFLConfig(_Section):
-    """`hyperfl.*`: the settings of HyperFL alone."""
-
-    initialisation: Initialisation
-    embedding: Literal["trained", "own", "common-frozen"]
-    embedding_dim: Positive
-    hidden_width: Positive
-    classifier_learning_rate: PositiveFloat
-    embedding_learning_rate: Auto | PositiveFloat
-    clip_norm: NonNegativeFloat
-    head_optimiser: Literal["factored", "plain"]
-
-
-class FedRepConfig(_Section):
-    """`fedrep.*`: the settings of FedRep alone."""
-
-    classifier_learning_rate: PositiveFloat
-    classifier_epochs: Positive
-    clip_norm: NonNegativeFloat
-
-
-class PFedHNConfig(_Section):
-    """`pfedhn.*`: the settings of pFedHN and pFedHN-PC alone."""
-
-    embedding_dim: Auto | Positive
-    hidden_width: Positive
-    hidden_layers: NonNegative
-    local_steps: NonNegative
-    clip_norm: NonNegativeFloat
-    server_learning_rate: Auto | PositiveFloat
-    server_momentum: Annotated[float, Field(ge=0, lt=1)]
-    server_weight_decay: NonNegativeFloat
-    server_clip_norm: NonNegativeFloat
-    combine: Combine
-
-
-class PrivacyConfig(_Section):
-    """`privacy.*`: what a client does to its upload before it leaves."""
-
-    clip_norm: NonNegativeFloat
-    noise_multiplier: NonNegativeFloat
-
-    @field_validator("noise_multiplier")
-    @classmethod
-    def _of_a_norm(cls, value: float, info: ValidationInfo) -> float:
-        if value and not info.data.get("clip_norm"):
-            raise ValueError("needs privacy.clip-norm above 0, of which it is a multiple")
-        return value
-
-
-class AuditConfig(_Section):
-    """`audit.*`: of which clients and rounds the server writes down what it sees."""
-
-    clients: Numbers
-    rounds: Numbers
-
-    def covers(self, client: int, server_round: int) -> bool:
-        """Say whether what the server sees of a client in a round is written down."""
-        chosen = ((self.clients, client), (self.rounds, server_round))
-        return all(text == "all" or str(number) in text.split(",") for text, number in chosen)
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     """All settings of a run; docs/configuration.md explains each."""
 
     method: str

@@ -14,7 +14,8 @@ LAYERS: dict[str, int] = {
         (
             "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics",
             "hyperfl_flwr.attacks", "hyperfl_flwr.privacy",
-            "hyperfl_flwr.config", "hyperfl_flwr.rng", "hyperfl_flwr.device", "hyperfl_flwr.errors",
+            "hyperfl_flwr.config", "hyperfl_flwr.sections", "hyperfl_flwr.rng", "hyperfl_flwr.device",
+            "hyperfl_flwr.errors",
             "hyperfl_flwr.storage",
         ),
         0,

@@ -1,0 +1,117 @@
+"""The sections of a run's settings, typed; `hyperfl_flwr.config` puts them together."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from hyperfl_flwr.models.hypernetwork import Initialisation
+from hyperfl_flwr.models.server_hypernetwork import Combine
+
+Auto = Literal["auto"]
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+Numbers = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=r"^(all|(\d+(,\d+)*)?)$"),
+]
+"""Nothing, all, or numbers with commas between them; a single number may be one."""
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Section(BaseModel):
+    """A group of settings: names with hyphens, exact types, nothing unknown."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=_kebab)
+
+
+class DataConfig(Section):
+    """`data.*`: which samples each client holds."""
+
+    partition: Literal["similarity", "iid", "dirichlet", "dirichlet-per-label", "shards", "natural"]
+    seed: Seed
+    train_samples: Auto | Positive
+    test_samples: Auto | Positive
+    iid_fraction: Share
+    dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
+    shards_per_client: Positive
+    augmentation: Literal["auto", "none"]
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)]
+    global_test: bool
+
+    @field_validator("global_test")
+    @classmethod
+    def _of_test_data(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("validation_fraction"):
+            raise ValueError("must be false with data.validation-fraction, which leaves all test data alone")
+        return value
+
+
+class HyperFLConfig(Section):
+    """`hyperfl.*`: the settings of HyperFL alone."""
+
+    initialisation: Initialisation
+    embedding: Literal["trained", "own", "common-frozen"]
+    embedding_dim: Positive
+    hidden_width: Positive
+    classifier_learning_rate: PositiveFloat
+    embedding_learning_rate: Auto | PositiveFloat
+    clip_norm: NonNegativeFloat
+    head_optimiser: Literal["factored", "plain"]
+
+
+class FedRepConfig(Section):
+    """`fedrep.*`: the settings of FedRep alone."""
+
+    classifier_learning_rate: PositiveFloat
+    classifier_epochs: Positive
+    clip_norm: NonNegativeFloat
+
+
+class PFedHNConfig(Section):
+    """`pfedhn.*`: the settings of pFedHN and pFedHN-PC alone."""
+
+    embedding_dim: Auto | Positive
+    hidden_width: Positive
+    hidden_layers: NonNegative
+    local_steps: NonNegative
+    clip_norm: NonNegativeFloat
+    server_learning_rate: Auto | PositiveFloat
+    server_momentum: Annotated[float, Field(ge=0, lt=1)]
+    server_weight_decay: NonNegativeFloat
+    server_clip_norm: NonNegativeFloat
+    combine: Combine
+
+
+class PrivacyConfig(Section):
+    """`privacy.*`: what a client does to its upload before it leaves."""
+
+    clip_norm: NonNegativeFloat
+    noise_multiplier: NonNegativeFloat
+
+    @field_validator("noise_multiplier")
+    @classmethod
+    def _of_a_norm(cls, value: float, info: ValidationInfo) -> float:
+        if value and not info.data.get("clip_norm"):
+            raise ValueError("needs privacy.clip-norm above 0, of which it is a multiple")
+        return value
+
+
+class AuditConfig(Section):
+    """`audit.*`: of which clients and rounds the server writes down what it sees."""
+
+    clients: Numbers
+    rounds: Numbers
+
+    def covers(self, client: int, server_round: int) -> bool:
+        """Say whether what the server sees of a client in a round is written down."""
+        chosen = ((self.clients, client), (self.rounds, server_round))
+        return all(text == "all" or str(number) in text.split(",") for text, number in chosen)

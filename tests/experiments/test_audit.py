@@ -1,0 +1,180 @@
+"""The audit: real messages in, images out, controls beside them, and nothing promised that was not seen."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import SMALL, Federate, Settings
+from typer.testing import CliRunner
+
+from experiments.audit import Options, audit, chosen_attacks, make_target
+from experiments.audit_report import sentence, write_audit
+from experiments.leaks import leak_warnings
+from experiments.observed import record_round, recorded_round
+from hyperfl_flwr.attacks.observation import load_observation
+from hyperfl_flwr.attacks.readout import read_out
+from hyperfl_flwr.cli import cli
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.models.hypernetwork import common_embedding
+from hyperfl_flwr.recording import read_metrics
+
+METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc"]
+
+
+def settings(**changes: object) -> Settings:
+    own = {"batch-size": 1, "local-epochs": 1, "num-clients": 20}
+    return default_settings() | SMALL | own | {key.replace("_", "-"): value for key, value in changes.items()}
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_UPLOADS)
+def test_a_recorded_round_is_what_each_client_sent(method: str, federate: Federate) -> None:
+    """A run records clients 1 and 3 in round 2 only; their replies differ, and give the run that is not recorded."""
+    run = federate(method, **{"audit.clients": "1,3", "audit.rounds": "2"})
+    names = sorted(path.name for path in (run / "observations").iterdir())
+    assert names == ["round-000002-client-00001.npz", "round-000002-client-00003.npz"]
+    one, three = (load_observation(run / "observations" / name) for name in names)
+    assert (one.client, three.client, one.round) == (1, 3, 2)
+    assert one.num_examples == 40
+    key = next(key for key in one.reply if key.endswith("weight"))
+    assert not np.array_equal(one.reply[key], three.reply[key])
+    assert np.isfinite(one.reply[key]).all()
+    plain = federate(method)
+    assert not (plain / "observations").exists()
+    losses = [[row["own_loss"] for row in read_metrics(each) if row["kind"] == "train"] for each in (run, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_one_client_after_another_gives_the_mean_that_the_server_uses(federate: Federate) -> None:
+    """All clients are recorded: the example-weighted mean of their replies is the next broadcast."""
+    run = federate("fedavg", num_rounds=3, **{"audit.clients": "all", "audit.rounds": "1,2"})
+    first = [load_observation(run / "observations" / f"round-000001-client-{client:05d}.npz") for client in range(5)]
+    second = load_observation(run / "observations" / "round-000002-client-00000.npz")
+    total = sum(each.num_examples for each in first)
+    for key, value in second.received.items():
+        mean = sum(each.num_examples / total * each.reply[key].astype(np.float64) for each in first)
+        np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_the_server_reads_the_embedding_off_a_real_upload(tmp_path: Path) -> None:
+    """One step on one image through the real messages: v is the clients' common one, which they keep to themselves."""
+    target = make_target(settings(method="hyperfl"), Options(num_images=2))
+    observed = record_round(target, tmp_path)
+    reading = read_out(observed[0], target.knowledge())
+    assert reading.embedding is not None
+    v = common_embedding(4, "hyperfan-bias", 0)
+    assert float((reading.embedding - v).norm() / v.norm()) < 1e-3
+
+
+@pytest.mark.slow
+def test_images_are_found_by_the_attack_and_not_by_its_defended_twin(tmp_path: Path) -> None:
+    """The same images, attack and steps; with noise 0.1 nothing is recovered, without it everything is."""
+    options = Options(attacks=["head-gradient"], num_images=6, iterations=300)
+    verdicts = {}
+    for name, changes in (("open", {}), ("noise", {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1})):
+        full = settings(method="hyperfl", **changes) | {"hyperfl.hidden-width": 64, "hyperfl.embedding-dim": 16}
+        target = make_target(full, options)
+        (tmp_path / name).mkdir()
+        write_audit(target, audit(target, options), tmp_path / name)
+        document = json.loads((tmp_path / name / "audit.json").read_text())
+        verdicts[name] = document["attacks"]["head-gradient"]["verdict"]
+        for file in ("audit.html", "audit.md", "audit.png"):
+            assert (tmp_path / name / file).stat().st_size > 500
+        assert sentence(document, "head-gradient") in (tmp_path / name / "audit.md").read_text()
+    assert verdicts == {"open": "recovered", "noise": "recovered nothing"}
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_attacked_with_its_clients_state(federate: Federate, tmp_path: Path) -> None:
+    """The private state of the run is found and used: the embedding that is read off is the trained client's own."""
+    run = federate("hyperfl", num_rounds=2)
+    manifest = json.loads((run / "manifest.json").read_text())
+    local = {"batch-size": 1, "local-epochs": 1}
+    target = make_target({**manifest["settings"], **local}, Options(num_images=3), run)
+    assert target.clients == range(3)
+    observed = record_round(target, tmp_path)
+    stored = np.load(run / "clients" / "client-00002" / "round-000002.npz")["embedding/v"]
+    reading = read_out(observed[2], target.knowledge())
+    assert reading.embedding is not None
+    assert np.linalg.norm(reading.embedding.numpy() - stored) < 0.05 * np.linalg.norm(stored)
+    with pytest.raises(ConfigError, match="6 clients would be attacked, but the trained run has 5"):
+        make_target({**manifest["settings"], **local}, Options(num_images=6), run)
+
+
+@pytest.mark.slow
+def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) -> None:
+    words = ["audit", "--num-images", "2", "--iterations", "3", "--set", "hyperfl.hidden-width=8"]
+    result = CliRunner().invoke(cli, [*words, "--output", str(tmp_path / "a")], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.output.count("After one step on 1 image, ") == 2
+    assert result.output.split()[-1] == str(tmp_path / "a" / "audit.html")
+    document = json.loads((tmp_path / "a" / "audit.json").read_text())
+    for found in document["attacks"].values():
+        assert len(found["psnr"]["per_image"]) == 2
+        assert found["lpips"] is None
+        assert {"unrelated", "mean_image"} == set(found["control"])
+        assert found["iterations"] == 3
+
+
+@pytest.mark.slow
+def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
+    run = federate("fedavg", **{"audit.clients": "0", "audit.rounds": "1"})
+    target, observed = recorded_round(run, {})
+    assert (list(target.clients), len(observed), target.num_examples) == ([0], 1, 40)
+    findings = audit(target, Options(attacks=["ig"], iterations=2), observed)
+    assert len(findings["ig"].comparisons[0].matched.psnr) == 40
+    with pytest.raises(RunDirectoryError, match="has recorded nothing"):
+        recorded_round(federate("fedavg"), {})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--attacks", "nonsense"], "there is no attack 'nonsense'"),
+        (
+            ["--attacks", "ig", "--method", "hyperfl"],
+            "ig does not apply to hyperfl; what does: ig-paper, head-gradient",
+        ),
+        (["--method", "local"], "nothing leaves a client of local"),
+        (["--num-images", "5", "--batch-size", "4"], "must be a multiple of the samples per client, 4"),
+        (["--checkpoint", "/nowhere", "--method", "fedavg"], "--method cannot be given with --checkpoint"),
+        (["--recorded", "/nowhere", "--samples", "3"], "--samples cannot be given with --recorded"),
+        (["--lpips-weights", "/nowhere"], "/nowhere is missing"),
+    ],
+)
+def test_bad_input_is_one_error(words: list[str], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["audit", *words, "--output", str(tmp_path / "a")])
+    assert message in str(result.exception)
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
+    """Eight samples or fewer, unless the upload is noisy; local training sends nothing."""
+
+    def warned(samples: list[int], **changes: object) -> list[str]:
+        return leak_warnings(RunConfig.from_flat(settings(**changes)), samples)
+
+    (text,) = warned([600, 8, 1], method="hyperfl")
+    assert "2 of 3 clients have 8 training samples or fewer" in text
+    assert "--attacks head-gradient" in text
+    assert "--attacks ig)" in warned([1], method="fedavg")[0]
+    assert warned([600, 9], method="hyperfl") == []
+    assert warned([1], method="local") == []
+    noise = {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1}
+    assert warned([1], method="hyperfl", **noise) == []
+    assert warned([1], method="hyperfl", **{**noise, "privacy.noise-multiplier": 0.01})
+
+
+def test_chosen_attacks_are_those_of_the_method() -> None:
+    assert chosen_attacks([], "fedrep") == ["head-gradient"]
+    assert chosen_attacks(["idlg"], "fedavg") == ["idlg"]
+    data = load_federated_data(make_target(settings(), Options(num_images=4)).config.data_settings())
+    assert data.num_clients == 4
+
+
+def test_federations_that_are_run_warn(capsys: pytest.CaptureFixture[str]) -> None:
+    result = CliRunner().invoke(cli, ["run", "--dry-run", "--set", "data.train-samples=4", "--num-clients", "5"])
+    assert result.exit_code == 0
+    assert "warning: 5 of 5 clients" in result.output + result.stderr
