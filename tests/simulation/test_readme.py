@@ -111,6 +111,13 @@ def test_studies(checkout: Path) -> None:
         assert (folder / name).is_file()
 
 
+def test_audit(checkout: Path) -> None:
+    done = shell(block_with("hyperfl audit"), checkout)
+    assert done.returncode == 0, done.stderr
+    assert "head-gradient recovered the private images" in done.stdout
+    assert done.stdout.splitlines()[-1] == str(checkout / "runs" / "audit" / "audit.html")
+
+
 @pytest.mark.skipif("HYPERFL_TEST_DATA" not in os.environ, reason="HYPERFL_TEST_DATA names no torchvision root")
 def test_fashion_mnist(checkout: Path) -> None:
     cache = checkout.parent / "home" / ".cache" / "hyperfl"

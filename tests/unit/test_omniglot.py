@@ -38,6 +38,8 @@ SETTINGS = DataSettings(
     iid_fraction=0.2,
     dirichlet_alpha=0.3,
     shards_per_client=2,
+    augmentation="auto",
+    validation_fraction=0.0,
 )
 
 
