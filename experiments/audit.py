@@ -182,7 +182,8 @@ def attack(target: Target, row: Attack, settings: AttackSettings, observed: Obse
         if row.finds_images:
             comparisons.append(compare(result.images, images, unrelated[first : first + len(images)], mean_image))
         first += len(images)
-    labels_found = None if settings.labels is not None else _labels_found(results, [labels for _, labels in truth])
+    told = settings.labels is not None and row.finds_images
+    labels_found = None if told else _labels_found(results, [labels for _, labels in truth])
     return Finding(attack=row, results=results, comparisons=comparisons, labels_found=labels_found)
 
 

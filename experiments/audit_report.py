@@ -200,8 +200,9 @@ def write_audit(
     method = METHODS[document["method"]]
     heading = f"{document['method']} on {document['dataset']}: {document['threat']}"
     state = "a trained model" if document["trained"] else "fresh parameters"
+    clients, samples = document["clients"], document["samples_per_client"]
     facts = (
-        f"{document['clients']} clients with {document['samples_per_client']} images each, {state}. What leaves a "
+        f"{clients} client{'s' * (clients > 1)} with {samples} image{'s' * (samples > 1)} each, {state}. What leaves a "
         f"client: {method.leaves}. The attacks had the server's messages and the settings; reconstructions were "
         f"assigned to the private images afterwards. Controls: as many unrelated images, and the mean image."
     )
@@ -224,4 +225,6 @@ def write_audit(
 
 
 def _html_row(line: str) -> str:
-    return "<tr>" + "".join(f"<td>{html.escape(cell.strip())}</td>" for cell in line.strip("| ").split(" | ")) + "</tr>"
+    kind = "th" if line.startswith("| attack |") else "td"
+    cells = [html.escape(cell.strip()).replace("`", "") for cell in line.strip("| ").split(" | ")]
+    return "<tr>" + "".join(f"<{kind}>{cell}</{kind}>" for cell in cells) + "</tr>"

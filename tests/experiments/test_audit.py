@@ -119,6 +119,17 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_labels_are_found_even_when_other_attacks_are_told_them(tmp_path: Path) -> None:
+    """One image each: iDLG is exact; it has no images, so the table is empty and the picture shows the private ones."""
+    options = Options(attacks=["idlg"], num_images=3, labels_known=True)
+    target = make_target(settings(method="fedavg"), options)
+    findings = audit(target, options)
+    assert findings["idlg"].labels_found == 1.0
+    write_audit(target, findings, tmp_path)
+    assert "idlg found 100 % of the labels" in (tmp_path / "audit.md").read_text()
+
+
+@pytest.mark.slow
 def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
     run = federate("fedavg", **{"audit.clients": "0", "audit.rounds": "1"})
     target, observed = recorded_round(run, {})
