@@ -91,6 +91,13 @@ def _result(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for key, name in names.items():
         value = summary[key]
         yield name, "none" if value is None else f"{100 * value:.2f} %"
+    of_all = {
+        "global_test_accuracy": "own accuracy on all test data of the data set",
+        "global_test_accuracy_aggregate": "aggregate accuracy on all test data of the data set",
+    }
+    for key, name in of_all.items():
+        if summary[key] is not None:
+            yield name, f"{100 * summary[key]:.2f} %"
     yield "seconds per round (median)", f"{summary['seconds_per_round']:.2f}"
     yield "peak memory", f"{summary['peak_memory_mb']:.0f} MB"
 

@@ -80,3 +80,11 @@ def test_texts_of_others_are_escaped_and_a_deployment_has_no_label_counts(federa
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(RunDirectoryError):
         write_report(tmp_path)
+
+
+def test_the_global_test_set_is_told_where_it_was_asked_for(federate):
+    summary = json.loads(((run := federate("fedavg", **{"data.global-test": True})) / "summary.json").read_text())
+    rows = Page(write_report(run).read_text()).rows
+    assert rows["own accuracy on all test data of the data set"] == f"{100 * summary['global_test_accuracy']:.2f} %"
+    plain = Page(write_report(federate("fedavg")).read_text()).rows
+    assert "own accuracy on all test data of the data set" not in plain
