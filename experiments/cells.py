@@ -20,7 +20,7 @@ import torch
 from experiments.flower import training_environment
 from experiments.run import commit
 from experiments.studies import Cell, Study
-from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar
+from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.recording import read_manifest
@@ -103,8 +103,11 @@ def is_finished(cell: Cell, folder: Path) -> bool:
 
 
 def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
-    """Return how the settings of a run differ from those that a cell has; the machine's do not count."""
-    wanted, got = _of_the_study(cell.settings), _of_the_study(manifest["settings"])
+    """Return how the settings of a run differ from those that a cell has; the machine's do not count.
+
+    A setting that the run did not know yet counts as its default.
+    """
+    wanted, got = _of_the_study(cell.settings), _of_the_study({**default_settings(), **manifest["settings"]})
     keys = sorted(set(wanted) | set(got))
     return [f"{key} {got.get(key)!r} instead of {wanted.get(key)!r}" for key in keys if got.get(key) != wanted.get(key)]
 
