@@ -59,6 +59,38 @@ def test_round_is_algorithm_1(classifier_epochs, extractor_epochs, clip):
         assert not torch.equal(value, start[name])
 
 
+def frozen_hyperfl():
+    """Return a network and HyperFL's model with a frozen v that generates its extractor, classifiers equal; float64."""
+    network = target()
+    hypernetwork = Hypernetwork(network.extractor, embedding_dim=6, hidden_width=16)
+    v = common_embedding(6, "hyperfan-bias", 0)
+    drawn = initial_hypernetwork(hypernetwork, network.extractor, "hyperfan-bias", v, torch_generator(0, "h"))
+    hypernetwork.load_state_dict({name: value.double() for name, value in drawn.items()}, assign=True)
+    with torch.no_grad():
+        network.extractor.load_state_dict(hypernetwork.split(hypernetwork(v.double()).clone()))
+    classifier = nn.Linear(128, 10, dtype=torch.float64)
+    classifier.load_state_dict(network.classifier.state_dict())
+    model = HyperFLModel(
+        extractor=network.extractor, classifier=classifier, hypernetwork=hypernetwork,
+        embedding=nn.Parameter(v.double()), frozen=True,
+    )  # fmt: skip
+    return network, model
+
+
+def flat_extractor(network):
+    return torch.cat([parameter.detach().flatten() for parameter in network.extractor.parameters()])
+
+
+def theta_of(model):
+    with torch.no_grad():
+        return model.hypernetwork(model.embedding)
+
+
+def squared_norm_of(model):
+    with torch.no_grad():
+        return float(model.hypernetwork.activation(model.embedding).square().sum())
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_hyperfl_with_a_frozen_embedding_is_fedrep_at_a_larger_rate(momentum):
     """With z constant, theta = z H + c moves as under SGD of rate eta (1 + |z|^2): exactly, without clip and decay.
@@ -66,67 +98,33 @@ def test_hyperfl_with_a_frozen_embedding_is_fedrep_at_a_larger_rate(momentum):
     So HyperFL with `embedding = common-frozen` computes nothing that FedRep does not; the classifiers are equal too.
     Twelve steps after step 1, float64.
     """
-    network, data = target(), random_samples(NUM, (1, 8, 8), 10)
-    hypernetwork = Hypernetwork(network.extractor, embedding_dim=6, hidden_width=16)
-    v = common_embedding(6, "hyperfan-bias", 0)
-    drawn = initial_hypernetwork(hypernetwork, network.extractor, "hyperfan-bias", v, torch_generator(0, "h"))
-    hypernetwork.load_state_dict({name: value.double() for name, value in drawn.items()}, assign=True)
-    v = v.double()
-    with torch.no_grad():
-        z, theta = hypernetwork.activation(v), hypernetwork(v)
-        network.extractor.load_state_dict(hypernetwork.split(theta.clone()))
-    start = theta.clone()
-    classifier = nn.Linear(128, 10, dtype=torch.float64)
-    classifier.load_state_dict(network.classifier.state_dict())
-    model = HyperFLModel(
-        extractor=network.extractor, classifier=classifier, hypernetwork=hypernetwork,
-        embedding=nn.Parameter(v), frozen=True,
-    )  # fmt: skip
-    epochs, eta = Epochs(epochs=4, batch_size=BATCH, momentum=momentum), 0.01
+    (network, model), data = frozen_hyperfl(), random_samples(NUM, (1, 8, 8), 10)
+    start, eta, factor = theta_of(model), 0.01, 1 + squared_norm_of(model)
+    assert factor > 3
+    epochs = Epochs(epochs=4, batch_size=BATCH, momentum=momentum)
     rates = HyperFLRates(classifier=0.1, hypernetwork=eta, embedding=eta, clip_norm=0.0)
     one = train_hyperfl(model, data, epochs, rates, np.random.default_rng(3))
-    factor = 1 + float(z @ z)
-    assert factor > 3
     fedrep = FedRepRates(classifier=0.1, extractor=eta * factor)
     other = train_fedrep(network.extractor, network.classifier, data, epochs, fedrep, np.random.default_rng(3))
     assert one == pytest.approx(other, rel=1e-10)
-    with torch.no_grad():
-        theta = hypernetwork(v)
-    flat = torch.cat([parameter.detach().flatten() for parameter in network.extractor.parameters()])
-    assert (flat - start).abs().max() > 1e-2
-    torch.testing.assert_close(theta, flat, rtol=0, atol=1e-11)
-    torch.testing.assert_close(classifier.weight, network.classifier.weight, rtol=0, atol=1e-12)
+    assert (flat_extractor(network) - start).abs().max() > 1e-2
+    torch.testing.assert_close(theta_of(model), flat_extractor(network), rtol=0, atol=1e-11)
+    torch.testing.assert_close(model.classifier.weight, network.classifier.weight, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.02])
 def test_the_converted_rates_cover_momentum_clipping_and_decay(clip):
     """`as_fedrep`, with everything on; the clip bites in every step: 0.02 is far below the gradients' norms."""
-    network, data = target(), random_samples(NUM, (1, 8, 8), 10)
-    hypernetwork = Hypernetwork(network.extractor, embedding_dim=6, hidden_width=16)
-    v = common_embedding(6, "hyperfan-bias", 0)
-    drawn = initial_hypernetwork(hypernetwork, network.extractor, "hyperfan-bias", v, torch_generator(0, "h"))
-    hypernetwork.load_state_dict({name: value.double() for name, value in drawn.items()}, assign=True)
-    v = v.double()
-    with torch.no_grad():
-        squared_norm = float(hypernetwork.activation(v).square().sum())
-        network.extractor.load_state_dict(hypernetwork.split(hypernetwork(v).clone()))
-    classifier = nn.Linear(128, 10, dtype=torch.float64)
-    classifier.load_state_dict(network.classifier.state_dict())
-    model = HyperFLModel(
-        extractor=network.extractor, classifier=classifier, hypernetwork=hypernetwork,
-        embedding=nn.Parameter(v), frozen=True,
-    )  # fmt: skip
+    (network, model), data = frozen_hyperfl(), random_samples(NUM, (1, 8, 8), 10)
+    start, squared_norm = flat_extractor(network), squared_norm_of(model)
     epochs = Epochs(epochs=4, batch_size=BATCH, momentum=0.5, weight_decay=0.03)
     rates = HyperFLRates(classifier=0.1, hypernetwork=0.01, embedding=0.01, clip_norm=clip)
     train_hyperfl(model, data, epochs, rates, np.random.default_rng(3))
     converted = as_fedrep(rates, 0.03, squared_norm)
-    start = torch.cat([parameter.detach().flatten() for parameter in network.extractor.parameters()])
     train_fedrep(network.extractor, network.classifier, data, epochs, converted, np.random.default_rng(3))
-    with torch.no_grad():
-        theta = hypernetwork(v)
-    flat = torch.cat([parameter.detach().flatten() for parameter in network.extractor.parameters()])
-    moved = float((flat - start).norm())
+    moved = float((flat_extractor(network) - start).norm())
     assert moved > 1e-3
     tolerance = 1e-3 if clip else 1e-9  # torch adds 1e-6 to the norm that it clips by
-    assert float((theta - flat).norm()) < tolerance * moved
-    torch.testing.assert_close(classifier.weight, network.classifier.weight, rtol=0, atol=1e-6 if clip else 1e-12)
+    assert float((theta_of(model) - flat_extractor(network)).norm()) < tolerance * moved
+    atol = 1e-6 if clip else 1e-12
+    torch.testing.assert_close(model.classifier.weight, network.classifier.weight, rtol=0, atol=atol)
