@@ -14,6 +14,7 @@ from hyperfl_flwr import manifest
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.server_app import run
@@ -32,6 +33,7 @@ class AttackedCell(BaseModel):
         samples: Of them per client; 0 is the batch size.
         iterations: Of the optimisation; 0 is the attack's own number.
         total_variation: Weight of the prior; 0 is the attack's own.
+        lpips_weights: File of AlexNet's weights for LPIPS; empty leaves LPIPS out.
         labels_known: Whether the attack is told the labels.
         rounds_before: Rounds of training before the round that is attacked, with the cell's other settings and the data
             set's usual samples per client.
@@ -48,6 +50,7 @@ class AttackedCell(BaseModel):
     samples: NonNegativeInt = 0
     iterations: NonNegativeInt = 0
     total_variation: NonNegativeFloat = 0.0
+    lpips_weights: str = ""
     labels_known: bool = False
     rounds_before: NonNegativeInt = 0
     epochs: PositiveInt = 1
@@ -97,15 +100,16 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
     trained = _train(config, cell.rounds_before, folder / "trained") if cell.rounds_before else None
     base = config.flat() | {"batch-size": cell.batch_size, "local-epochs": cell.epochs}
     target = make_target(base, cell.options(), trained)
+    lpips = Lpips(Path(cell.lpips_weights), resolve_device(config.device)) if cell.lpips_weights else None
     findings = audit(target, cell.options())
-    write_audit(target, findings, folder)
+    write_audit(target, findings, folder, lpips)
     document = {
         "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
         "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
         "hardware": manifest.hardware(), "versions": manifest.versions(),
     }  # fmt: skip
     for name, content in (
-        ("summary.json", _summary(measure(target, findings), cell.name)),
+        ("summary.json", _summary(measure(target, findings, lpips), cell.name)),
         ("manifest.json", document),
     ):
         write_atomically(folder / name, (json.dumps(content, indent=2) + "\n").encode())
@@ -128,6 +132,7 @@ def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:
         "psnr": found["psnr"]["mean"],
         "psnr_median": found["psnr"]["median"],
         "ssim": found["ssim"]["mean"],
+        "lpips": found["lpips"] and found["lpips"]["mean"],
         "control_psnr": max(others["psnr"]["mean"], mean_image["psnr"]["mean"]),
         "control_ssim": others["ssim"]["mean"],
         "recovered": {"recovered": 1.0, "recovered some": 0.5, "recovered nothing": 0.0}[found["verdict"]],
