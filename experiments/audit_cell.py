@@ -17,6 +17,7 @@ from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.metrics.images import Lpips
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import write_atomically
 
