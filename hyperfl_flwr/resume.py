@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.state import INITIAL, PrivateState
@@ -65,11 +65,12 @@ def refuse_other_nodes(manifest: Mapping[str, Any], num_nodes: int) -> None:
 
 
 def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any]) -> None:
-    """Check that a resumed run computes what the old one did.
+    """Check that a resumed run computes what the old one did; a setting that it did not know counts as its default.
 
     Raises:
         RunDirectoryError: Naming every setting that differs and must not.
     """
+    old = {**default_settings(), **old}
     problems = [
         f"{key} was {old.get(key)!r}, now {new.get(key)!r}"
         for key in sorted(set(old) | set(new))

@@ -57,16 +57,16 @@ def test_settings_that_do_not_decide_the_result_may_change() -> None:
 
 
 def test_all_changes_are_told_together() -> None:
-    """Three changes, one of them a setting that an older version did not have, and fewer rounds."""
+    """Three changes and fewer rounds; settings that an older version did not have count as the defaults."""
     old = default_settings()
-    new = old | {"seed": 5, "method": "local", "num-rounds": 3}
-    del old["momentum"]
+    new = old | {"seed": 5, "method": "local", "num-rounds": 3, "momentum": 0.25}
+    del old["momentum"], old["weight-decay"]
     with pytest.raises(RunDirectoryError) as caught:
         refuse_changes(old, new)
     lines = str(caught.value).splitlines()[1:]
     assert lines == [
         "  - method was 'hyperfl', now 'local'",
-        "  - momentum was None, now 0.5",
+        "  - momentum was 0.5, now 0.25",
         "  - seed was 0, now 5",
         "  - num-rounds was 10, now 3; it may only grow",
     ]
