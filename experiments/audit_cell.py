@@ -33,6 +33,7 @@ class AttackedCell(BaseModel):
         iterations: Of the optimisation; 0 is the attack's own number.
         total_variation: Weight of the prior; 0 is the attack's own.
         labels_known: Whether the attack is told the labels.
+        summed: Whether the server sees the sum of the clients' uploads only.
         rounds_before: Rounds of training before the round that is attacked, with the cell's other settings and the data
             set's usual samples per client.
         epochs: Local epochs of the round that is attacked.
@@ -49,6 +50,7 @@ class AttackedCell(BaseModel):
     iterations: NonNegativeInt = 0
     total_variation: NonNegativeFloat = 0.0
     labels_known: bool = False
+    summed: bool = False
     rounds_before: NonNegativeInt = 0
     epochs: PositiveInt = 1
     batch_size: PositiveInt = 1
@@ -76,6 +78,7 @@ class AttackedCell(BaseModel):
             num_images=self.num_images,
             samples=self.samples or None,
             labels_known=self.labels_known,
+            summed=self.summed,
             iterations=self.iterations or None,
             total_variation=self.total_variation or None,
         )
