@@ -20,7 +20,12 @@ which is p + 1 mixtures of the N gradients, of which FedAvg's server would see t
 Either way theta_i = z_i H + c follows, and each client is attacked as if it had been seen alone. With N > p + 1 a
 gradient is found up to its projection on a space of p + 1 dimensions, with a cosine of about sqrt((p + 1) / N) where
 the plain sum has sqrt(1 / N): a narrow hypernetwork narrows the channels, and closes them only if p is far below N. One
-z for all clients closes them: then R has rank one and tells what the plain sum tells.
+z for all clients closes them: then R has rank one and tells what the plain sum tells. That is no protection of a small
+crowd: five images are found in the plain sum of one step, too.
+
+Measured on Fashion-MNIST, the published network, five clients with one image and an embedding of their own, mean PSNR
+after 500 iterations: 34 dB with known z, 25 dB by independent components, 18 dB from the sum as one batch; with one z
+for all, and so one theta, 10, 25 and 25 dB. Where all start from one z, the channels are open after the first round.
 
 The leak is this project's observation. The separation of signals: Hyvarinen, Oja: "Independent Component Analysis:
 Algorithms and Applications", Neural Networks 13, 2000 (FastICA). Several local steps are taken for one with the steps'
