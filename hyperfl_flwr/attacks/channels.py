@@ -126,7 +126,8 @@ def separate_known(rows: Tensor, hidden: Tensor, shares: Tensor | None = None) -
     """Return the gradients G [N, P] behind a sum: G = W^-1 pinv([Z | 1]^T) R.
 
     Exact for N <= p + 1 different z_i in general position, up to the rounding of R and Z times the condition number of
-    [Z | 1]. Beyond that, of all G that explain R, the one of least norm (of W G): the projection on what was seen.
+    [Z | 1] with rows of length one. Beyond that, of all G that explain R, the one of least norm, with each g_i in units
+    of 1 / (w_i |[z_i, 1]|): the projection on what was seen.
 
     Args:
         rows: R = [D_H; D_c], [p + 1, P].
@@ -136,7 +137,8 @@ def separate_known(rows: Tensor, hidden: Tensor, shares: Tensor | None = None) -
     mixing = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1).T
     if shares is None:
         shares = torch.full_like(hidden[:, 0], 1 / len(hidden))
-    gradients: Tensor = torch.linalg.pinv(mixing, rtol=_ROUNDING) @ rows / shares[:, None]
+    lengths = mixing.norm(dim=0)  # a client without a gradient has a z read off rounding, of any length
+    gradients: Tensor = torch.linalg.pinv(mixing / lengths, rtol=_ROUNDING) @ rows / (lengths * shares)[:, None]
     return gradients
 
 
