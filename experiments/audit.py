@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.observed import Observed, Target, record_round
+from experiments.observed import Observed, Target, View, leaked_activations, record_round, view
 from hyperfl_flwr.attacks.inversion import Optimisation, Progress
 from hyperfl_flwr.attacks.matching import Comparison, compare
 from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
@@ -38,6 +38,7 @@ class Options:
         num_images: Private images in all.
         samples: Of them per client; None is the batch size, which makes a pass over them one step.
         labels_known: Whether the attacks are told the labels.
+        summed: Whether the server sees the sum of the clients' uploads only.
         iterations: Of each attack's optimisation; None is its own number.
         restarts: Random starts of each attack's optimisation; None is its own number.
         total_variation: Weight of the prior; None is each attack's own.
@@ -47,9 +48,19 @@ class Options:
     num_images: int = 20
     samples: int | None = None
     labels_known: bool = False
+    summed: bool = False
     iterations: int | None = None
     restarts: int | None = None
     total_variation: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check what fits together.
+
+        Raises:
+            ConfigError: If labels are to be told to attacks on a sum, which have no use for them.
+        """
+        if self.summed and self.labels_known:
+            raise ConfigError("attacks on a sum use no labels: give one of summed and labels-known")
 
     def optimisation(self, row: Attack) -> Optimisation | None:
         """Return an attack's own optimisation with these changes; None where it has none."""
@@ -100,7 +111,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         },
         methods=METHODS,
     )
-    return Target(config=config, clients=range(number), trained=trained)
+    return Target(config=config, clients=range(number), trained=trained, summed=options.summed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +120,9 @@ class Finding:
 
     Attributes:
         attack: Its row in the table of attacks.
-        results: One for each client.
-        comparisons: The same, held against the private images; empty for an attack that finds no images.
+        results: One for each client; of a sum, one for each that the attack told apart.
+        comparisons: The same, held against the private images; empty for an attack that finds no images. Of a sum there
+            is one over all clients, as nothing tells which result is whose.
         labels_found: Share of the labels that were found; None where the attack looks for none, or was told them.
     """
 
@@ -120,20 +132,21 @@ class Finding:
     labels_found: float | None
 
 
-def chosen_attacks(names: Sequence[str], method: str) -> list[str]:
-    """Return the names of the attacks to run; none means all that apply to the method.
+def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
+    """Return the names of the attacks to run; none means all that apply to what the server sees of the method.
 
     Raises:
-        ConfigError: If one is unknown, or does not apply to the method.
+        ConfigError: If one is unknown, or does not apply.
     """
-    possible = attacks_on(method)
+    method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
+    possible = attacks_on(target.config.method, summed=target.summed)
     for name in names:
         if name not in ATTACKS:
             raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
         if name not in possible:
             raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
     if not possible:
-        raise ConfigError(f"nothing leaves a client of {method} that could be attacked")
+        raise ConfigError(f"there is nothing in {method} that could be attacked")
     return list(names) or possible
 
 
@@ -154,14 +167,16 @@ def audit(
         on_finding: Receives each attack's name and finding as it finishes.
         progress: Makes an attack's progress callback from its name.
     """
-    names = chosen_attacks(options.attacks, target.config.method)
+    names = chosen_attacks(options.attacks, target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
-        seen = observed or record_round(target, Path(folder))
+        recorded = observed or record_round(target, Path(folder))
+        seen = view(target, recorded)
         for name in names:
             settings = AttackSettings(
                 labels=labels,
+                hidden=leaked_activations(target, recorded) if ATTACKS[name].told_hidden else None,
                 optimisation=options.optimisation(ATTACKS[name]),
                 seed=target.config.seed,
                 device=resolve_device(target.config.device),
@@ -172,19 +187,24 @@ def audit(
     return findings
 
 
-def attack(target: Target, row: Attack, settings: AttackSettings, observed: Observed) -> Finding:
-    """Run one attack on observations, one of each client, and hold what it finds against the clients' images."""
+def attack(target: Target, row: Attack, settings: AttackSettings, seen: View) -> Finding:
+    """Run one attack on what the server sees, and hold what it finds against the clients' images."""
     truth = [images_of(target, client) for client in target.clients]
-    unrelated, mean_image = controls(target, sum(len(images) for images, _ in truth))
-    results = row.run(observed, target.knowledge(), settings)
-    comparisons, first = [], 0
-    for result, (images, _) in zip(results, truth, strict=True):
-        if row.finds_images:
-            comparisons.append(compare(result.images, images, unrelated[first : first + len(images)], mean_image))
-        first += len(images)
+    results = row.run(seen.observations, seen.knowledge, settings)
+    found, private = [result.images for result in results], [images for images, _ in truth]
+    if target.summed:
+        found, private = [np.concatenate(found)], [np.concatenate(private)]
+    comparisons = _compared(target, found, private) if row.finds_images else []
     told = settings.labels is not None and row.finds_images
     labels_found = None if told else _labels_found(results, [labels for _, labels in truth])
     return Finding(attack=row, results=results, comparisons=comparisons, labels_found=labels_found)
+
+
+def _compared(target: Target, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
+    """Compare with as many unrelated images as there are reconstructions, so that the control is fair."""
+    unrelated, mean_image = controls(target, sum(map(len, found)))
+    parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
+    return [compare(*each, mean_image) for each in zip(found, private, parts, strict=True)]
 
 
 def images_of(target: Target, client: int) -> tuple[Images, IntArray]:

@@ -36,6 +36,7 @@ class AttackedCell(BaseModel):
         total_variation: Weight of the prior; 0 is the attack's own.
         lpips_weights: File of AlexNet's weights for LPIPS; empty leaves LPIPS out.
         labels_known: Whether the attack is told the labels.
+        summed: Whether the server sees the sum of the clients' uploads only.
         rounds_before: Rounds of training before the round that is attacked, with the cell's other settings and the data
             set's usual samples per client.
         epochs: Local epochs of the round that is attacked.
@@ -53,6 +54,7 @@ class AttackedCell(BaseModel):
     total_variation: NonNegativeFloat = 0.0
     lpips_weights: str = ""
     labels_known: bool = False
+    summed: bool = False
     rounds_before: NonNegativeInt = 0
     epochs: PositiveInt = 1
     batch_size: PositiveInt = 1
@@ -80,6 +82,7 @@ class AttackedCell(BaseModel):
             num_images=self.num_images,
             samples=self.samples or None,
             labels_known=self.labels_known,
+            summed=self.summed,
             iterations=self.iterations or None,
             total_variation=self.total_variation or None,
         )

@@ -48,6 +48,7 @@ def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None
         "dataset": config.dataset,
         "threat": threat(target),
         "clients": len(target.clients),
+        "summed": target.summed,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
         "local_steps": target.num_steps,
@@ -64,6 +65,8 @@ def threat(target: Target) -> str:
     """Say in words what the server watches."""
     steps, samples = target.num_steps, target.num_examples
     images = "1 image" if samples == 1 else f"{samples} images"
+    if target.summed:
+        images += f", seen as the sum of {len(target.clients)} clients"
     if steps == 1:
         return f"one step on {images}"
     if samples < WHOLE_ROUND:
@@ -203,7 +206,7 @@ def write_audit(
     clients, samples = document["clients"], document["samples_per_client"]
     facts = (
         f"{clients} client{'s' * (clients > 1)} with {samples} image{'s' * (samples > 1)} each, {state}. What leaves a "
-        f"client: {method.leaves}. The attacks had the server's messages and the settings; reconstructions were "
+        f"client: {method.leaves}. {_known(target, findings)} Reconstructions were "
         f"assigned to the private images afterwards. Controls: as many unrelated images, and the mean image."
     )
     sentences = [sentence(document, name) for name in document["attacks"]]
@@ -222,6 +225,14 @@ def write_audit(
     for name, content in (("audit.json", json.dumps(document, indent=2)), ("audit.md", text), ("audit.html", page)):
         write_atomically(folder / name, content.encode())
     return [folder / name for name in ("audit.json", "audit.md", "audit.png", "audit.html")]
+
+
+def _known(target: Target, findings: Mapping[str, Finding]) -> str:
+    if not target.summed:
+        return "The attacks had the server's messages and the settings."
+    told = [name for name, finding in findings.items() if finding.attack.told_hidden]
+    also = f"; {', '.join(told)} had the clients' activations, too, which uploads seen alone give away" if told else ""
+    return f"The attacks had the sum of the clients' messages and the settings{also}."
 
 
 def _html_row(line: str) -> str:

@@ -2,18 +2,26 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
 from flwr.app import ConfigRecord
+from torch import Tensor
 
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge, load_observation, observation_path
+from hyperfl_flwr.attacks.observation import (
+    Observation,
+    PublicKnowledge,
+    load_observation,
+    mean_observation,
+    observation_path,
+)
+from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, Scalar, default_settings
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
-from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.grid import exchange, handshake
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
@@ -33,11 +41,13 @@ class Target:
         config: Settings of the round; `audit.clients` names them.
         clients: Their ids.
         trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
+        summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
     """
 
     config: RunConfig
     clients: Sequence[int]
     trained: Path | None = None
+    summed: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -89,6 +99,43 @@ class Observed(Sequence[Observation]):
         return len(self.paths)
 
 
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the server sees of a round.
+
+    Attributes:
+        observations: One of each client, or one of their sum.
+        knowledge: What it knows anyway.
+    """
+
+    observations: Sequence[Observation]
+    knowledge: PublicKnowledge
+
+
+def view(target: Target, recorded: Observed) -> View:
+    """Return what the server sees of what was recorded of each client.
+
+    Raises:
+        ConfigError: If a sum is wanted of clients with unequal numbers of samples.
+    """
+    knowledge = target.knowledge()
+    if not target.summed:
+        return View(observations=recorded, knowledge=knowledge)
+    sizes = {len(target.data().train_indices(client)) for client in target.clients}
+    if len(sizes) > 1:
+        raise ConfigError(f"an attack on a sum needs clients with equally many samples, these have {sorted(sizes)}")
+    return View(
+        observations=[mean_observation(recorded)], knowledge=replace(knowledge, summed_clients=len(target.clients))
+    )
+
+
+def leaked_activations(target: Target, recorded: Observed) -> list[Tensor]:
+    """Read HyperFL's activation z [p] of each client off its own upload, as a server does that sees one step alone."""
+    knowledge = target.knowledge()
+    readings = (read_out(observation, knowledge).hidden for observation in recorded)
+    return [hidden for hidden in readings if hidden is not None]
+
+
 def record_round(target: Target, folder: Path) -> Observed:
     """Run one round of a federation in this process and record what the server sees of some clients.
 
@@ -137,12 +184,13 @@ def settings_of(run: Path) -> dict[str, Scalar]:
     return known | {key: value for key, value in read_manifest(run)["settings"].items() if key in known}
 
 
-def recorded_round(run: Path, changes: Mapping[str, Scalar]) -> tuple[Target, Observed]:
+def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = False) -> tuple[Target, Observed]:
     """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and what was recorded of it.
 
     Args:
         run: The run's folder.
         changes: Settings of this machine (`data-root`, `device`).
+        summed: See `Target`.
 
     Raises:
         RunDirectoryError: If nothing was recorded.
@@ -155,4 +203,4 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar]) -> tuple[Target, Ob
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
     config = RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS)
     observed = Observed(last)
-    return Target(config=config, clients=[each.client for each in observed]), observed
+    return Target(config=config, clients=[each.client for each in observed], summed=summed), observed

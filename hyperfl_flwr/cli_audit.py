@@ -44,6 +44,12 @@ def run_audit(
         float | None, typer.Option(help="Weight of the prior; default: the attack's own.")
     ] = None,
     labels_known: Annotated[bool, typer.Option("--labels-known", help="Tell the attacks the labels.")] = False,
+    summed: Annotated[
+        bool,
+        typer.Option(
+            "--summed", help="The server sees the clients' uploads as a sum only, as with secure aggregation."
+        ),
+    ] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="Begin where the run in this folder has ended.")] = None,
     recorded: Annotated[Path | None, typer.Option(help="Attack what the run in this folder has recorded.")] = None,
     lpips_weights: Annotated[
@@ -57,7 +63,7 @@ def run_audit(
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
-        total_variation=total_variation,
+        total_variation=total_variation, summed=summed,
     )  # fmt: skip
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
@@ -66,7 +72,7 @@ def run_audit(
     observed: Observed | None = None
     if recorded is not None:
         _refuse_beside("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
-        target, observed = recorded_round(recorded.absolute(), changes)
+        target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
         if checkpoint is not None:
@@ -75,7 +81,7 @@ def run_audit(
         else:
             settings = default_settings() | {key: value for key, value in named.items() if value is not None}
         target = make_target({**settings, **local, **changes}, options, checkpoint and checkpoint.absolute())
-    chosen_attacks(options.attacks, target.config.method)
+    chosen_attacks(options.attacks, target)
     device = resolve_device(target.config.device)
     lpips = None if lpips_weights is None else Lpips(lpips_weights, device)
     with _bars() as bars:
@@ -89,9 +95,9 @@ def run_audit(
 @audits.command("attacks")
 def list_attacks() -> None:
     """List the attacks."""
-    listed = Table("name", "what it is", "source", "on")
+    listed = Table("name", "what it is", "source", "on", "on sums of")
     for name, attack in ATTACKS.items():
-        listed.add_row(name, attack.title, attack.source, ", ".join(attack.methods))
+        listed.add_row(name, attack.title, attack.source, ", ".join(attack.methods), ", ".join(attack.sums_of))
     out.print(listed)
 
 

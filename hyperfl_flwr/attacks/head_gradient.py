@@ -24,10 +24,11 @@ from torch.func import functional_call, vjp
 
 from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Tensors
 from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
-from hyperfl_flwr.attacks.readout import EXTRACTOR, read_out
+from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, read_out
 from hyperfl_flwr.attacks.reconstruction import (
     AttackSettings,
     Batch,
+    Client,
     IntArray,
     Reconstruction,
     build_structure,
@@ -50,7 +51,28 @@ def head_gradient(
     """Reconstruct the images behind the gradient of a feature extractor.
 
     Args:
-        observations: Of any method with a reading, see `read_out`; a shared classifier is not used.
+        observations: Of any method with a reading, see `read_out`; a shared classifier is not used. A sum of clients is
+            taken for one client with all their images.
+        knowledge: The settings.
+        settings: Labels are ignored.
+
+    Returns:
+        n images per client.
+
+    Raises:
+        ValueError: If the extractor is not a sequence whose last layer with parameters is linear.
+    """
+    return invert(observations, lambda observation: read_out(observation, knowledge), knowledge, settings)
+
+
+def invert(
+    clients: Sequence[Client], read: Callable[[Client], Readout], knowledge: PublicKnowledge, settings: AttackSettings
+) -> list[Reconstruction]:
+    """Reconstruct the images behind gradients of a feature extractor, wherever they come from.
+
+    Args:
+        clients: What is known of each.
+        read: Makes parameters and gradient of it, when its turn comes.
         knowledge: The settings.
         settings: Labels are ignored.
 
@@ -63,8 +85,8 @@ def head_gradient(
     body, last = split_extractor(build_structure(knowledge).extractor)
     device = settings.device
 
-    def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
-        readings = [read_out(observation, knowledge) for observation in chosen]
+    def prepare(chosen: Sequence[Client], labels: Sequence[IntArray | None]) -> Batch:
+        readings = [read(client) for client in chosen]
         low, high = pixel_range(knowledge, device)
         problems = Problems(
             simulate=_simulation(body, last, chosen[0].num_examples),
@@ -83,7 +105,7 @@ def head_gradient(
             problems=problems, labels=[None] * len(chosen), findings=[reading.findings for reading in readings]
         )
 
-    return reconstruct(observations, knowledge, settings, DEFAULTS, prepare)
+    return reconstruct(clients, knowledge, settings, DEFAULTS, prepare)
 
 
 def split_extractor(extractor: nn.Module) -> tuple[nn.Sequential, str]:

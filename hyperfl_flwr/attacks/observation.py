@@ -1,10 +1,11 @@
 """What an honest-but-curious server sees of one client in one round, and what it knows anyway.
 
-An attack gets an `Observation` and a `PublicKnowledge` and nothing else: no private group, no image, no label.
+An attack gets an `Observation` and a `PublicKnowledge` and nothing else: no private group, no image, no label. Under
+secure aggregation the observation is the clients' mean.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class PublicKnowledge:
         hidden_width: Of HyperFL's hypernetwork; 0 without.
         embedding_frozen: Whether HyperFL's embedding and first layer are constants.
         initialisation: How HyperFL's hypernetwork was drawn, see `hyperfl_flwr.models.hypernetwork.Initialisation`.
+        summed_clients: Number N of clients whose mean a reply is, see `mean_observation`; 1 is a client's own upload.
     """
 
     method: str
@@ -99,6 +101,7 @@ class PublicKnowledge:
     hidden_width: int = 0
     embedding_frozen: bool = False
     initialisation: str = ""
+    summed_clients: int = 1
 
     def __post_init__(self) -> None:
         """Check lengths and ranges.
@@ -164,8 +167,9 @@ class PublicKnowledge:
         )
 
     def num_steps(self, num_examples: int) -> int:
-        """Return how many steps a client with that many samples takes on what is shared."""
-        return self.local_steps or self.local_epochs * math.ceil(num_examples / self.batch_size)
+        """Return how many steps a client takes on what is shared, for a reply that has so many samples behind it."""
+        own = math.ceil(num_examples / self.summed_clients)
+        return self.local_steps or self.local_epochs * math.ceil(own / self.batch_size)
 
 
 def _clip_norm(config: RunConfig) -> float:
@@ -176,6 +180,39 @@ def _clip_norm(config: RunConfig) -> float:
         "pfedhn-pc": config.pfedhn.clip_norm,
     }
     return norms.get(config.method, 0.0)
+
+
+def mean_observation(observations: Iterable[Observation]) -> Observation:
+    """Return what is left of one round's replies under secure aggregation: their mean, and all samples' number.
+
+    Args:
+        observations: Of clients with equally many samples, and so with equally many steps; each is read once, and only
+            one of them is kept in memory.
+
+    Returns:
+        The mean in the precision of the replies. It is a reply of its own, with the mean of the clients' mean
+        gradients, because a reply is linear in them.
+
+    Raises:
+        ValueError: If the clients received or hold unequal amounts, or there are none.
+    """
+    first: Observation | None = None
+    totals: dict[str, NDArray[np.float64]] = {}
+    number = 0
+    for observation in observations:
+        first, number = first or observation, number + 1
+        if observation.num_examples != first.num_examples:
+            raise ValueError(f"a sum needs equally many samples: {first.num_examples}, {observation.num_examples}")
+        if any(not np.array_equal(value, first.received[key]) for key, value in observation.received.items()):
+            raise ValueError("a sum tells nothing about parameters that every client received others of")
+        for key, value in observation.reply.items():
+            totals[key] = totals[key] + value if key in totals else value.astype(np.float64)
+    if first is None:
+        raise ValueError("the sum of no replies does not exist")
+    reply = {key: (total / number).astype(first.reply[key].dtype) for key, total in totals.items()}
+    return Observation(
+        received=first.received, reply=reply, num_examples=number * first.num_examples, round=first.round
+    )
 
 
 def observation_path(run_directory: Path, server_round: int, client: int) -> Path:

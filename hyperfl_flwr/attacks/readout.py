@@ -61,6 +61,7 @@ class Readout:
         parameters: The parameters that the client started from: of the extractor, and of the classifier if shared.
         gradient: The weighted mean of the steps' gradients at them, `sum_j w_j G_j`, under the same names.
         num_steps: Number of local steps k.
+        num_examples: Number of training samples behind the gradient.
         embedding: HyperFL's v [d]; None if it is not learned.
         hidden: HyperFL's z [p]; None for other methods.
         findings: Numbers about the reading of HyperFL: `rank` of [D_H, D_c], 1 after one step; its
@@ -71,6 +72,7 @@ class Readout:
     parameters: Mapping[str, Tensor]
     gradient: Mapping[str, Tensor]
     num_steps: int
+    num_examples: int
     embedding: Tensor | None = None
     hidden: Tensor | None = None
     findings: Mapping[str, float] = field(default_factory=dict)
@@ -140,6 +142,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
         parameters={name: _tensor(observation.received[key]).float() for key, name in names.items()},
         gradient={name: means[key].float() for key, name in names.items()},
         num_steps=knowledge.num_steps(observation.num_examples),
+        num_examples=observation.num_examples,
     )
 
 
@@ -158,13 +161,14 @@ def _of_hypernetwork(
         embedding = refine_embedding(embedding, hidden, start)
     if of_first_layer is not None and steps > 1 and float(singular[1]) > DRIFT_THRESHOLD * float(singular[0]):
         hidden = of_first_layer
-    if steps > 1 and "head_bias" in change:
+    if (steps > 1 or knowledge.summed_clients > 1) and "head_bias" in change:
         gradient = change["head_bias"]
     theta = hidden @ start["head_weight"] + start.get("head_bias", torch.zeros(()))
     return Readout(
-        parameters=_named(theta, knowledge),
-        gradient=_named(gradient, knowledge),
+        parameters=named_extractor(theta, knowledge),
+        gradient=named_extractor(gradient, knowledge),
         num_steps=steps,
+        num_examples=observation.num_examples,
         embedding=None if embedding is None else embedding.float(),
         hidden=hidden.float(),
         findings={
@@ -212,11 +216,13 @@ def refine_embedding(embedding: Tensor, hidden: Tensor, start: Mapping[str, Tens
     the heads' z has almost none. Least squares on the active units, regularised towards the embedding given.
 
     Args:
-        embedding: v [d] of `read_embedding`.
+        embedding: v [d] of `read_embedding`; returned as it is where no unit is active.
         hidden: z [p] of `read_heads` after one step.
         start: The broadcast `hidden.weight` W1 [p, d] and `hidden.bias` b1 [p].
     """
     active = hidden > _ACTIVE * hidden.abs().max()
+    if not active.any():
+        return embedding
     weight = start["hidden.weight"][active]
     residual = hidden[active] - start["hidden.bias"][active] - weight @ embedding
     ridge = (_RIDGE * torch.linalg.matrix_norm(weight, 2)) ** 2 * torch.eye(len(embedding), dtype=weight.dtype)
@@ -251,8 +257,12 @@ def read_heads(change: Mapping[str, Tensor], of_first_layer: Tensor | None) -> t
     return hidden, hidden @ rows / hidden.square().sum(), singular
 
 
-def _named(flat: Tensor, knowledge: PublicKnowledge) -> dict[str, Tensor]:
-    """Cut a vector over the extractor's parameters into tensors by the target's names."""
+def named_extractor(flat: Tensor, knowledge: PublicKnowledge) -> dict[str, Tensor]:
+    """Cut a vector [P] over the extractor's parameters into float32 tensors by the target's names.
+
+    Raises:
+        ValueError: If the target's extractor has another number of parameters.
+    """
     shapes = extractor_shapes(knowledge)
     sizes = [shape.numel() for shape in shapes.values()]
     if sum(sizes) != len(flat):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSettings:
-    """How an attack is run; what it knows is not among them but for the labels.
+    """How an attack is run; what it knows is not among them but for labels and activations.
 
     Attributes:
         labels: The labels [n] of each client, where the setting lets the server know them.
+        hidden: HyperFL's activation z [p] of each client, where single uploads gave them away before a sum.
         optimisation: None for the attack's own.
         seed: Of the random starts.
         device: Where the optimisation runs.
@@ -33,6 +35,7 @@ class AttackSettings:
     """
 
     labels: Sequence[IntArray] | None = None
+    hidden: Sequence[Tensor] | None = None
     optimisation: Optimisation | None = None
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -62,7 +65,20 @@ class Reconstruction:
 
 
 Run = Callable[[Sequence[Observation], PublicKnowledge, AttackSettings], list[Reconstruction]]
-"""An attack: observations of one method, the same knowledge for all, one result each."""
+"""An attack: observations of one method, the same knowledge for all, one result each.
+
+Of a sum there is one observation, and there may be a result for each client that was found in it, in any order."""
+
+
+class Counted(Protocol):
+    """What is attacked: an observation, or what was read off one."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of training samples behind it."""
+
+
+Client = TypeVar("Client", bound=Counted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,38 +98,35 @@ class Batch:
     other_unknowns: Callable[[torch.Generator], Tensors] = lambda generator: {}
 
 
-Prepare = Callable[[Sequence[Observation], Sequence[IntArray | None]], Batch]
-
-
 def reconstruct(
-    observations: Sequence[Observation],
+    clients: Sequence[Client],
     knowledge: PublicKnowledge,
     settings: AttackSettings,
     defaults: Optimisation,
-    prepare: Prepare,
+    prepare: Callable[[Sequence[Client], Sequence[IntArray | None]], Batch],
 ) -> list[Reconstruction]:
     """Run an attack that searches for images: batch the clients, solve, and turn the points into pixels.
 
     The random starts are a function of seed, client's position and restart, not of the batching.
 
     Args:
-        observations: One per client.
+        clients: What is known of each.
         knowledge: What all of them have in common.
         settings: How to run.
         defaults: The attack's own optimisation.
-        prepare: Makes a batch of some observations and their known labels.
+        prepare: Makes a batch of some clients and their known labels.
 
     Raises:
         ValueError: If there are labels, but not those of all samples.
     """
-    known = known_labels(observations, settings)
+    known = known_labels(clients, settings)
     optimisation = settings.optimisation or defaults
     results: dict[int, Reconstruction] = {}
-    for positions in _batches(observations, settings.at_once):
+    for positions in _batches(clients, settings.at_once):
         began = time.perf_counter()
-        batch = prepare([observations[i] for i in positions], [known[i] for i in positions])
-        start = _starts(positions, observations[positions[0]].num_examples, batch, knowledge, settings)
-        progress = _shifted(settings.progress, len(results), len(positions), len(observations))
+        batch = prepare([clients[i] for i in positions], [known[i] for i in positions])
+        start = _starts(positions, clients[positions[0]].num_examples, batch, knowledge, settings)
+        progress = _shifted(settings.progress, len(results), len(positions), len(clients))
         solution = solve(batch.problems, start, optimisation, progress)
         seconds = (time.perf_counter() - began) / len(positions)
         found = _pixels(solution, knowledge)
@@ -126,18 +139,18 @@ def reconstruct(
                 seconds=seconds,
                 findings=batch.findings[row],
             )
-    return [results[position] for position in range(len(observations))]
+    return [results[position] for position in range(len(clients))]
 
 
-def known_labels(observations: Sequence[Observation], settings: AttackSettings) -> list[IntArray | None]:
+def known_labels(clients: Sequence[Counted], settings: AttackSettings) -> list[IntArray | None]:
     """Return each client's labels, None where they are unknown.
 
     Raises:
         ValueError: If there are labels, but not one per sample of every client.
     """
     if settings.labels is None:
-        return [None] * len(observations)
-    sizes = [observation.num_examples for observation in observations]
+        return [None] * len(clients)
+    sizes = [client.num_examples for client in clients]
     if [len(labels) for labels in settings.labels] != sizes:
         raise ValueError(f"labels must be given for all samples of all clients, or for none: {sizes}")
     return [np.asarray(labels, dtype=np.int64) for labels in settings.labels]
@@ -164,10 +177,10 @@ def pixel_range(knowledge: PublicKnowledge, device: torch.device) -> tuple[Tenso
     return (-mean / std).to(device), ((1 - mean) / std).to(device)
 
 
-def _batches(observations: Sequence[Observation], at_once: int) -> Iterator[list[int]]:
+def _batches(clients: Sequence[Counted], at_once: int) -> Iterator[list[int]]:
     sizes: dict[int, list[int]] = {}
-    for position, observation in enumerate(observations):
-        sizes.setdefault(observation.num_examples, []).append(position)
+    for position, client in enumerate(clients):
+        sizes.setdefault(client.num_examples, []).append(position)
     for positions in sizes.values():
         yield from (positions[first : first + at_once] for first in range(0, len(positions), at_once))
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hyperfl_flwr.attacks import head_gradient, idlg, ig, paper_ig
+from hyperfl_flwr.attacks import channels, head_gradient, idlg, ig, paper_ig
 from hyperfl_flwr.attacks.inversion import Optimisation
 from hyperfl_flwr.attacks.reconstruction import Run
 
@@ -15,7 +15,9 @@ class Attack:
     Attributes:
         title: For tables and figures.
         source: Where it comes from.
-        methods: Names of the methods it applies to.
+        methods: Names of the methods whose single uploads it applies to.
+        sums_of: Names of the methods whose sum of uploads it applies to.
+        told_hidden: Whether it is told HyperFL's activation z of each client, which single uploads give away.
         run: The attack.
         defaults: Its own optimisation; None where it searches for nothing.
         finds_images: Whether its results have images.
@@ -25,6 +27,8 @@ class Attack:
     source: str
     methods: tuple[str, ...]
     run: Run
+    sums_of: tuple[str, ...] = ()
+    told_hidden: bool = False
     defaults: Optimisation | None = None
     finds_images: bool = True
 
@@ -48,6 +52,7 @@ ATTACKS: Mapping[str, Attack] = {
         title="Head-gradient attack",
         source="this project",
         methods=("hyperfl", "hyperfl-frozen", "fedrep", "pfedhn-pc", "pfedhn", "fedavg"),
+        sums_of=("hyperfl", "hyperfl-frozen", "fedrep", "fedavg"),
         run=head_gradient.head_gradient,
         defaults=head_gradient.DEFAULTS,
     ),
@@ -58,10 +63,27 @@ ATTACKS: Mapping[str, Attack] = {
         run=idlg.idlg,
         finds_images=False,
     ),
+    "channels-known": Attack(
+        title="Channels of a sum, activations known",
+        source="this project",
+        methods=(),
+        sums_of=("hyperfl",),
+        told_hidden=True,
+        run=channels.channels_known,
+        defaults=head_gradient.DEFAULTS,
+    ),
+    "channels-ica": Attack(
+        title="Channels of a sum, by independent components",
+        source="this project",
+        methods=(),
+        sums_of=("hyperfl",),
+        run=channels.channels_ica,
+        defaults=head_gradient.DEFAULTS,
+    ),
 }
 """Attacks by name."""
 
 
-def attacks_on(method: str) -> list[str]:
-    """Return the names of the attacks that apply to a method, in the order of the table."""
-    return [name for name, attack in ATTACKS.items() if method in attack.methods]
+def attacks_on(method: str, *, summed: bool = False) -> list[str]:
+    """Return the names of the attacks on a method's single uploads, or on their sum, in the order of the table."""
+    return [name for name, attack in ATTACKS.items() if method in (attack.sums_of if summed else attack.methods)]

@@ -163,7 +163,9 @@ def initial_hypernetwork(
         ordinary = ordinary_parameters(extractor, generator)
         head_bias = torch.cat([value.flatten() for value in ordinary.values()])
         # Uniform in +-bound has the variance bound^2 / 3, and theta - c = z H the variance |z|^2 times that of H.
-        bound_of_weight = HEAD_SCALE[initialisation] * _ordinary_bounds(hypernetwork, extractor) / hidden.norm()
+        # Where no unit of a narrow layer is on at the common embedding, H has no say yet and any scale will do.
+        norm = float(hidden.norm()) or 1.0
+        bound_of_weight = HEAD_SCALE[initialisation] * _ordinary_bounds(hypernetwork, extractor) / norm
         head_weight.uniform_(-1, 1, generator=generator).mul_(bound_of_weight)
         if initialisation == "hyperfan-weight":
             head_bias.zero_()

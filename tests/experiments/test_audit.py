@@ -148,7 +148,7 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
             ["--attacks", "ig", "--method", "hyperfl"],
             "ig does not apply to hyperfl; what does: ig-paper, head-gradient",
         ),
-        (["--method", "local"], "nothing leaves a client of local"),
+        (["--method", "local"], "there is nothing in local that could be attacked"),
         (["--num-images", "5", "--batch-size", "4"], "must be a multiple of the samples per client, 4"),
         (["--checkpoint", "/nowhere", "--method", "fedavg"], "--method cannot be given with --checkpoint"),
         (["--recorded", "/nowhere", "--samples", "3"], "--samples cannot be given with --recorded"),
@@ -179,8 +179,9 @@ def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
 
 
 def test_chosen_attacks_are_those_of_the_method() -> None:
-    assert chosen_attacks([], "fedrep") == ["head-gradient"]
-    assert chosen_attacks(["idlg"], "fedavg") == ["idlg"]
+    fedrep, fedavg = (make_target(settings(method=name), Options(num_images=2)) for name in ("fedrep", "fedavg"))
+    assert chosen_attacks([], fedrep) == ["head-gradient"]
+    assert chosen_attacks(["idlg"], fedavg) == ["idlg"]
     data = load_federated_data(make_target(settings(), Options(num_images=4)).config.data_settings())
     assert data.num_clients == 4
 

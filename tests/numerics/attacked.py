@@ -77,14 +77,21 @@ def hyperfl(
     frozen: bool = False,
     initialisation: Initialisation = "hyperfan-bias",
     bias_shift: float = 0.0,
+    hidden_width: int = 128,
+    own_embedding: int | None = None,
 ) -> Attacked:
-    """Run HyperFL's round, hypernetwork 64 -> 128 -> theta; `bias_shift` moves all hidden units."""
+    """Run HyperFL's round, hypernetwork 64 -> 128 -> theta.
+
+    `bias_shift` moves all hidden units; `own_embedding` is the seed of an embedding that is not the common one.
+    """
     target, generator = target_for(data), torch_generator(0, "hypernetwork")
     v = initial_embedding(64, initialisation, generator)
-    network = Hypernetwork(target.extractor)
+    network = Hypernetwork(target.extractor, hidden_width=hidden_width)
     network.load_state_dict(
         initial_hypernetwork(network, target.extractor, initialisation, v, generator), assign=True
     )  # fmt: skip
+    if own_embedding is not None:
+        v = initial_embedding(64, initialisation, torch_generator(own_embedding, "own"))
     with torch.no_grad():
         network.hidden.bias += bias_shift
         secrets = {"v": v.clone(), "z": network.activation(v), "theta": network(v)}

@@ -237,3 +237,17 @@ def test_health_by_hand():
     dead = health(hypernetwork, embedding)
     assert (dead.squared_norm, dead.active_units) == (0.0, 0)
     assert dead.weight_norm == pytest.approx(math.sqrt(17))
+
+
+@pytest.mark.parametrize("initialisation", ["hyperfan-bias", "hyperfan-weight"])
+def test_a_layer_that_is_off_at_the_common_embedding_gives_finite_heads(initialisation):
+    """One hidden unit, and the first seed at which it is off: the scale of H would be a division by zero."""
+    extractor = build_target("cnn", (1, 8, 8), 10).extractor
+    for seed in range(50):
+        embedding, values, hypernetwork = initial(extractor, initialisation, seed, hidden_width=1)
+        if not bool(hypernetwork.activation(embedding).any()):
+            break
+    else:
+        pytest.fail("no seed switches the unit off")
+    assert all(bool(value.isfinite().all()) for value in values.values())
+    torch.testing.assert_close(hypernetwork(embedding).detach(), values["head_bias"])

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from hyperfl_flwr.attacks.observation import Observation
-from hyperfl_flwr.attacks.readout import mean_gradients, read_heads, read_out, sgd_scalars
+from hyperfl_flwr.attacks.readout import mean_gradients, read_heads, read_out, refine_embedding, sgd_scalars
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_hypernetwork
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.sgd import Epochs
@@ -103,6 +103,13 @@ def test_a_dead_hypernetwork_generates_what_was_broadcast():
     assert reading.embedding is None
     assert float(reading.hidden.norm()) < 1e-6
     torch.testing.assert_close(flat(reading.parameters), attacked.secrets["theta"], rtol=0, atol=1e-6)
+
+
+def test_no_active_unit_corrects_nothing():
+    """With z = 0 up to rounding there is no equation z = W1 v + b1 in v; what the first layer gave is kept."""
+    embedding = torch.randn(4, generator=torch_generator(0, "dead"))
+    start = {"hidden.weight": torch.ones(2, 4), "hidden.bias": torch.ones(2)}
+    assert refine_embedding(embedding, torch.tensor([-1e-9, -2e-9]), start) is embedding
 
 
 def test_a_gradient_below_the_rounding_is_reported():
