@@ -36,6 +36,7 @@ class Federation:
         self.num_clients, self.rounds = NUM_CLIENTS, 0
         self.theta = np.tile(problem.start, (NUM_CLIENTS, 1))
         self.last = [0] * NUM_CLIENTS
+        self.naive = np.zeros((NUM_CLIENTS, len(problem.start)))
         size = len(problem.start)
         if rule.realisation == "mean":
             self.server = MeanServer(rule=rule, consensus=zeros(size), total=zeros(size))
@@ -50,6 +51,8 @@ class Federation:
         """Return what all clients would add to their gradients now [N, m]."""
         if self.rule.realisation == "chain":
             return torch.stack([self.server.force(i) for i in range(self.num_clients)]).numpy()
+        if self.fault == "no catch-up":
+            return self.naive
         copies = [MeanClient(rule=self.rule, change=c.change, total=c.total) for c in self.clients]
         return np.stack([c.multiplier(self.server.total, self.missed(i)).numpy() for i, c in enumerate(copies)])
 
@@ -60,8 +63,11 @@ class Federation:
             mean = self.rule.realisation == "mean"
             client = self.clients[i] if mean else None
             kept = (client.change, client.total) if client else None
-            missed = 0 if self.fault == "no catch-up" else self.missed(i)
-            force = client.multiplier(self.server.total, missed) if client else self.server.force(i)
+            force = client.multiplier(self.server.total, self.missed(i)) if client else self.server.force(i)
+            if self.fault == "no catch-up":  # mu_i moves in the client's own rounds only
+                residual = self.theta[i] - self.problem.start - self.server.consensus.numpy()
+                self.naive[i] += 2 * self.rule.step * residual
+                force = torch.from_numpy(self.naive[i])
             moved = local_steps(self.problem, i, self.theta[i], force.numpy(), self.rate, self.steps)
             if client:
                 client.move(torch.from_numpy(moved - self.problem.start))
