@@ -52,7 +52,7 @@ class PrivHFLClient(BaseClient):
     """Shares changes of its model; which of the two shared groups is empty is the realisation's choice.
 
     The group `changes` brings the server's S down (mean), `force` the client's own r_i (chain); the change of the
-    client's model goes up in their place. A model's buffers, such as those of normalisation layers, stay here.
+    client's model goes up in their place.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {"changes": Reduction.SUM, "force": Reduction.PER_CLIENT}
