@@ -231,3 +231,12 @@ def test_warnings_are_in_the_log(federate: Federate) -> None:
     assert "warning:" not in (federate("priv-hfl") / "server.log").read_text()
     log = (federate("priv-hfl", **{"priv-hfl.order": "published"}) / "server.log").read_text()
     assert "warning: with priv-hfl.order = published" in log
+
+
+def test_a_chain_does_not_depend_on_the_number_of_nodes(federate: Federate) -> None:
+    """Every client's arrays travel alone and are added in the order of the clients: bit-equal."""
+    runs = [federate("priv-hfl", nodes, **CHAIN) for nodes in (1, 2, 5)]
+    first, *others = [outcome(run) for run in runs]
+    for other in others:
+        for part in ("arrays", "private", "accuracies"):
+            assert other[part] == first[part]
