@@ -101,8 +101,15 @@ class BaseClient(NumPyClient):
         """Return the client's model as it is now."""
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return what is sent of the shared groups, in the order of `keys`: the trained arrays."""
-        return trained
+        """Return what is sent of the shared groups, in the order of `keys`: the trained arrays, protected."""
+        return self.protected(received, trained)
+
+    def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return arrays whose change is clipped and noised as the run's settings ask for."""
+        privacy = self.setting.config.privacy
+        if not privacy.clip_norm:
+            return trained
+        return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=privacy.noise_multiplier)
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""
@@ -151,9 +158,6 @@ class BaseClient(NumPyClient):
         self._store(config["round"], {config["version"], config["kept-version"]})
         arrays = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
-        if clip_norm := setting.config.privacy.clip_norm:
-            noise = setting.config.privacy.noise_multiplier
-            arrays = protect(parameters, arrays, clip_norm=clip_norm, noise_multiplier=noise)
         return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:

@@ -37,7 +37,8 @@ class PFedHNClient(FedAvgClient):
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the change delta = theta - theta'."""
-        return [before - after for before, after in zip(received, trained, strict=True)]
+        uploaded = self.protected(received, trained)
+        return [before - after for before, after in zip(received, uploaded, strict=True)]
 
 
 class PFedHNPCClient(SplitClient, PFedHNClient):

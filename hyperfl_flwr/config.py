@@ -31,6 +31,7 @@ from hyperfl_flwr.sections import (
     Positive,
     PositiveFloat,
     PrivacyConfig,
+    PrivHFLConfig,
     Section,
     Seed,
     Share,
@@ -86,6 +87,7 @@ class RunConfig(Section):
     hyperfl: HyperFLConfig
     fedrep: FedRepConfig
     pfedhn: PFedHNConfig
+    priv_hfl: PrivHFLConfig
     privacy: PrivacyConfig
     audit: AuditConfig
 

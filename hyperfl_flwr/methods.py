@@ -10,12 +10,14 @@ from clients.hyperfl import HyperFLClient
 from clients.hyperfl_frozen import HyperFLFrozenClient
 from clients.local import LocalClient
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
+from clients.priv_hfl import PrivHFLClient
 from strategies.base import BaseStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedrep import FedRep
 from strategies.hyperfl import HyperFL, HyperFLFrozen
 from strategies.local import Local
 from strategies.pfedhn import PFedHN, PFedHNPC
+from strategies.priv_hfl import PrivHFL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,13 @@ METHODS: Mapping[str, Method] = {
         client=PFedHNPCClient,
         paper="Shamsian et al., ICML 2021",
         leaves="the change of the generated feature extractor",
+    ),
+    "priv-hfl": Method(
+        title="consensus by dual variables: every client keeps a model of its own",
+        strategy=PrivHFL,
+        client=PrivHFLClient,
+        paper="Najafi et al., PRIV-HFL",
+        leaves="the change of the client's model",
     ),
 }
 """All methods by name."""

@@ -6,6 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from hyperfl_flwr.models.hypernetwork import Initialisation
 from hyperfl_flwr.models.server_hypernetwork import Combine
+from hyperfl_flwr.training.dual import Order, Realisation
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(gt=0)]
@@ -89,6 +90,24 @@ class PFedHNConfig(Section):
     server_weight_decay: NonNegativeFloat
     server_clip_norm: NonNegativeFloat
     combine: Combine
+
+
+class PrivHFLConfig(Section):
+    """`priv-hfl.*`: the settings of PRIV-HFL alone."""
+
+    realisation: Realisation
+    order: Order
+    projection: bool
+    sigma: NonNegativeFloat
+    dual_step: Auto | PositiveFloat
+    local_steps: Positive
+
+    @field_validator("projection")
+    @classmethod
+    def _of_a_chain(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("realisation") == "mean":
+            raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
+        return value
 
 
 class PrivacyConfig(Section):

@@ -120,6 +120,10 @@ class BaseStrategy(Strategy):
     def load_server_state(self, arrays: SharedArrays) -> None:
         """Go back to a state that `server_state` returned."""
 
+    def warnings(self) -> Sequence[str]:
+        """Return what people should know of the settings before the first round."""
+        return ()
+
     def initial_arrays(self) -> ArrayRecord:
         """Return the shared groups' initial values as they travel."""
         return pack_arrays(
@@ -265,10 +269,7 @@ class BaseStrategy(Strategy):
             observe(reply, received, self.setting.reductions, self.progress.round, Path(self.setting.run_directory))
         own |= reply.own
         for key, value in reply.sums.items():
-            if key in total:
-                total[key] += value
-            else:
-                total[key] = value.copy()
+            total[key] = np.add(total[key], value, out=total[key]) if key in total else value.copy()
 
     def _content(self, answer: Exchange) -> RecordDict:
         """Return a reply's content and count its bytes.

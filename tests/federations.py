@@ -37,6 +37,7 @@ SMALL: Settings = {
     "hyperfl.embedding-dim": 4,
     "pfedhn.hidden-width": 8,
     "pfedhn.hidden-layers": 1,
+    "priv-hfl.local-steps": 2,
 }
 """Two steps per epoch, so that the order of the samples matters."""
 

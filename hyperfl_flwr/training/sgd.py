@@ -41,11 +41,13 @@ class ParameterSet:
         parameters: Leaf tensors that require a gradient.
         learning_rate: Step size.
         clip_norm: Largest norm of their joint gradient; 0 leaves it as it is.
+        force: Constant tensors that are added to the gradient of each parameter after clipping; none if empty.
     """
 
     parameters: Sequence[Tensor]
     learning_rate: float
     clip_norm: float = 0.0
+    force: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,9 @@ def train_epochs(
         for part in sets:
             if part.clip_norm > 0:
                 torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)
+            for parameter, constant in zip(part.parameters, part.force, strict=False):
+                if parameter.grad is not None:
+                    parameter.grad += constant
         optimiser.step()
         return loss.detach()
 

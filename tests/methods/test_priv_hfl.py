@@ -1,0 +1,242 @@
+"""PRIV-HFL with real messages: forces against a reference in float64, sums of zero, both realisations, bytes."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import (
+    Federate,
+    KilledError,
+    KilledGrid,
+    RecordingGrid,
+    Settings,
+    last_checkpoint,
+    metrics,
+    outcome,
+    private_arrays,
+)
+from test_contract_privacy import leaks
+
+from clients.priv_hfl import PrivHFLClient
+from hyperfl_flwr.checkpoint import Checkpoints
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.dual_stability import dual_rule
+
+CHAIN = {"priv-hfl.realisation": "chain"}
+FOUR: dict[str, Any] = {"num-clients": 4, "data.partition": "iid", "data.train-samples": 100, "data.test-samples": 50}
+
+
+def model_vector(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Return a client's stored model as one vector in float64, in the order of the network's parameters."""
+    names = [name for name, _ in build_target("cnn", (1, 8, 8), 10).named_parameters()]
+    return np.concatenate([arrays[f"model/{name}"].ravel() for name in names]).astype(np.float64)
+
+
+def start_vector() -> np.ndarray:
+    values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(0, "model"))
+    return torch.cat([value.flatten() for value in values.values()]).double().numpy()
+
+
+def history(run: Path) -> dict[int, dict[int, dict[str, np.ndarray]]]:
+    """Return all stored versions: client -> round -> arrays."""
+    found: dict[int, dict[int, dict[str, np.ndarray]]] = {}
+    for name, arrays in private_arrays(run).items():
+        client, version = (int("".join(filter(str.isdigit, part))) for part in Path(name.removesuffix(".npz")).parts)
+        found.setdefault(client, {})[version] = arrays
+    return found
+
+
+def keep_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperfl_flwr.state.PrivateState.forget_before", lambda *_, **__: None)
+    monkeypatch.setattr("hyperfl_flwr.checkpoint.KEPT", 99)
+
+
+def lose_replies(monkeypatch: pytest.MonkeyPatch, lost: set[tuple[int, int]]) -> None:
+    """Let clients of the given (client, round) train and store, but fail before they answer."""
+    fit = PrivHFLClient.fit
+
+    def failing(self: PrivHFLClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
+        reply = fit(self, parameters, config)
+        if (self.setting.client, config["round"]) in lost:
+            raise RuntimeError("the line is cut")
+        return reply
+
+    monkeypatch.setattr(PrivHFLClient, "fit", failing)
+
+
+def record_forces(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], np.ndarray]:
+    """Return what will hold the force of every (round, client)."""
+    forces: dict[tuple[int, int], np.ndarray] = {}
+    steps = PrivHFLClient._local_steps
+
+    def recorded(self: PrivHFLClient, force: torch.Tensor, rng: np.random.Generator) -> float:
+        forces[self._round, self.setting.client] = force.double().numpy()
+        return steps(self, force, rng)
+
+    monkeypatch.setattr(PrivHFLClient, "_local_steps", recorded)
+    return forces
+
+
+def counted_models(run: Path, number: int) -> np.ndarray:
+    """Return the models [N, m] that the server has counted after a round."""
+    stored, (_, progress) = history(run), Checkpoints(run / "checkpoints").load(number)
+    return np.stack([model_vector(stored[i][v]) if v else start_vector() for i, v in sorted(progress.versions.items())])
+
+
+def multipliers(run: Path, number: int) -> np.ndarray:
+    """Return mu_i [N, m] for the round after one, from the clients' files and what the server sends."""
+    config = RunConfig.from_flat(read_manifest(run)["settings"])
+    stored, (arrays, progress) = history(run), Checkpoints(run / "checkpoints").load(number)
+    rule, start = dual_rule(config), torch.from_numpy(start_vector())
+    nothing, rows = torch.zeros_like(start), []
+    for client, version in sorted(progress.versions.items()):
+        files = stored[client][version] if version else None
+        theta = start if files is None else torch.from_numpy(model_vector(files))
+        total = nothing if files is None else torch.from_numpy(files["accumulated/theta"])
+        total = rule.accumulated(total, theta, number - version) - rule.accumulated(nothing, start, number)
+        rows.append(2 * rule.step * (total.numpy() - arrays["changes/theta"]))
+    return np.stack(rows)
+
+
+SAMPLED = {**FOUR, "fraction_train": 0.5, "num_rounds": 8, "checkpoint_every": 1, "failure_budget": 1.0}
+
+
+@pytest.mark.parametrize("order", ["alternating", "published"])
+@pytest.mark.parametrize(("realisation", "sigma"), [("mean", 0.0), ("mean", 0.5), ("chain", 0.5)])
+def test_the_forces_are_those_of_the_models_that_were_counted(
+    realisation: str, order: str, sigma: float, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of four clients per round and a lost reply: mu <- D mu + 2 beta C theta in float64, force C^T mu.
+
+    A client that trained in vain has stored the round, and starts again from the version before. In the mean form the
+    multipliers of all clients sum to zero after every round.
+    """
+    keep_versions(monkeypatch)
+    plan = SAMPLED | {"priv-hfl.order": order, "priv-hfl.realisation": realisation}
+    plan |= {"priv-hfl.sigma": sigma, "priv-hfl.dual-step": 0.4}
+    lost = min(client for client, versions in history(federate("priv-hfl", **plan)).items() if 3 in versions)
+    lose_replies(monkeypatch, {(lost, 3)})
+    forces = record_forces(monkeypatch)
+    run = federate("priv-hfl", **plan)
+    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [], [lost], [], [], [], [], []]
+    assert 3 in history(run)[lost]
+    matrix, decay, largest = incidence(realisation, 4), 1 - sigma * 0.4**2, 0.0
+    models = older = np.tile(start_vector(), (4, 1))
+    expected = np.zeros((len(matrix), models.shape[1]))
+    for number in range(1, 9):
+        expected = decay * expected + 2 * 0.4 * matrix @ (models if order == "alternating" else older)
+        for client in range(4):
+            if (number, client) in forces:
+                np.testing.assert_allclose(forces[number, client], (matrix.T @ expected)[client], atol=5e-6)
+                largest = max(largest, float(np.abs(forces[number, client]).max()))
+        older, models = models, counted_models(run, number)
+        if realisation == "mean":
+            arrays, _ = Checkpoints(run / "checkpoints").load(number)
+            np.testing.assert_allclose(arrays["server/consensus"], models.mean(axis=0) - start_vector(), atol=1e-6)
+            if order == "alternating":
+                assert np.abs(multipliers(run, number).sum(axis=0)).max() < 5e-6
+    assert largest > 1e-2
+
+
+def incidence(realisation: str, num_clients: int) -> np.ndarray:
+    if realisation == "mean":
+        return np.eye(num_clients) - 1 / num_clients
+    return np.eye(num_clients)[:-1] - np.eye(num_clients, k=1)[:-1]
+
+
+def test_a_round_without_replies_is_a_round(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All fail in round 2: the multipliers of round 4 still sum to zero, and are those of three steps."""
+    keep_versions(monkeypatch)
+    lose_replies(monkeypatch, {(client, 2) for client in range(4)})
+    run = federate("priv-hfl", **{**FOUR, "num_rounds": 3, "checkpoint_every": 1, "failure_budget": 1.0})
+    step = dual_rule(RunConfig.from_flat(read_manifest(run)["settings"])).step
+    first, last = counted_models(run, 1), counted_models(run, 3)
+    assert np.array_equal(first, counted_models(run, 2))
+    expected = 2 * step * sum(models - models.mean(axis=0) for models in (first, first, last))
+    got = multipliers(run, 3)
+    np.testing.assert_allclose(got, expected, atol=5e-6)
+    assert np.abs(got.sum(axis=0)).max() < 5e-6
+    assert np.abs(got).max() > 1e-3
+
+
+def test_what_is_clipped_and_noised_is_what_counts(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client goes on from where the server thinks that it is: no change is longer than the norm, noise included."""
+    keep_versions(monkeypatch)
+    plan = {**FOUR, "num_rounds": 2, "checkpoint_every": 1, "privacy.clip-norm": 0.005}
+    run = federate("priv-hfl", **plan)
+    start = np.tile(start_vector(), (4, 1))
+    one, two = counted_models(run, 1), counted_models(run, 2)
+    for before, after in ((start, one), (one, two)):
+        np.testing.assert_allclose(np.linalg.norm(after - before, axis=1), 0.005, rtol=1e-3)
+    noisy = federate("priv-hfl", **plan, **{"privacy.noise-multiplier": 0.1})
+    change = counted_models(noisy, 1) - start
+    assert change.std(axis=1) == pytest.approx(0.0005, rel=0.05)
+    server, _ = Checkpoints(noisy / "checkpoints").load(1)
+    np.testing.assert_allclose(server["server/consensus"], change.mean(axis=0), atol=1e-7)
+
+
+def test_both_realisations_learn_alike(federate: Federate) -> None:
+    """Four clients with all digits, ten rounds: far above chance, within five points; the bytes are FedAvg's."""
+    plan = {**FOUR, "num_rounds": 10, "priv-hfl.local-steps": 15, "local-epochs": 3, "learning-rate": 0.05}
+    plan |= {"data.train-samples": 300, "data.test-samples": 100}
+    runs = {"mean": federate("priv-hfl", **plan), "chain": federate("priv-hfl", **plan, **CHAIN)}
+    fedavg = federate("fedavg", **plan | {"num_rounds": 1})
+    found = {name: json.loads((run / "summary.json").read_text()) for name, run in (runs | {"fedavg": fedavg}).items()}
+    accuracies = {name: found[name]["test_accuracy"] for name in runs}
+    assert min(accuracies.values()) > 0.8, accuracies
+    assert max(accuracies.values()) - min(accuracies.values()) < 0.05, accuracies
+    for name in ("mean", "chain"):
+        for way in ("bytes_up_per_client_round", "bytes_down_per_client_round"):
+            assert found[name][way] == found["fedavg"][way]
+
+
+def test_a_killed_chain_goes_on_as_if_nothing_had_happened(federate: Federate) -> None:
+    """As the contract asks of the default realisation; a straight run is the expected value."""
+    plan: dict[str, Any] = {**CHAIN, "num_rounds": 5, "fraction_train": 0.5, "checkpoint_every": 2}
+    straight = federate("priv-hfl", **plan)
+    plan["output"] = str(straight.parent / "run-111")
+    with pytest.raises(KilledError):
+        federate("priv-hfl", grid=partial(KilledGrid, in_round=4), **plan)
+    assert outcome(federate("priv-hfl", resume=plan["output"], **plan)) == outcome(straight)
+
+
+def test_a_chain_sends_no_model(federate: Federate) -> None:
+    """No 16 bytes of any stored model are in a message; what the server keeps is of the size (N - 1) m, twice."""
+    grids: list[RecordingGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> RecordingGrid:
+        grids.append(RecordingGrid(num_nodes, settings))
+        return grids[-1]
+
+    run = federate("priv-hfl", grid=make, **CHAIN)
+    models = {f"{file}:{key}": value.tobytes() for file, a in private_arrays(run).items() for key, value in a.items()}
+    assert {key.rpartition(":")[2].partition("/")[0] for key in models} == {"model"}
+    assert leaks(models, {str(number): data for number, data in enumerate(grids[0].sent)}) == []
+    arrays, _ = last_checkpoint(run)
+    assert {key: value.shape for key, value in arrays.items()} == {
+        "server/residuals": (4, len(start_vector())),
+        "server/multipliers": (1, 4, len(start_vector())),
+    }
+
+
+def test_warnings_are_in_the_log(federate: Federate) -> None:
+    """The published order has no safe step without sigma; the default settings need no warning."""
+    assert "warning:" not in (federate("priv-hfl") / "server.log").read_text()
+    log = (federate("priv-hfl", **{"priv-hfl.order": "published"}) / "server.log").read_text()
+    assert "warning: with priv-hfl.order = published" in log
+
+
+def test_a_chain_does_not_depend_on_the_number_of_nodes(federate: Federate) -> None:
+    """Every client's arrays travel alone and are added in the order of the clients: bit-equal."""
+    runs = [federate("priv-hfl", nodes, **CHAIN) for nodes in (1, 2, 5)]
+    first, *others = [outcome(run) for run in runs]
+    for other in others:
+        for part in ("arrays", "private", "accuracies"):
+            assert other[part] == first[part]

@@ -1,0 +1,304 @@
+"""PRIV-HFL's compact dual updates against the printed algorithm, optima from linear systems, and stability formulas."""
+
+import dense
+import numpy as np
+import pytest
+import torch
+from dense import DIM, NUM_CLIENTS, Dense, LeastSquares, Logistic, incidence, local_steps
+
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.training.dual import ChainServer, DualRule, MeanClient, MeanServer
+from hyperfl_flwr.training.dual_stability import (
+    default_step,
+    dual_rule,
+    is_stable,
+    sampled_growth,
+    smallest_stable_curvature,
+    stability_warnings,
+)
+
+FORMS = [("mean", False), ("chain", False), ("chain", True)]
+ORDERS = ["alternating", "published"]
+STEPS = {"mean": 0.4, "chain": 0.1}
+"""Dual steps of the same kappa l_max beta = 0.8."""
+
+
+def zeros(size=DIM):
+    return torch.zeros(size, dtype=torch.float64)
+
+
+class Federation:
+    """Clients and a server that use the compact forms; `fault` leaves out one of the rules for absent clients."""
+
+    def __init__(self, problem, rule, rate=0.1, steps=5, fault=""):
+        self.problem, self.rule, self.rate, self.steps, self.fault = problem, rule, rate, steps, fault
+        self.num_clients, self.rounds = NUM_CLIENTS, 0
+        self.theta = np.tile(problem.start, (NUM_CLIENTS, 1))
+        self.last = [0] * NUM_CLIENTS
+        self.naive = np.zeros((NUM_CLIENTS, len(problem.start)))
+        size = len(problem.start)
+        if rule.realisation == "mean":
+            self.server = MeanServer(rule=rule, consensus=zeros(size), total=zeros(size))
+            self.clients = [MeanClient(rule=rule, change=zeros(size), total=zeros(size)) for _ in range(NUM_CLIENTS)]
+        else:
+            self.server = ChainServer.start(rule, NUM_CLIENTS, size, torch.float64)
+
+    def missed(self, client):
+        return self.rounds - self.last[client]
+
+    def multipliers(self):
+        """Return what all clients would add to their gradients now [N, m]."""
+        if self.rule.realisation == "chain":
+            return torch.stack([self.server.force(i) for i in range(self.num_clients)]).numpy()
+        if self.fault == "no catch-up":
+            return self.naive
+        copies = [MeanClient(rule=self.rule, change=c.change, total=c.total) for c in self.clients]
+        return np.stack([c.multiplier(self.server.total, self.missed(i)).numpy() for i, c in enumerate(copies)])
+
+    def round(self, present=range(NUM_CLIENTS), lost=()):
+        """Train some clients; the replies of those in `lost` never arrive, so they must start again from before."""
+        increments = {}
+        for i in present:
+            mean = self.rule.realisation == "mean"
+            client = self.clients[i] if mean else None
+            kept = (client.change, client.total) if client else None
+            force = client.multiplier(self.server.total, self.missed(i)) if client else self.server.force(i)
+            if self.fault == "no catch-up":  # mu_i moves in the client's own rounds only
+                residual = self.theta[i] - self.problem.start - self.server.consensus.numpy()
+                self.naive[i] += 2 * self.rule.step * residual
+                force = torch.from_numpy(self.naive[i])
+            moved = local_steps(self.problem, i, self.theta[i], force.numpy(), self.rate, self.steps)
+            if client:
+                client.move(torch.from_numpy(moved - self.problem.start))
+            increment, before, self.theta[i] = torch.from_numpy(moved - self.theta[i]), self.theta[i].copy(), moved
+            if i not in lost:
+                increments[i], self.last[i] = increment, self.rounds + 1
+            elif self.fault == "unacknowledged":
+                self.last[i] = self.rounds + 1
+            else:
+                self.theta[i] = before
+                if client:
+                    client.change, client.total = kept
+        self.rounds += 1
+        if self.rule.realisation == "mean":
+            self.server.advance(sum(increments.values(), zeros(len(self.problem.start))), self.num_clients)
+        else:
+            self.server.advance(increments)
+
+
+def distance(theta, optimum):
+    """Return the largest distance of a client from the optimum."""
+    return float(np.linalg.norm(theta - optimum, axis=1).max())
+
+
+@pytest.mark.parametrize("problem", [LeastSquares(), Logistic()], ids=["least squares", "logistic"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("realisation", "projection"), FORMS)
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_the_compact_forms_are_the_printed_algorithm(problem, order, realisation, projection, sigma):
+    """60 rounds of 3 local steps, some clients absent in every third: the dense algorithm is the expected value."""
+    rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], sigma=sigma, projection=projection)
+    ours = Federation(problem, rule, rate=0.03, steps=3)
+    printed = Dense(problem, rule, incidence(realisation), rate=0.03, steps=3)
+    rng = np.random.default_rng(1)
+    for number in range(60):
+        present = sorted(rng.choice(NUM_CLIENTS, 3, replace=False)) if number % 3 == 2 else range(NUM_CLIENTS)
+        ours.round(present)
+        printed.round(present)
+        np.testing.assert_allclose(ours.theta, printed.theta, rtol=0, atol=1e-12)
+    assert distance(ours.theta, problem.start) > 0.1
+
+
+@pytest.mark.parametrize("problem", [LeastSquares(), Logistic()], ids=["least squares", "logistic"])
+@pytest.mark.parametrize(("realisation", "projection"), FORMS)
+def test_without_sigma_all_clients_reach_the_common_optimum(problem, realisation, projection):
+    """The optimum is from a linear system or Newton's method; alternating order."""
+    federation = Federation(
+        problem, DualRule(realisation=realisation, order="alternating", step=STEPS[realisation], projection=projection)
+    )
+    for _ in range(1500):
+        federation.round()
+    assert distance(federation.theta, problem.optimum()) < 1e-9
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize(
+    ("realisation", "projection", "kappa"), [("mean", False, 2), ("chain", False, 2), ("chain", True, 1)]
+)
+def test_with_sigma_clients_end_where_the_fixed_point_is(realisation, projection, kappa, steps):
+    """Min sum f_i + kappa / (2 sigma beta) |C theta|^2, a linear system; with the projection one multiplier acts.
+
+    The end does not depend on the number of local steps. The projected run comes there slowly.
+    """
+    problem = LeastSquares()
+    step = STEPS[realisation] if steps == 1 else default_step(realisation, 0.1, steps)
+    rule = DualRule(realisation=realisation, order="alternating", step=step, sigma=0.03 / step, projection=projection)
+    federation = Federation(problem, rule, steps=steps)
+    for _ in range(2500 if projection else 1500):
+        federation.round()
+    wanted = problem.biased(incidence(realisation), kappa / (rule.sigma * rule.step))
+    assert distance(federation.theta, wanted) < (1e-3 if projection else 1e-8)
+    assert distance(federation.theta, problem.optimum()) > 0.01
+
+
+@pytest.mark.parametrize(("realisation", "projection"), FORMS)
+def test_the_published_order_diverges_where_the_alternating_one_converges(realisation, projection):
+    """Rate 0.1, curvatures from 0.14: the formula says unstable below 0.8, and nowhere."""
+    problem, errors = LeastSquares(), {}
+    for order in ORDERS:
+        rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], projection=projection)
+        wanted = 0.0 if order == "alternating" else 0.8
+        assert smallest_stable_curvature(rule, 0.1, 1) == pytest.approx(wanted, rel=0.1)
+        federation = Federation(problem, rule, steps=1)
+        for _ in range(800):
+            federation.round()
+        errors[order] = distance(federation.theta, problem.optimum())
+    assert errors["alternating"] < 1e-2
+    assert errors["published"] > 10
+    small = DualRule(realisation=realisation, order="published", step=STEPS[realisation] / 10, projection=projection)
+    assert is_stable(small, 0.1, 1, curvature=0.14)
+    federation = Federation(problem, small, steps=1)
+    for _ in range(3000):
+        federation.round()
+    assert distance(federation.theta, problem.optimum()) < 0.02
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("realisation", ["mean", "chain"])
+@pytest.mark.parametrize("steps", [1, 20])
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_the_limits_are_those_of_the_spectral_radius(order, realisation, steps, sigma):
+    """The round as a 2x2 matrix on (theta, mu), its eigenvalues by numpy, for steps on both sides."""
+    rate = 0.05
+    eigenvalue = {"mean": 1, "chain": 4}[realisation]
+
+    def radius(step, curvature):
+        rho = (1 - rate * curvature) ** steps
+        reach = (1 - rho) / curvature if curvature else rate * steps
+        decay, gain = 1 - sigma * step**2, 2 * step * eigenvalue
+        if order == "alternating":  # mu' = D mu + gain theta, theta' = rho theta - reach mu'
+            matrix = [[rho - reach * gain, -reach * decay], [gain, decay]]
+        else:  # theta' = rho theta - reach mu, mu' = D mu + gain theta
+            matrix = [[rho, -reach], [gain, decay]]
+        return max(abs(np.linalg.eigvals(matrix)))
+
+    seen = set()
+    for step in np.geomspace(1e-3, 100, 80):
+        rule = DualRule(realisation=realisation, order=order, step=step, sigma=sigma)
+        for curvature in (0.0, 0.01, 0.1, 1.0):
+            found = radius(step, curvature)
+            if abs(found - 1) > 1e-9:  # flat directions without sigma stay on the unit circle
+                assert is_stable(rule, rate, steps, curvature) == (found < 1), (step, curvature)
+                seen.add(found < 1)
+    assert seen == {True, False}
+
+
+def disturbed(rule, fault="", rounds=1500, lossy=True):
+    """Return a run in which 60 % of the clients take part and, if `lossy`, 30 % of their replies are lost."""
+    federation, rng = Federation(LeastSquares(), rule, fault=fault), np.random.default_rng(2)
+    for _ in range(rounds):
+        present = sorted(rng.choice(NUM_CLIENTS, 3, replace=False).tolist())
+        federation.round(present, [i for i in present if lossy and rng.random() < 0.3])
+    return federation
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("realisation", "projection"), FORMS)
+def test_sampling_and_lost_replies_change_neither_the_sum_nor_the_optimum(order, realisation, projection):
+    """sum_i mu_i = 0 is an identity; the optimum is from a linear system."""
+    rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation] / 10, projection=projection)
+    federation = disturbed(rule)
+    assert np.abs(federation.multipliers().sum(axis=0)).max() < 1e-9
+    assert np.abs(federation.multipliers()).max() > 0.1
+    assert distance(federation.theta, LeastSquares().optimum()) < (
+        1e-6 if rule.order == "alternating" and realisation == "mean" else 1e-2
+    )
+
+
+@pytest.mark.parametrize("fault", ["no catch-up", "unacknowledged"])
+def test_without_either_rule_clients_end_elsewhere(fault):
+    """The same run without catching up, or starting from a model that the server has not counted."""
+    rule = DualRule(realisation="mean", order="alternating", step=0.04)
+    federation = disturbed(rule, fault, lossy=fault == "unacknowledged")
+    assert np.abs(federation.multipliers().sum(axis=0)).max() > 0.1
+    assert distance(federation.theta, LeastSquares().optimum()) > 0.1
+
+
+@pytest.mark.parametrize("realisation", ["mean", "chain"])
+@pytest.mark.parametrize("leaver", [0, 2, NUM_CLIENTS - 1])
+def test_a_late_client_and_one_that_leaves(realisation, leaver):
+    """Client 1 first takes part in round 40; another leaves after round 100: the optimum of those who stay."""
+    problem = LeastSquares()
+    federation = Federation(problem, DualRule(realisation=realisation, order="alternating", step=STEPS[realisation]))
+    for number in range(100):
+        federation.round([i for i in range(NUM_CLIENTS) if i != 1 or number >= 40])
+    if realisation == "chain":
+        federation.server.leave(leaver)
+    else:
+        gone = federation.clients.pop(leaver)
+        federation.server.leave(gone.change, gone.total, NUM_CLIENTS)
+    stay = [i for i in range(NUM_CLIENTS) if i != leaver]
+    problem.hessians, problem.slopes = ([kept[i] for i in stay] for kept in (problem.hessians, problem.slopes))
+    federation.theta, federation.num_clients = federation.theta[stay], NUM_CLIENTS - 1
+    federation.last.pop(leaver)
+    for _ in range(1500):
+        federation.round(range(NUM_CLIENTS - 1))
+    assert np.abs(federation.multipliers().sum(axis=0)).max() < 1e-9
+    assert distance(federation.theta, problem.optimum(range(NUM_CLIENTS - 1))) < 1e-8
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5])
+def test_sampled_growth_is_that_of_a_random_product(fraction):
+    """A flat direction, the mean far away from this client: x' = x - alpha K mu', mu' = mu + 2 beta k x, simulated."""
+    rng = np.random.default_rng(0)
+    rule = DualRule(realisation="mean", order="alternating", step=0.5)
+    rate, steps, pull = 0.02, 5, 2 * 0.5 * 0.1
+    state, growth, gaps = np.array([1.0, 0.0]), 0.0, rng.geometric(fraction, 20000)
+    for gap in gaps:
+        multiplier = state[1] + 2 * rule.step * gap * state[0]
+        state = np.array([state[0] - rate * steps * multiplier, multiplier])
+        size = float(np.hypot(state[0], state[1] * rate * steps / pull**0.5))
+        state, growth = state / size, growth + np.log(size)
+    assert growth / gaps.sum() == pytest.approx(sampled_growth(rule, rate, steps, fraction), rel=0.3)
+
+
+def read(**changes):
+    return RunConfig.from_flat(default_settings() | {key.replace("_", "-"): value for key, value in changes.items()})
+
+
+def test_the_default_step_is_stable_and_others_are_warned_of():
+    """1 / (kappa l alpha K) with alpha = rate / (1 - momentum), by hand: 0.02 / 0.5 * 20 = 0.8, twice, and times 4."""
+    base = {"learning-rate": 0.02, "momentum": 0.5, "priv-hfl.local-steps": 20}
+    for realisation, wanted in (("mean", 1 / 1.6), ("chain", 1 / 6.4)):
+        config = read(**base, **{"priv-hfl.realisation": realisation})
+        assert dual_rule(config).step == pytest.approx(wanted)
+        assert stability_warnings(config) == []
+        sampled = read(**base, **{"priv-hfl.realisation": realisation, "fraction-train": 0.5})
+        assert dual_rule(sampled).step == pytest.approx(wanted / 20)
+    (text,) = stability_warnings(read(**base, **{"priv-hfl.order": "published"}))
+    assert "curvature below 1.25; take the alternating order" in text  # 2 beta
+    (text,) = stability_warnings(read(**base, **{"priv-hfl.dual-step": 2.6}))
+    assert "take priv-hfl.dual-step below 2.5" in text  # 4 / 1.6
+    (text,) = stability_warnings(read(**base, **{"priv-hfl.dual-step": 2.6, "priv-hfl.sigma": 0.1}))
+    limit = float(text.rsplit(" ", 1)[1].removesuffix(";"))
+    assert 1.6 * limit == pytest.approx(2 * (2 - 0.1 * limit**2), rel=0.01)
+    (text,) = stability_warnings(read(**base, **{"fraction-train": 0.5, "priv-hfl.dual-step": 0.625, "num-rounds": 17}))
+    assert "factor e every 16 rounds" in text
+
+
+def test_wrong_rules_are_refused():
+    """Each with what is wrong."""
+    with pytest.raises(ValueError, match="step must be positive"):
+        DualRule(realisation="mean", order="alternating", step=0.0)
+    with pytest.raises(ValueError, match="chain"):
+        DualRule(realisation="mean", order="alternating", step=0.1, projection=True)
+    with pytest.raises(ConfigError, match=r"needs priv-hfl\.realisation = chain"):
+        read(**{"priv-hfl.projection": True})
+
+
+def test_the_problems_optima_are_optima():
+    """The gradients sum to zero there."""
+    for problem in (LeastSquares(), Logistic()):
+        total = sum(problem.gradient(i, problem.optimum()) for i in range(dense.NUM_CLIENTS))
+        assert np.abs(total).max() < 1e-12
