@@ -98,7 +98,7 @@ class PrivHFLConfig(Section):
     realisation: Realisation
     order: Order
     projection: bool
-    sigma: NonNegativeFloat
+    sigma: Auto | NonNegativeFloat
     dual_step: Auto | PositiveFloat
     local_steps: Positive
 

@@ -20,6 +20,10 @@ LARGEST_EIGENVALUE: dict[Realisation, float] = {"mean": 1.0, "chain": 4.0}
 """l_max of C^T C; a chain's comes close to 4 with many clients."""
 
 
+FORGETTING = 0.1
+"""1 - D with `priv-hfl.sigma = auto`: a network has flat directions, which oscillate for ever without it."""
+
+
 def default_step(realisation: Realisation, learning_rate: float, local_steps: int, fraction: float = 1.0) -> float:
     """Return beta = 1 / (kappa l_max alpha K), a quarter of the alternating order's limit with sigma = 0 and h = 0.
 
@@ -80,12 +84,13 @@ def dual_rule(config: RunConfig) -> DualRule:
     """Return the rule that a run's settings ask for; the same on the server and on every client."""
     method = config.priv_hfl
     automatic = default_step(method.realisation, effective_rate(config), method.local_steps, config.fraction_train)
+    step = automatic if method.dual_step == "auto" else method.dual_step
     return DualRule(
         realisation=method.realisation,
         order=method.order,
         projection=method.projection,
-        sigma=method.sigma,
-        step=automatic if method.dual_step == "auto" else method.dual_step,
+        sigma=FORGETTING / step**2 if method.sigma == "auto" else method.sigma,
+        step=step,
     )
 
 

@@ -155,7 +155,9 @@ def test_a_round_without_replies_is_a_round(federate: Federate, monkeypatch: pyt
     """All fail in round 2: the multipliers of round 4 still sum to zero, and are those of three steps."""
     keep_versions(monkeypatch)
     lose_replies(monkeypatch, {(client, 2) for client in range(4)})
-    run = federate("priv-hfl", **{**FOUR, "num_rounds": 3, "checkpoint_every": 1, "failure_budget": 1.0})
+    run = federate(
+        "priv-hfl", **{**FOUR, "num_rounds": 3, "checkpoint_every": 1, "failure_budget": 1.0, "priv-hfl.sigma": 0.0}
+    )
     step = dual_rule(RunConfig.from_flat(read_manifest(run)["settings"])).step
     first, last = counted_models(run, 1), counted_models(run, 3)
     assert np.array_equal(first, counted_models(run, 2))

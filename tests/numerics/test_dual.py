@@ -270,6 +270,9 @@ def read(**changes):
 def test_the_default_step_is_stable_and_others_are_warned_of():
     """1 / (kappa l alpha K) with alpha = rate / (1 - momentum), by hand: 0.02 / 0.5 * 20 = 0.8, twice, and times 4."""
     base = {"learning-rate": 0.02, "momentum": 0.5, "priv-hfl.local-steps": 20}
+    assert dual_rule(read(**base)).decay == pytest.approx(0.9)  # sigma = auto
+    assert stability_warnings(read(**base)) == []
+    base |= {"priv-hfl.sigma": 0.0}
     for realisation, wanted in (("mean", 1 / 1.6), ("chain", 1 / 6.4)):
         config = read(**base, **{"priv-hfl.realisation": realisation})
         assert dual_rule(config).step == pytest.approx(wanted)
@@ -280,7 +283,7 @@ def test_the_default_step_is_stable_and_others_are_warned_of():
     assert "curvature below 1.25; take the alternating order" in text  # 2 beta
     (text,) = stability_warnings(read(**base, **{"priv-hfl.dual-step": 2.6}))
     assert "take priv-hfl.dual-step below 2.5" in text  # 4 / 1.6
-    (text,) = stability_warnings(read(**base, **{"priv-hfl.dual-step": 2.6, "priv-hfl.sigma": 0.1}))
+    (text,) = stability_warnings(read(**{**base, "priv-hfl.dual-step": 2.6, "priv-hfl.sigma": 0.1}))
     limit = float(text.rsplit(" ", 1)[1].removesuffix(";"))
     assert 1.6 * limit == pytest.approx(2 * (2 - 0.1 * limit**2), rel=0.01)
     (text,) = stability_warnings(read(**base, **{"fraction-train": 0.5, "priv-hfl.dual-step": 0.625, "num-rounds": 17}))
