@@ -99,7 +99,8 @@ def grouped(data_root, name, **sizes):
     """Share out by similarity among six clients; return how much of each client's data is of each of three groups."""
     settings = DataSettings(
         dataset=f"npz:{name}", data_root=str(data_root), num_clients=6, partition="similarity", seed=0,
-        iid_fraction=0.2, dirichlet_alpha=0.3, shards_per_client=2, **sizes,
+        iid_fraction=0.2, dirichlet_alpha=0.3, shards_per_client=2, augmentation="auto", validation_fraction=0.0,
+        **sizes,
     )  # fmt: skip
     data = load_federated_data(settings)
     return data, [[counts[list(group)].sum() for group in (DIGITS, UPPER, LOWER)] for counts in data.label_counts()[0]]
