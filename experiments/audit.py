@@ -146,7 +146,7 @@ def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
         if name not in possible:
             raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
     if not possible:
-        raise ConfigError(f"there is nothing in {method} that could be attacked")
+        raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
     return list(names) or possible
 
 

@@ -148,7 +148,7 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
             ["--attacks", "ig", "--method", "hyperfl"],
             "ig does not apply to hyperfl; what does: ig-paper, head-gradient",
         ),
-        (["--method", "local"], "there is nothing in local that could be attacked"),
+        (["--method", "local"], "no attack of this project applies to local"),
         (["--num-images", "5", "--batch-size", "4"], "must be a multiple of the samples per client, 4"),
         (["--checkpoint", "/nowhere", "--method", "fedavg"], "--method cannot be given with --checkpoint"),
         (["--recorded", "/nowhere", "--samples", "3"], "--samples cannot be given with --recorded"),
