@@ -56,5 +56,5 @@ def test_what_cannot_be_is_refused():
         chosen_attacks(["channels-ica"], target(replace(OPTIONS, summed=False)))
     with pytest.raises(ConfigError, match="ig-paper does not apply to the sum of uploads of hyperfl"):
         chosen_attacks(["ig-paper"], target())
-    with pytest.raises(ConfigError, match="nothing in the sum of uploads of pfedhn"):
+    with pytest.raises(ConfigError, match="no attack of this project applies to the sum of uploads of pfedhn"):
         chosen_attacks([], target(method="pfedhn"))
