@@ -128,6 +128,10 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
         raise RunDirectoryError(f"{run} is no simulation with data.partition = similarity: its groups are not known")
     vectors = read_embeddings(run)
     groups = groups_of(np.array(manifest["label_counts"]["train"]))
+    if not 1 < len(np.unique(groups)) < len(groups):
+        raise RunDirectoryError(
+            f"{run} has {len(groups)} clients of {len(np.unique(groups))} groups: some group needs two, and there must be two"
+        )
     found = separation(vectors, groups, np.random.default_rng(0))
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)

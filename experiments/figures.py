@@ -13,6 +13,7 @@ from experiments.cells import Begun, is_finished, seeds_in
 from experiments.embeddings import pictures_of
 from experiments.studies import Cell, Study
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.plots import labels_figure
 from hyperfl_flwr.recording import read_manifest, read_metrics
 
@@ -56,7 +57,10 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
             "embeddings stay with the clients; to read them from the private files of these simulated ones, "
             "add --open-private-state"
         )
-    return pictures_of([(f"{cell.row}-{cell.column}", cell.folder(folder)) for cell in finished], folder)
+    with_some = [cell for cell in finished if "embedding" in METHODS[cell.config.method].client.private]
+    if not with_some:
+        raise RunDirectoryError(f"no finished cell in {folder} is of a method whose clients keep embeddings")
+    return pictures_of([(f"{cell.row}-{cell.column}", cell.folder(folder)) for cell in with_some], folder)
 
 
 def _draw_labels(cell: Cell, folder: Path) -> Path | None:

@@ -66,3 +66,19 @@ def test_a_method_without_embeddings_is_refused(federate):
     run = federate("fedrep")
     with pytest.raises(RunDirectoryError, match="keep no embeddings"):
         read_embeddings(run)
+
+
+@pytest.mark.slow
+def test_rows_without_embeddings_are_left_out(tmp_path):
+    """Of HyperFL and FedAvg only the former has some; FedAvg alone is an error."""
+    study, changes = load_study("ablation"), {"num-clients": 6}
+    begun = Begun(study="ablation", quick=True, changes=changes)
+    begin(tmp_path, begun)
+    both = study.cells(quick=True, rows=["fedavg", "hyperfl"], changes=changes)
+    fedavg = [cell for cell in both if cell.row == "fedavg"]
+    run_cells(study, fedavg, tmp_path, 1, lambda cell, problem: None, quick=True)
+    with pytest.raises(RunDirectoryError, match=r"no finished cell in .* keep embeddings"):
+        draw(study, begun, tmp_path, "embeddings", open_private_state=True)
+    run_cells(study, both, tmp_path, 1, lambda cell, problem: None, quick=True)
+    (picture,) = draw(study, begun, tmp_path, "embeddings", open_private_state=True)
+    assert picture.name.startswith("embeddings-hyperfl-")
