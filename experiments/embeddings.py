@@ -130,7 +130,7 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
     groups = groups_of(np.array(manifest["label_counts"]["train"]))
     if not 1 < len(np.unique(groups)) < len(groups):
         raise RunDirectoryError(
-            f"{run} has {len(groups)} clients of {len(np.unique(groups))} groups: some group needs two, and there must be two"
+            f"{run} has {len(groups)} clients of {len(np.unique(groups))} groups; there must be two groups, and more clients"
         )
     found = separation(vectors, groups, np.random.default_rng(0))
     figure = Figure(figsize=(9, 4), layout="constrained")
