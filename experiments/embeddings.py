@@ -128,10 +128,9 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
         raise RunDirectoryError(f"{run} is no simulation with data.partition = similarity: its groups are not known")
     vectors = read_embeddings(run)
     groups = groups_of(np.array(manifest["label_counts"]["train"]))
-    if not 1 < len(np.unique(groups)) < len(groups):
-        raise RunDirectoryError(
-            f"{run} has {len(groups)} clients of {len(np.unique(groups))} groups; there must be two groups, and more clients"
-        )
+    number = len(np.unique(groups))
+    if not 1 < number < len(groups):
+        raise RunDirectoryError(f"{run} has {len(groups)} clients of {number} groups; it takes two, and more clients")
     found = separation(vectors, groups, np.random.default_rng(0))
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
