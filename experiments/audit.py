@@ -87,6 +87,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
 
     Raises:
         ConfigError: If the images cannot be dealt out so, or the settings are wrong.
+        DataError: If the data set cannot be loaded, or is too small.
     """
     samples = options.samples or int(settings["batch-size"])
     number, rest = divmod(options.num_images, samples)
@@ -111,7 +112,9 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         },
         methods=METHODS,
     )
-    return Target(config=config, clients=range(number), trained=trained, summed=options.summed)
+    target = Target(config=config, clients=range(number), trained=trained, summed=options.summed)
+    target.data()  # whose absence is to be told before anything else
+    return target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
         begun: What the folder was begun with.
         folder: The study's.
         what: A number of metrics.jsonl's `train` lines; `labels`, how many samples of each class the clients have;
-            `embeddings`, see `experiments.embeddings`. The latter two draw the first seed of each row and column.
+            `embeddings`, see `experiments.embeddings`. `labels` are drawn of the first seed.
         open_private_state: Allows `embeddings` to read what simulated clients keep to themselves.
 
     Returns:
@@ -45,13 +45,12 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
     cells = study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes)
     if what not in ("labels", "embeddings"):
         return [_draw_curves(study, begun, folder, cells, what)]
-    finished = [cell for cell in cells if cell.seed == 0 and is_finished(cell, folder)]
+    finished = [cell for cell in cells if is_finished(cell, folder)]
     if not finished:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
-    if what == "labels":  # which are the same for every row
-        return list(
-            filter(None, (_draw_labels(cell, folder) for cell in {each.column: each for each in finished}.values()))
-        )
+    if what == "labels":  # which are the same for every row and seed
+        of_columns = {cell.column: cell for cell in reversed(finished)}.values()
+        return [picture for cell in of_columns if (picture := _draw_labels(cell, folder)) is not None]
     if not open_private_state:
         raise ConfigError(
             "embeddings stay with the clients; to read them from the private files of these simulated ones, "
@@ -60,7 +59,9 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
     with_some = [cell for cell in finished if "embedding" in METHODS[cell.config.method].client.private]
     if not with_some:
         raise RunDirectoryError(f"no finished cell in {folder} is of a method whose clients keep embeddings")
-    return pictures_of([(f"{cell.row}-{cell.column}", cell.folder(folder)) for cell in with_some], folder)
+    return pictures_of(
+        [(f"{cell.row}-{cell.column}-seed-{cell.seed}", cell.folder(folder)) for cell in with_some], folder
+    )
 
 
 def _draw_labels(cell: Cell, folder: Path) -> Path | None:

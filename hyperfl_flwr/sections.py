@@ -1,8 +1,9 @@
 """The sections of a run's settings, typed; `hyperfl_flwr.config` puts them together."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from hyperfl_flwr.models.hypernetwork import Initialisation
 from hyperfl_flwr.models.server_hypernetwork import Combine
@@ -16,10 +17,17 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
+
+def _numbers(text: str) -> str:
+    if not re.fullmatch(r"all|(\d+(,\d+)*)?", text):
+        raise ValueError(f"must be empty, all, or numbers with commas between them; got {text!r}")
+    return text
+
+
 Numbers = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    Field(pattern=r"^(all|(\d+(,\d+)*)?)$"),
+    AfterValidator(_numbers),
 ]
 """Nothing, all, or numbers with commas between them; a single number may be one."""
 

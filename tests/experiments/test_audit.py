@@ -153,6 +153,7 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
         (["--checkpoint", "/nowhere", "--method", "fedavg"], "--method cannot be given with --checkpoint"),
         (["--recorded", "/nowhere", "--samples", "3"], "--samples cannot be given with --recorded"),
         (["--lpips-weights", "/nowhere"], "/nowhere is missing"),
+        (["--dataset", "mnist", "--data-root", "/nowhere"], "data set mnist must lie in /nowhere"),
     ],
 )
 def test_bad_input_is_one_error(words: list[str], message: str, tmp_path: Path) -> None:

@@ -183,3 +183,13 @@ def test_configuration_files_are_valid(file: Path) -> None:
     if file.stem == "pfedhn-original":
         assert round(config.fraction_train * config.num_clients) == 1
         assert (config.pfedhn.local_steps, config.batch_size, config.target) == (50, 64, "lenet")
+
+
+@pytest.mark.parametrize("value", ["", "all", "0", "3,12", 7])
+def test_audited_clients_are_numbers_or_all(value):
+    """A single number may be an integer, as the command line makes one of it."""
+    config = RunConfig.from_flat(default_settings() | {"audit.clients": value, "audit.rounds": "all"})
+    assert config.audit.covers(12, 1) == (value in ("all", "3,12"))
+    for wrong in ("x", "1,", "1 2", "-1", True):
+        with pytest.raises(ConfigError, match=r"audit\.rounds"):
+            RunConfig.from_flat(default_settings() | {"audit.rounds": wrong})
