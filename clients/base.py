@@ -75,10 +75,12 @@ class BaseClient(NumPyClient):
     Attributes:
         shared: Names of the shared groups and how the server reduces each.
         private: Names of the groups that never leave the node.
+        generated: Whether a hypernetwork generates parameters of the target network.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
     private: ClassVar[tuple[str, ...]] = ()
+    generated: ClassVar[bool] = False
 
     def __init__(self, setting: ClientSetting) -> None:
         self.setting = setting
@@ -150,6 +152,7 @@ class BaseClient(NumPyClient):
         self._load(parameters, config["version"])
         metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
         evaluated = time.perf_counter()
+        self._set_mode(training=True)
         metrics |= self.train(numpy_generator(setting.config.seed, "training", setting.client, config["round"]))
         trained = time.perf_counter()
         metrics |= _accuracy("own", self._evaluate())
@@ -211,8 +214,14 @@ class BaseClient(NumPyClient):
         self.setting.state.save(version, arrays)
         self.setting.state.forget_before(version, but=kept)
 
+    def _set_mode(self, *, training: bool) -> None:
+        """Let BatchNorm use each batch's statistics (training), or the running ones."""
+        for module in self.groups.values():
+            module.train(training)
+
     def _evaluate(self) -> ClassificationSums:
         data = self.setting.data
+        self._set_mode(training=False)
         return evaluate(self.predictor(), data.test_images, data.test_labels)
 
     def _global_accuracy(self, kind: str) -> dict[str, Scalar]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clients.base import BaseClient, ClientSetting
 from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
-from hyperfl_flwr.models.targets import ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
 from hyperfl_flwr.training.sgd import Predict
@@ -60,6 +60,7 @@ class HyperFLClient(BaseClient):
 
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
+    generated: ClassVar[bool] = True
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which is for a metric only."""

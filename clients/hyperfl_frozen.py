@@ -22,6 +22,7 @@ class HyperFLFrozenClient(SplitClient):
     """Trains the classifier, then theta."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
+    generated: ClassVar[bool] = True
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss` and the numbers of the hypernetwork that HyperFL's client does."""

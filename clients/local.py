@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.messages import Reduction
-from hyperfl_flwr.models.targets import ordinary_parameters
+from hyperfl_flwr.models.initial import initial_state
 from hyperfl_flwr.rng import torch_generator
 
 
@@ -19,4 +19,4 @@ class LocalClient(FedAvgClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the target network's ordinary initial values."""
-        return {"model": ordinary_parameters(self.model, torch_generator(self.setting.config.seed, "model"))}
+        return {"model": initial_state(self.model, torch_generator(self.setting.config.seed, "model"))}

@@ -20,6 +20,7 @@ class PFedHNClient(FedAvgClient):
     """Trains all layers with one rate and returns the model before minus after."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.PER_CLIENT}
+    generated: ClassVar[bool] = True
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local steps or epochs; reports `train-loss`."""

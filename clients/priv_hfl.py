@@ -1,15 +1,18 @@
 """PRIV-HFL's clients: local steps on their own loss plus a dual force that draws their models together.
 
 Najafi, Alavizadeh, Shahraki, Kayes, Rahayu: "PRIV-HFL: Privacy-Preserving and Robust Federated Learning for
-Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2 without the generator, corrected.
+Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2, corrected.
 
 docs/priv_hfl.md has the algorithm. A client keeps its model and, in the mean form, the accumulated A from which its
 multiplier follows (of its models, not of their changes, the first of which is what it has sent). It sends the change of
 its model since the version that the server has counted last. That is the version a request names: where a reply was
 lost, the client starts again from the one before, and the multipliers of all clients sum to zero whoever takes part.
+
+With distillation the server sends a generator, too, and gets the gradient of its loss on the client's model in its
+place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,9 +24,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from clients.base import BaseClient, ClientSetting
 from hyperfl_flwr.messages import Reduction
-from hyperfl_flwr.models.targets import ordinary_parameters
-from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.rng import numpy_generator, torch_generator
 from hyperfl_flwr.state import INITIAL
+from hyperfl_flwr.training.distillation import PseudoData, new_generator
 from hyperfl_flwr.training.dual import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
 from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, train_epochs
@@ -49,13 +53,17 @@ class Vector(nn.Module):
 
 
 class PrivHFLClient(BaseClient):
-    """Shares changes of its model; which of the two shared groups is empty is the realisation's choice.
+    """Shares changes of its model; which of the first two shared groups is empty is the realisation's choice.
 
     The group `changes` brings the server's S down (mean), `force` the client's own r_i (chain); the change of the
-    client's model goes up in their place.
+    client's model goes up in their place. `generator` is empty without distillation.
     """
 
-    shared: ClassVar[Mapping[str, Reduction]] = {"changes": Reduction.SUM, "force": Reduction.PER_CLIENT}
+    shared: ClassVar[Mapping[str, Reduction]] = {
+        "changes": Reduction.SUM,
+        "force": Reduction.PER_CLIENT,
+        "generator": Reduction.MEAN,
+    }
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
 
     def __init__(self, setting: ClientSetting) -> None:
@@ -64,16 +72,20 @@ class PrivHFLClient(BaseClient):
         super().__init__(setting)
 
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return the target network as the group `model`, and vectors of the length of all its parameters."""
+        """Return the target network as the group `model`, vectors of the length of all its parameters, and G."""
         self.model = self.new_target()
         size = sum(parameter.numel() for parameter in self.model.parameters())
         is_mean = self.rule.realisation == "mean"
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
+        self.generator = new_generator(
+            self.setting.config, tuple(self.setting.data.train_images.shape[1:]), self.setting.data.num_classes
+        )
         nothing = Vector(0)
         return {
             "changes": self.received if is_mean else nothing,
             "force": nothing if is_mean else self.received,
+            "generator": self.generator if self.setting.config.priv_hfl.distill else nothing,
             "model": self.model,
             "accumulated": self.accumulated,
         }
@@ -82,7 +94,7 @@ class PrivHFLClient(BaseClient):
         """Return the model that all clients start from, which is FedAvg's, and A = 0."""
         buffers = self.accumulated.state_dict()
         accumulated = {name: torch.zeros(buffer.shape, dtype=buffer.dtype) for name, buffer in buffers.items()}
-        return {"model": self._start(), "accumulated": accumulated}
+        return {"model": self._start(self.model), "accumulated": accumulated}
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -92,42 +104,76 @@ class PrivHFLClient(BaseClient):
         return super().fit(parameters, config)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local steps along the gradient plus the dual force; reports `train-loss`."""
+        """Run the local steps along the gradient plus the dual force.
+
+        Reports `train-loss`, on private data, and with distillation `pseudo-loss`, of the trained model.
+        """
         before = self._theta()
         if self.rule.realisation == "mean":
             start = self._start_vector()
             total = self.accumulated.theta - self._of_start(start, self._version)
             dual = MeanClient(rule=self.rule, change=before - start, total=total)
             force = dual.multiplier(self.received.theta, self._round - 1 - self._version).float()
-            loss, change = self._local_steps(force, rng), self._upload(before)
+            change, numbers = self._train_along(force, before, rng)
             dual.move(self._theta() - start)
             self.accumulated.theta = dual.total + self._of_start(start, self._round)
         else:
-            force = self.received.theta
-            loss, change = self._local_steps(force, rng), self._upload(before)
+            change, numbers = self._train_along(self.received.theta, before, rng)
         self.received.theta = change
-        return {"train-loss": loss}
+        return numbers
 
-    def _local_steps(self, force: Tensor, rng: np.random.Generator) -> float:
+    def _train_along(self, force: Tensor, before: Tensor, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        """Return the change [m] that is sent, and the numbers to report; puts the gradient in the generator's place."""
+        if not self.setting.config.priv_hfl.distill:
+            numbers = {"train-loss": self._local_steps(force, rng)}
+            return self._upload(before, {}), numbers
+        pseudo = self._pseudo_data()
+        numbers = {"train-loss": self._local_steps(force, rng, pseudo)}
+        gradients, numbers["pseudo-loss"] = pseudo.gradients(self.model)
+        return self._upload(before, gradients), numbers
+
+    def _pseudo_data(self) -> PseudoData:
+        """Draw this round's pseudo-data: of classes that the client has few samples of, more."""
+        settings, data = self.setting.config, self.setting.data
+        path = ("pseudo-data", self.setting.client, self._round)
+        return PseudoData.draw(
+            self.generator,
+            torch.bincount(data.train_labels, minlength=data.num_classes),
+            number=settings.priv_hfl.pseudo_samples,
+            balance=settings.priv_hfl.class_balance,
+            rng=torch_generator(settings.seed, *path),
+        )
+
+    def _local_steps(self, force: Tensor, rng: np.random.Generator, pseudo: PseudoData | None = None) -> float:
         parameters, pieces, begin = list(self.model.parameters()), [], 0
         for parameter in parameters:
             pieces.append(force[begin : begin + parameter.numel()].view_as(parameter))
             begin += parameter.numel()
         everything = ParameterSet(parameters=parameters, learning_rate=self.setting.learning_rate, force=pieces)
-        return train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng)
+        other = None if pseudo is None else self._loss_on(pseudo)
+        return train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng, other)
 
-    def _upload(self, before: Tensor) -> Tensor:
-        """Return the change [m] that is sent, and go to where the server will think that the model is."""
-        sent = self._theta() - before
+    def _loss_on(self, pseudo: PseudoData) -> Callable[[], Tensor]:
+        settings = self.setting.config
+        rng = numpy_generator(settings.seed, "pseudo-batches", self.setting.client, self._round)
+        return lambda: pseudo.loss(self.model, settings.batch_size, rng)
+
+    def _upload(self, before: Tensor, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return the change [m] that is sent, and go to where the server will think that the model is.
+
+        Change and gradient are clipped together: the norm is that of all that the client sends.
+        """
+        sent = [self._theta() - before, *gradients.values()]
         if self.setting.config.privacy.clip_norm:
-            nothing = np.zeros(sent.shape, np.float32)
-            (protected,) = self.protected([nothing], [sent.cpu().numpy()])
-            sent = torch.from_numpy(protected).to(sent.device)
-            vector_to_parameters(before + sent, self.model.parameters())
-        return sent
+            arrays = [part.cpu().numpy() for part in sent]
+            protected = self.protected([np.zeros_like(array) for array in arrays], arrays)
+            sent = [torch.from_numpy(array).to(before.device) for array in protected]
+            vector_to_parameters(before + sent[0], self.model.parameters())
+        self.groups["generator"].load_state_dict(dict(zip(gradients, sent[1:], strict=True)), assign=True)
+        return sent[0]
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the change, which is protected already."""
+        """Return change and gradient, which are protected already."""
         return trained
 
     def epochs(self) -> Epochs:
@@ -149,11 +195,13 @@ class PrivHFLClient(BaseClient):
         """Return all parameters [m] as one new vector."""
         return parameters_to_vector(self.model.parameters()).detach()
 
-    def _start(self) -> Mapping[str, Tensor]:
-        return ordinary_parameters(self.new_target(), torch_generator(self.setting.config.seed, "model"))
-
     def _start_vector(self) -> Tensor:
-        return torch.cat([value.flatten() for value in self._start().values()]).to(self.setting.device)
+        start = self._start(self.model)
+        parts = [start[name].flatten() for name, _ in self.model.named_parameters()]
+        return torch.cat(parts).to(self.setting.device)
+
+    def _start(self, target: nn.Module) -> Mapping[str, Tensor]:
+        return initial_state(target, torch_generator(self.setting.config.seed, "model"))
 
     def _of_start(self, start: Tensor, rounds: int) -> Tensor:
         """Return what A of models is more than A of changes, after some rounds."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from clients.base import BaseClient
-from hyperfl_flwr.models.targets import ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.sgd import Predict
 

@@ -24,10 +24,9 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RunConfig, Scalar, app_file, default_settings
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
-from hyperfl_flwr.errors import ConfigError, DataError, DeviceError, RunFailedError
+from hyperfl_flwr.errors import ConfigError, DeviceError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.methods import METHODS, check_target
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.state import PrivateState
@@ -102,10 +101,7 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
         raise DeviceError(f"a simulation takes its GPUs from Ray: set CUDA_VISIBLE_DEVICES={index} and device=cuda")
     resolve_device(config.device)
     data = load_federated_data(config.data_settings())
-    try:
-        build_target(config.target, data.dataset.input_shape, data.dataset.num_classes)
-    except ValueError as error:
-        raise DataError(f"{error}; choose another target or other images") from None
+    check_target(config, data.dataset.input_shape, data.dataset.num_classes)
     return _laid_out(config, data, num_nodes)
 
 

@@ -11,6 +11,10 @@ from clients.hyperfl_frozen import HyperFLFrozenClient
 from clients.local import LocalClient
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.priv_hfl import PrivHFLClient
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.models.resnet import has_statistics
+from hyperfl_flwr.models.targets import build_target
 from strategies.base import BaseStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedrep import FedRep
@@ -98,3 +102,25 @@ METHODS: Mapping[str, Method] = {
     ),
 }
 """All methods by name."""
+
+
+def check_target(config: RunConfig, input_shape: tuple[int, int, int], num_classes: int) -> None:
+    """Refuse a target network that cannot take the images, or that the method cannot train.
+
+    Args:
+        config: The run's settings.
+        input_shape: (channels, height, width).
+        num_classes: Number of classes.
+
+    Raises:
+        ConfigError: Naming the target and what is wrong with it.
+    """
+    try:
+        target = build_target(config.target, input_shape, num_classes)
+    except ValueError as error:
+        raise ConfigError(f"{error}; choose another target or other images") from None
+    if has_statistics(target) and METHODS[config.method].client.generated:
+        raise ConfigError(
+            f"target = {config.target} has running statistics (BatchNorm), which no hypernetwork generates: with "
+            f"{config.method} take cnn, lenet or mlp"
+        )

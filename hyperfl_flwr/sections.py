@@ -109,6 +109,11 @@ class PrivHFLConfig(Section):
     sigma: Auto | NonNegativeFloat
     dual_step: Auto | PositiveFloat
     local_steps: Positive
+    distill: bool
+    generator_learning_rate: PositiveFloat
+    generator_width: Positive
+    pseudo_samples: Annotated[int, Field(ge=2)]
+    class_balance: Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
     @field_validator("projection")
     @classmethod

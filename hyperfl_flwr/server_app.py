@@ -19,7 +19,7 @@ from hyperfl_flwr import manifest
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import Federation, handshake
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.methods import METHODS, check_target
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
@@ -51,6 +51,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config)
         refuse_used_directory(path)
         federation = handshake(grid, config.num_clients, config.node_timeout)
+        check_target(config, federation.input_shape, federation.num_classes)
         directory = RunDirectory.create(path)
         directory.write_json("manifest.json", manifest.new(config.flat(), federation))
         last_round = 0

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
 from strategies.base import BaseStrategy
 
@@ -20,4 +21,4 @@ class FedAvg(BaseStrategy):
         """Return the ordinary initial values of the target network."""
         config, federation = self.setting.config, self.setting.federation
         target = build_target(config.target, federation.input_shape, federation.num_classes)
-        return {"model": ordinary_parameters(target, torch_generator(config.seed, "model"))}
+        return {"model": initial_state(target, torch_generator(config.seed, "model"))}

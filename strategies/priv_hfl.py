@@ -1,10 +1,12 @@
 """PRIV-HFL's server: adds up the clients' changes and advances the dual variables; it holds no client's model.
 
 Najafi, Alavizadeh, Shahraki, Kayes, Rahayu: "PRIV-HFL: Privacy-Preserving and Robust Federated Learning for
-Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2 without the generator, corrected.
+Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2, corrected.
 
 docs/priv_hfl.md has the algorithm and what the server sees. In the mean form it needs nothing but the sum of the
-clients' changes; in the chain it keeps a multiplier for each pair of neighbours and sends every client a force.
+clients' changes; in the chain it keeps a multiplier for each pair of neighbours and sends every client a force. With
+distillation it steps the generator along the mean of the clients' gradients (equations 21 and 22; the paper lets every
+client take that step, which gives all of them the same generator, but for those that were away).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +18,16 @@ from torch import Tensor
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.grid import Exchange
+from hyperfl_flwr.messages import group_of
+from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.distillation import new_generator
 from hyperfl_flwr.training.dual import ChainServer, MeanServer
 from hyperfl_flwr.training.dual_stability import dual_rule, stability_warnings
 from strategies.base import BaseStrategy, Setting
 
-CHANGES, FORCE = "changes/theta", "force/theta"
+CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
 
 
 class PrivHFL(BaseStrategy):
@@ -46,8 +52,15 @@ class PrivHFL(BaseStrategy):
         return stability_warnings(self.setting.config)
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return S = 0, in the chain nothing; the clients make their first model from the seed."""
-        return {"changes": {"theta": torch.zeros(self.size)}} if isinstance(self.server, MeanServer) else {}
+        """Return S = 0 (mean) and the generator (distillation); the clients make their first model from the seed."""
+        config, federation = self.setting.config, self.setting.federation
+        groups: dict[str, Mapping[str, Tensor]] = {}
+        if isinstance(self.server, MeanServer):
+            groups["changes"] = {"theta": torch.zeros(self.size)}
+        if config.priv_hfl.distill:
+            generator = new_generator(config, federation.input_shape, federation.num_classes)
+            groups[GENERATOR] = ordinary_parameters(generator, torch_generator(config.seed, GENERATOR))
+        return groups
 
     def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return in the chain the force on each client."""
@@ -60,18 +73,30 @@ class PrivHFL(BaseStrategy):
         self._increments = {client: torch.tensor(arrays[FORCE]) for client, arrays in own.items()}
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the changes of those who finished, absent clients counting as zero, and advance the dual variables.
+        """Add the changes of those who finished, absent clients counting as zero; advance dual variables and generator.
 
         They advance in a round without any reply as well: a client counts rounds to catch up.
         """
         self._increments = {}
         summed, weights = super().reduce(exchanges)
+        means = {} if summed is None else unpack_arrays(summed)
+        arrays = self._stepped_generator(means)
         if isinstance(self.server, ChainServer):
             self.server.advance(self._increments)
-            return summed, weights
-        changes = 0.0 if summed is None else torch.tensor(unpack_arrays(summed)[CHANGES], dtype=torch.float64)
-        self.server.advance(changes, self.setting.config.num_clients)
-        return pack_arrays({CHANGES: self.server.total.numpy().astype(np.float32)}), weights
+        else:
+            changes = torch.tensor(means[CHANGES], dtype=torch.float64) if means else 0.0
+            self.server.advance(changes, self.setting.config.num_clients)
+            arrays[CHANGES] = self.server.total.numpy().astype(np.float32)
+        return pack_arrays(arrays), weights
+
+    def _stepped_generator(self, gradients: SharedArrays) -> SharedArrays:
+        """Return the generator's parameters after a step along the mean gradient; as they were if there is none."""
+        rate = np.float32(self.setting.config.priv_hfl.generator_learning_rate)
+        return {
+            key: value - rate * gradients[key] if key in gradients else value
+            for key, value in self._current.items()
+            if group_of(key) == GENERATOR
+        }
 
     def server_state(self) -> SharedArrays:
         """Return the dual variables; in the mean form also the mean change, in float64."""

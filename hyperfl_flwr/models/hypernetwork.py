@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.models.targets import fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.models.initial import fan_in, ordinary_parameters, weighted_layers
 from hyperfl_flwr.rng import torch_generator
 
 Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
-from hyperfl_flwr.models.targets import ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
 
 Combine = Literal["sum", "mean"]
 """How the products of the clients of one round become one step: the original has one client per step."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet18_extractor
+
 NUM_FEATURES = 128
 """Width of the extractor's output, the classifier's input."""
 
@@ -143,7 +145,63 @@ def build_lenet(input_shape: tuple[int, int, int], num_classes: int) -> Target:
         return Target(extractor, nn.Linear(84, num_classes))
 
 
-TARGETS: Mapping[str, Callable[[tuple[int, int, int], int], Target]] = {"cnn": build_cnn, "lenet": build_lenet}
+MLP_WIDTH = 200
+"""Units of each hidden layer of the MLP target."""
+
+
+def build_mlp(input_shape: tuple[int, int, int], num_classes: int) -> Target:
+    """Build the multi-layer perceptron "2NN" of FedAvg's experiments (McMahan et al., AISTATS 2017, section 3).
+
+    Two hidden layers of 200 units with ReLU. At 1x28x28 with ten classes 199,210 parameters.
+
+    Args:
+        input_shape: (channels, height, width).
+        num_classes: Number of classes K.
+
+    Returns:
+        The target on the meta device.
+    """
+    with torch.device("meta"):
+        extractor = nn.Sequential(
+            OrderedDict(
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(math.prod(input_shape), MLP_WIDTH),
+                act1=nn.ReLU(),
+                fc2=nn.Linear(MLP_WIDTH, MLP_WIDTH),
+                act2=nn.ReLU(),
+            )
+        )
+        return Target(extractor, nn.Linear(MLP_WIDTH, num_classes))
+
+
+def build_resnet18(input_shape: tuple[int, int, int], num_classes: int) -> Target:
+    """Build the ResNet-18 of experiments on CIFAR-10 (He et al., CVPR 2016), see `hyperfl_flwr.models.resnet`.
+
+    At 3x32x32 with ten classes 11,173,962 parameters, and running statistics.
+
+    Args:
+        input_shape: (channels, height, width).
+        num_classes: Number of classes K.
+
+    Returns:
+        The target on the meta device.
+
+    Raises:
+        ValueError: If the images are smaller than 8x8.
+    """
+    channels, height, width = input_shape
+    if min(height, width) < RESNET_SMALLEST:
+        raise ValueError(f"the resnet18 target needs images of at least 8x8 pixels, got {height}x{width}")
+    with torch.device("meta"):
+        return Target(resnet18_extractor(channels), nn.Linear(RESNET_FEATURES, num_classes))
+
+
+TARGETS: Mapping[str, Callable[[tuple[int, int, int], int], Target]] = {
+    "cnn": build_cnn,
+    "lenet": build_lenet,
+    "mlp": build_mlp,
+    "resnet18": build_resnet18,
+}
 """Target networks by name."""
 
 
@@ -156,43 +214,3 @@ def build_target(name: str, input_shape: tuple[int, int, int], num_classes: int)
     if name not in TARGETS:
         raise ValueError(f"unknown target network {name!r}; known: {', '.join(TARGETS)}")
     return TARGETS[name](input_shape, num_classes)
-
-
-def fan_in(module: nn.Conv2d | nn.Linear) -> int:
-    """Return the number of inputs that one output of the layer sums."""
-    return module.weight[0].numel()
-
-
-def weighted_layers(module: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
-    """Return the layers that hold a module's parameters, by name.
-
-    Raises:
-        ValueError: If a parameter belongs to another kind of layer, for which no initialisation is defined here.
-    """
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
-    known = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
-    if unknown := [name for name, parameter in module.named_parameters() if id(parameter) not in known]:
-        raise ValueError(f"no initialisation is defined for the parameters {unknown}; use Conv2d and Linear layers")
-    return layers
-
-
-def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw a network's ordinary initial values: torch's defaults for convolutions and linear layers.
-
-    Weights and biases are uniform in +-1/sqrt(fan_in), so that their variance is 1/(3 fan_in).
-
-    Args:
-        module: A network made of Conv2d and Linear layers; its device does not matter.
-        generator: A CPU generator.
-
-    Returns:
-        float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
-    """
-    values: dict[str, Tensor] = {}
-    for name, layer in weighted_layers(module).items():
-        bound = 1 / math.sqrt(fan_in(layer))
-        for part, parameter in layer.named_parameters():
-            values[f"{name}.{part}".lstrip(".")] = torch.empty(parameter.shape).uniform_(
-                -bound, bound, generator=generator
-            )
-    return {name: values[name] for name, _ in module.named_parameters()}

@@ -78,7 +78,12 @@ def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> It
 
 
 def train_epochs(
-    predict: Predict, sets: Sequence[ParameterSet], data: TrainingData, epochs: Epochs, rng: np.random.Generator
+    predict: Predict,
+    sets: Sequence[ParameterSet],
+    data: TrainingData,
+    epochs: Epochs,
+    rng: np.random.Generator,
+    other_loss: Callable[[], Tensor] | None = None,
 ) -> float:
     """Minimise the mean cross-entropy by SGD, changing the parameters in place.
 
@@ -88,6 +93,7 @@ def train_epochs(
         data: The client's training samples.
         epochs: Length and settings.
         rng: Order of the samples and augmentation.
+        other_loss: Computes what is added to the loss of each step; it is not in the returned mean.
 
     Returns:
         Mean training loss of the last pass (with `epochs.steps` of all steps), in nats, each batch before its step; NaN
@@ -102,7 +108,8 @@ def train_epochs(
     def step(images: Tensor, labels: Tensor) -> Tensor:
         optimiser.zero_grad()
         loss = functional.cross_entropy(predict(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        whole = loss if other_loss is None else loss + other_loss()
+        whole.backward()  # type: ignore[no-untyped-call]
         for part in sets:
             if part.clip_norm > 0:
                 torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)

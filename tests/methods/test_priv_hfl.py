@@ -24,7 +24,8 @@ from test_contract_privacy import leaks
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
@@ -76,9 +77,9 @@ def record_forces(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], np.n
     forces: dict[tuple[int, int], np.ndarray] = {}
     steps = PrivHFLClient._local_steps
 
-    def recorded(self: PrivHFLClient, force: torch.Tensor, rng: np.random.Generator) -> float:
+    def recorded(self: PrivHFLClient, force: torch.Tensor, rng: np.random.Generator, pseudo: Any = None) -> float:
         forces[self._round, self.setting.client] = force.double().numpy()
-        return steps(self, force, rng)
+        return steps(self, force, rng, pseudo)
 
     monkeypatch.setattr(PrivHFLClient, "_local_steps", recorded)
     return forces

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
-from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl

@@ -7,7 +7,8 @@ from torch import nn
 
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
-from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training import factored as factored_module
 from hyperfl_flwr.training.factored import FactoredHeads

@@ -7,7 +7,8 @@ from plain import CLASSIFIER, Sgd, cross_entropy, digits_cnn, leaves, random_sam
 from torch import nn
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
-from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, as_fedrep, train_hyperfl

@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
-from hyperfl_flwr.models.targets import build_target, fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.models.initial import fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.models.targets import build_target
 
 GREY, COLOUR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 TABLE = [(GREY, 115_776, 14_943_424), (COLOUR, 106_400, 13_733_920)]

@@ -9,7 +9,8 @@ from clients.base import ClientSetting
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData
-from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.state import PrivateState
 

@@ -14,7 +14,8 @@ from hyperfl_flwr import client_app, server_app
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData, load_federated_data
 from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.models.targets import build_target, ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.state import PrivateState
 from hyperfl_flwr.storage import read_arrays

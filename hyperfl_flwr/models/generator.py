@@ -1,0 +1,68 @@
+"""The conditional generator of PRIV-HFL's data-free distillation.
+
+Najafi et al., PRIV-HFL, section III, which takes the generator of Fang, Song, Shen, Wang, Chen, Song: "Data-Free
+Adversarial Distillation" (2019) and adds the label, as Zhang et al. (FedFTG, CVPR 2022) do.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hyperfl_flwr.models.targets import ChannelsLast
+
+NOISE_DIM = 100
+"""Length of the noise vector z."""
+
+
+class Generator(nn.Module):
+    """Makes images of given classes: x' = G(z, y).
+
+    z and the one-hot y each go through a linear layer to `width` maps of a quarter of the image's sides (rounded up);
+    then BatchNorm, and twice: double the sides, a 3x3 convolution (to 2 `width` and `width` maps), BatchNorm, LeakyReLU
+    0.2; a 3x3 convolution to the image's channels, tanh, and BatchNorm without parameters, so that images come out as
+    normalised data do: with mean 0 and variance 1 in each channel of a batch. BatchNorm uses each batch's own
+    statistics at all times and has no state.
+
+    Args:
+        image_shape: (channels, height, width).
+        num_classes: K.
+        width: Number of maps; 64 in the paper's source.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], num_classes: int, width: int = 64) -> None:
+        super().__init__()
+        channels, height, width_of_image = image_shape
+        self.num_classes = num_classes
+        sides = [(-(-height // part), -(-width_of_image // part)) for part in (4, 2)]
+        self.first_shape = (-1, width, *sides[0])
+        size = width * sides[0][0] * sides[0][1]
+        with torch.device("meta"):
+            self.noise = nn.Linear(NOISE_DIM, size)
+            self.label = nn.Linear(num_classes, size)
+            self.body = nn.Sequential(
+                ChannelsLast(),
+                _norm(2 * width),
+                nn.Upsample(sides[1]),
+                nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+                _norm(2 * width),
+                nn.LeakyReLU(0.2),
+                nn.Upsample((height, width_of_image)),
+                nn.Conv2d(2 * width, width, 3, padding=1),
+                _norm(width),
+                nn.LeakyReLU(0.2),
+                nn.Conv2d(width, channels, 3, padding=1),
+                nn.Tanh(),
+                nn.BatchNorm2d(channels, affine=False, track_running_stats=False),
+            )
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """Return normalised images [B, C, H, W] of noise [B, 100] and labels [B]; B at least 2."""
+        one_hot = functional.one_hot(labels, self.num_classes).to(noise.dtype)
+        parts = [self.noise(noise), self.label(one_hot)]
+        maps = torch.cat([part.view(self.first_shape) for part in parts], dim=1)
+        images: Tensor = self.body(maps)
+        return images
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, track_running_stats=False)

@@ -1,0 +1,66 @@
+"""The ordinary initial values of a network: torch's defaults, drawn from a generator of ours."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def fan_in(module: nn.Conv2d | nn.Linear) -> int:
+    """Return the number of inputs that one output of the layer sums."""
+    return module.weight[0].numel()
+
+
+def weighted_layers(module: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
+    """Return a module's convolutions and linear layers, by name.
+
+    Raises:
+        ValueError: If a parameter belongs to another kind of layer than these and BatchNorm, for which no
+            initialisation is defined here.
+    """
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
+    known = {id(parameter) for layer in (*layers.values(), *norms) for parameter in layer.parameters()}
+    if unknown := [name for name, parameter in module.named_parameters() if id(parameter) not in known]:
+        raise ValueError(
+            f"no initialisation is defined for the parameters {unknown}; use Conv2d, Linear and BatchNorm2d layers"
+        )
+    return layers
+
+
+def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw a network's ordinary initial values: torch's defaults.
+
+    Weights and biases of convolutions and linear layers are uniform in +-1/sqrt(fan_in), so that their variance is
+    1/(3 fan_in); BatchNorm begins with a scale of 1 and a shift of 0.
+
+    Args:
+        module: A network made of Conv2d, Linear and BatchNorm2d layers; its device does not matter.
+        generator: A CPU generator.
+
+    Returns:
+        float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
+    """
+    values: dict[str, Tensor] = {}
+    for name, layer in weighted_layers(module).items():
+        bound = 1 / math.sqrt(fan_in(layer))
+        for part, parameter in layer.named_parameters():
+            values[f"{name}.{part}".lstrip(".")] = torch.empty(parameter.shape).uniform_(
+                -bound, bound, generator=generator
+            )
+    for name, parameter in module.named_parameters():
+        if name not in values:
+            values[name] = torch.full(parameter.shape, float(name.endswith("weight")))
+    return {name: values[name] for name, _ in module.named_parameters()}
+
+
+def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw `ordinary_parameters`, and give BatchNorm's running means 0 and variances 1.
+
+    Returns:
+        float32 CPU tensors by name, in the order of `module.state_dict()`.
+    """
+    values = ordinary_parameters(module, generator)
+    for name, buffer in module.named_buffers():
+        values[name] = torch.full(buffer.shape, float(name.endswith("running_var")))
+    return {name: values[name] for name in module.state_dict()}
