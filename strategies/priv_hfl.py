@@ -80,14 +80,14 @@ class PrivHFL(BaseStrategy):
         self._increments = {}
         summed, weights = super().reduce(exchanges)
         means = {} if summed is None else unpack_arrays(summed)
-        arrays = self._stepped_generator(means)
+        arrays: SharedArrays = {}
         if isinstance(self.server, ChainServer):
             self.server.advance(self._increments)
         else:
             changes = torch.tensor(means[CHANGES], dtype=torch.float64) if means else 0.0
             self.server.advance(changes, self.setting.config.num_clients)
             arrays[CHANGES] = self.server.total.numpy().astype(np.float32)
-        return pack_arrays(arrays), weights
+        return pack_arrays(arrays | self._stepped_generator(means)), weights
 
     def _stepped_generator(self, gradients: SharedArrays) -> SharedArrays:
         """Return the generator's parameters after a step along the mean gradient; as they were if there is none."""

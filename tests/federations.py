@@ -38,6 +38,9 @@ SMALL: Settings = {
     "pfedhn.hidden-width": 8,
     "pfedhn.hidden-layers": 1,
     "priv-hfl.local-steps": 2,
+    "priv-hfl.distill": True,
+    "priv-hfl.generator-width": 2,
+    "priv-hfl.pseudo-samples": 8,
 }
 """Two steps per epoch, so that the order of the samples matters."""
 

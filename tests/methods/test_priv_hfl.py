@@ -30,8 +30,11 @@ from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
 
-CHAIN = {"priv-hfl.realisation": "chain"}
-FOUR: dict[str, Any] = {"num-clients": 4, "data.partition": "iid", "data.train-samples": 100, "data.test-samples": 50}
+ALONE = {"priv-hfl.distill": False}
+CHAIN = {"priv-hfl.realisation": "chain", **ALONE}
+FOUR: dict[str, Any] = {
+    "num-clients": 4, "data.partition": "iid", "data.train-samples": 100, "data.test-samples": 50, **ALONE,
+}  # fmt: skip
 
 
 def model_vector(arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -189,7 +192,7 @@ def test_both_realisations_learn_alike(federate: Federate) -> None:
     """Four clients with all digits, ten rounds: far above chance, within five points; the bytes are FedAvg's."""
     plan = {**FOUR, "num_rounds": 10, "priv-hfl.local-steps": 15, "local-epochs": 3, "learning-rate": 0.05}
     plan |= {"data.train-samples": 300, "data.test-samples": 100}
-    runs = {"mean": federate("priv-hfl", **plan), "chain": federate("priv-hfl", **plan, **CHAIN)}
+    runs = {"mean": federate("priv-hfl", **plan), "chain": federate("priv-hfl", **plan | CHAIN)}
     fedavg = federate("fedavg", **plan | {"num_rounds": 1})
     found = {name: json.loads((run / "summary.json").read_text()) for name, run in (runs | {"fedavg": fedavg}).items()}
     accuracies = {name: found[name]["test_accuracy"] for name in runs}
