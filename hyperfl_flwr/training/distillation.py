@@ -95,4 +95,4 @@ class PseudoData:
         with statistics_kept(model):
             loss = functional.cross_entropy(model(self.images), self.labels)
         names, parameters = zip(*self.generator.named_parameters(), strict=True)
-        return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)), float(loss)
+        return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)), float(loss.detach())

@@ -21,14 +21,14 @@ DECAY = 1 - SIGMA * BETA**2
 class OneClient:
     """A client with 13 random images, its private state on disk, and what the test knows of it."""
 
-    def __init__(self, folder, realisation):
+    def __init__(self, folder, realisation, more=()):
         self.samples = random_samples(13, (1, 8, 8), 10)
         self.samples.train_images = self.samples.train_images.float()
         images, labels = self.samples.train_images, self.samples.train_labels
         changes = {
             "method": "priv-hfl", "batch-size": 5, "momentum": 0.5, "weight-decay": 0.03, "priv-hfl.sigma": SIGMA,
             "priv-hfl.dual-step": BETA, "priv-hfl.local-steps": STEPS, "priv-hfl.realisation": realisation,
-        }  # fmt: skip
+        } | dict(more)  # fmt: skip
         self.setting = ClientSetting(
             config=RunConfig.from_flat(default_settings() | changes), client=0, device=torch.device("cpu"),
             data=ClientData(

@@ -1,0 +1,71 @@
+"""BatchNorm in a federation, with real messages: PRIV-HFL's clients keep their running statistics, FedAvg averages."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from federations import Federate, last_checkpoint, private_arrays
+from torch.nn import functional
+
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.messages import group_of
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.rng import torch_generator
+
+TINY = {"target": "resnet18", "num-clients": 2, "num-rounds": 1, "data.train-samples": 20, "data.test-samples": 10}
+NUM_PARAMETERS = 11_172_810
+"""11,173,962 of the CIFAR form less 9 * 2 * 64 for images of one channel."""
+
+
+def statistics(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {key: value for key, value in arrays.items() if "running_" in key}
+
+
+def test_priv_hfl_keeps_them_on_the_client(federate: Federate) -> None:
+    """What is sent has room for parameters and generator only; each client has statistics of its own."""
+    run = federate("priv-hfl", **TINY)
+    one, two = (statistics(arrays) for arrays in private_arrays(run).values())
+    assert len(one) == 40
+    assert all((one[key] != two[key]).any() for key in one if key.endswith("running_mean"))
+    sent = last_checkpoint(run)[0]
+    assert sent["changes/theta"].shape == (NUM_PARAMETERS,)
+    assert {group_of(key) for key in sent} == {"changes", "generator", "server"}
+    summary = json.loads((run / "summary.json").read_text())
+    shared = sum(value.nbytes for key, value in sent.items() if not key.startswith("server/"))
+    assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
+
+
+def test_fedavg_averages_them(federate: Federate) -> None:
+    """After one step a running mean is a tenth of the batch's; the mean over both clients, for the first layer."""
+    run = federate("fedavg", **TINY, **{"data.partition": "iid"})
+    arrays, _ = last_checkpoint(run)
+    assert len(statistics(arrays)) == 40
+    data = load_federated_data(RunConfig.from_flat(read_manifest(run)["settings"]).data_settings())
+    target = build_target("resnet18", (1, 8, 8), 10)
+    weight = initial_state(target, torch_generator(0, "model"))["extractor.conv1.weight"]
+    images = torch.cat([data.client(client).train_images for client in range(2)])  # equally many
+    expected = 0.1 * functional.conv2d(images, weight, padding=1).mean(dim=(0, 2, 3))
+    got = torch.from_numpy(arrays["model/extractor.bn1.running_mean"])
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.client.generated])
+def test_no_hypernetwork_generates_them(method: str, federate: Federate) -> None:
+    """The message names the target and what fits; nothing is written."""
+    with pytest.raises(ConfigError, match=r"running statistics.*take cnn, lenet or mlp"):
+        federate(method, **TINY)
+
+
+def test_the_size_is_known() -> None:
+    """As torch counts them."""
+    target = build_target("resnet18", (1, 8, 8), 10)
+    assert sum(parameter.numel() for parameter in target.parameters()) == NUM_PARAMETERS
+    colour = build_target("resnet18", (3, 32, 32), 10)
+    assert sum(parameter.numel() for parameter in colour.parameters()) == NUM_PARAMETERS + 9 * 2 * 64
+    assert torch.Size((3, 10)) == colour.to_empty(device="cpu")(torch.zeros(3, 3, 32, 32)).shape
