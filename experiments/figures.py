@@ -1,5 +1,6 @@
 """Figures of a study's cells over the rounds; readable in black and white. Nothing is trained here."""
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.cells import Begun, is_finished, seeds_in
 from experiments.embeddings import pictures_of
+from experiments.pseudo_data import draw_pseudo_data
 from experiments.studies import Cell, Study
+from hyperfl_flwr.config import nearest
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.plots import labels_figure
@@ -32,7 +35,8 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
         begun: What the folder was begun with.
         folder: The study's.
         what: A number of metrics.jsonl's `train` lines; `labels`, how many samples of each class the clients have;
-            `embeddings`, see `experiments.embeddings`. `labels` are drawn of the first seed.
+            `embeddings`, see `experiments.embeddings`; `pseudo-data`, see `experiments.pseudo_data`; `NUMBER@SETTING`,
+            a number of summary.json against a setting of the columns. `labels` are drawn of the first seed.
         open_private_state: Allows `embeddings` to read what simulated clients keep to themselves.
 
     Returns:
@@ -43,7 +47,7 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
         RunDirectoryError: If no run holds what is to be drawn.
     """
     cells = study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes)
-    if what not in ("labels", "embeddings"):
+    if what not in ("labels", "embeddings", "pseudo-data"):
         return [_draw_curves(study, begun, folder, cells, what)]
     finished = [cell for cell in cells if is_finished(cell, folder)]
     if not finished:
@@ -51,6 +55,8 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
     if what == "labels":  # which are the same for every row and seed
         of_columns = {cell.column: cell for cell in reversed(finished)}.values()
         return [picture for cell in of_columns if (picture := _draw_labels(cell, folder)) is not None]
+    if what == "pseudo-data":
+        return _draw_pseudo_data(finished, folder)
     if not open_private_state:
         raise ConfigError(
             "embeddings stay with the clients; to read them from the private files of these simulated ones, "
@@ -64,6 +70,17 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
     )
 
 
+def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
+    pictures = []
+    for cell in cells:
+        if cell.config.priv_hfl.distill and cell.config.priv_hfl.keep_generators:
+            pictures.append(folder / f"pseudo-data-{cell.row}-{cell.column}-seed-{cell.seed}.png")
+            draw_pseudo_data(cell.folder(folder), pictures[-1])
+    if not pictures:
+        raise RunDirectoryError(f"no finished cell in {folder} has kept generators (priv-hfl.keep-generators)")
+    return pictures
+
+
 def _draw_labels(cell: Cell, folder: Path) -> Path | None:
     manifest = read_manifest(cell.folder(folder))
     if "label_counts" not in manifest:
@@ -73,30 +90,35 @@ def _draw_labels(cell: Cell, folder: Path) -> Path | None:
     return picture
 
 
-def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell], number: str) -> Path:
+def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell], what: str) -> Path:
     """Draw a number over the rounds: a panel for each column, a curve for each row, `figure-NUMBER.png`.
 
-    A curve is the mean over the seeds, its band their smallest and largest value.
+    A curve is the mean over the seeds, its band their smallest and largest value. `NUMBER@SETTING` has a panel for each
+    data set, the setting below it, and the name `figure-NUMBER-against-SETTING.png`.
     """
-    curves: dict[tuple[str, str], list[dict[int, float]]] = {}
+    number, _, setting = what.partition("@")
+    headings = {column.name: study.heading(column, quick=begun.quick) for column in study.columns}
+    curves: dict[tuple[str, str], dict[int, dict[float, float]]] = {}
     for cell in cells:
-        if curve := _curve(cell, folder, number):
-            curves.setdefault((cell.row, cell.column), []).append(curve)
+        points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
+        panel = cell.config.dataset if setting else headings[cell.column]
+        if points:
+            curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {}).update(points)
     if not curves:
         raise RunDirectoryError(f"no run in {folder} has recorded {number}")
-    columns = [column for column in study.columns if any(name == column.name for _, name in curves)]
+    titles = list(dict.fromkeys(panel for _, panel in curves))
     rows = [row for row in study.rows if any(name == row.name for name, _ in curves)]
-    figure = Figure(figsize=(4.2 * len(columns) + 2.2, 3.8), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(titles) + 2.2, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(columns), squeeze=False)[0]
-    for panel, column in zip(panels, columns, strict=True):
+    panels = figure.subplots(1, len(titles), squeeze=False)[0]
+    for panel, title in zip(panels, titles, strict=True):
         for position, row in enumerate(rows):
-            if found := curves.get((row.name, column.name)):
-                _draw_row(panel, found, row.label, position, len(rows))
-        panel.set_title(study.heading(column, quick=begun.quick), fontsize="medium")
-        panel.set_xlabel("round")
+            if found := curves.get((row.name, title)):
+                _draw_row(panel, list(found.values()), row.label, position, len(rows))
+        panel.set_title(title, fontsize="medium")
+        panel.set_xlabel(setting or "round")
         panel.grid(alpha=0.3)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.xaxis.set_major_locator(MaxNLocator(integer=not setting))
     panels[0].set_ylabel(number.replace("_", " "))
     figure.suptitle(study.title + (", quick settings" if begun.quick else ""))
     known = {
@@ -104,12 +126,13 @@ def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell]
     }
     labels = [row.label for row in rows]
     figure.legend([known[label] for label in labels], labels, loc="outside right center", fontsize="small")
-    picture = folder / f"figure-{number.replace('_', '-')}.png"
+    name = "-against-".join(part.replace("_", "-").replace(".", "-") for part in (number, setting) if part)
+    picture = folder / f"figure-{name}.png"
     figure.savefig(picture, dpi=120)
     return picture
 
 
-def _draw_row(panel: Axes, curves: Sequence[dict[int, float]], label: str, position: int, of: int) -> None:
+def _draw_row(panel: Axes, curves: Sequence[dict[float, float]], label: str, position: int, of: int) -> None:
     """Draw one row's curve and band in the style of its position among all rows."""
     rounds, means, lowest, highest = _band(curves)
     line, marker = STYLES[position % len(STYLES)]
@@ -121,12 +144,22 @@ def _draw_row(panel: Axes, curves: Sequence[dict[int, float]], label: str, posit
     panel.fill_between(rounds, lowest, highest, color=shade, alpha=0.15, linewidth=0)
 
 
-def _curve(cell: Cell, folder: Path, number: str) -> dict[int, float]:
+def _curve(cell: Cell, folder: Path, number: str) -> dict[float, float]:
     records = read_metrics(cell.folder(folder))
     return {record["round"]: record[number] for record in records if record["kind"] == "train" and number in record}
 
 
-def _band(curves: Sequence[dict[int, float]]) -> tuple[list[int], list[float], list[float], list[float]]:
+def _final(cell: Cell, folder: Path, number: str, setting: str) -> dict[float, float]:
+    """Return a finished cell's number of summary.json by its value of a setting."""
+    if setting not in cell.settings:
+        raise ConfigError(f"there is no setting {setting!r}{nearest(setting, cell.settings)}")
+    if not is_finished(cell, folder):
+        return {}
+    value = json.loads((cell.folder(folder) / "summary.json").read_text()).get(number)
+    return {} if value is None else {float(cell.settings[setting]): value}
+
+
+def _band(curves: Sequence[dict[float, float]]) -> tuple[list[float], list[float], list[float], list[float]]:
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     columns = [[curve[number] for curve in curves] for number in rounds]
     return rounds, [statistics.fmean(each) for each in columns], list(map(min, columns)), list(map(max, columns))

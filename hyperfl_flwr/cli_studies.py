@@ -74,7 +74,10 @@ def figure(
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
     number: Annotated[
-        list[str] | None, typer.Option(help="Of metrics.jsonl's `train` lines, or labels, or embeddings; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Of metrics.jsonl's `train` lines; or labels, embeddings, pseudo-data; or NUMBER@SETTING; repeatable."
+        ),
     ] = None,
     open_private_state: Annotated[
         bool, typer.Option("--open-private-state", help="Let embeddings be read from simulated clients' private files.")

@@ -114,6 +114,7 @@ class PrivHFLConfig(Section):
     generator_width: Positive
     pseudo_samples: Annotated[int, Field(ge=2)]
     class_balance: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    keep_generators: NonNegative
 
     @field_validator("projection")
     @classmethod

@@ -10,6 +10,7 @@ client take that step, which gives all of them the same generator, but for those
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.messages import group_of
+from hyperfl_flwr.models.generator import kept_generator_path
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.storage import write_arrays
 from hyperfl_flwr.training.distillation import new_generator
 from hyperfl_flwr.training.dual import ChainServer, MeanServer
 from hyperfl_flwr.training.dual_stability import dual_rule, stability_warnings
@@ -87,7 +90,9 @@ class PrivHFL(BaseStrategy):
             changes = torch.tensor(means[CHANGES], dtype=torch.float64) if means else 0.0
             self.server.advance(changes, self.setting.config.num_clients)
             arrays[CHANGES] = self.server.total.numpy().astype(np.float32)
-        return pack_arrays(arrays | self._stepped_generator(means)), weights
+        generator = self._stepped_generator(means)
+        self._keep(generator)
+        return pack_arrays(arrays | generator), weights
 
     def _stepped_generator(self, gradients: SharedArrays) -> SharedArrays:
         """Return the generator's parameters after a step along the mean gradient; as they were if there is none."""
@@ -97,6 +102,14 @@ class PrivHFL(BaseStrategy):
             for key, value in self._current.items()
             if group_of(key) == GENERATOR
         }
+
+    def _keep(self, generator: SharedArrays) -> None:
+        """Keep a copy of the generator, in the rounds that the settings ask for."""
+        every, current = self.setting.config.priv_hfl.keep_generators, self.progress.round
+        if generator and every and current % every == 0:
+            path = kept_generator_path(Path(self.setting.run_directory), current)
+            path.parent.mkdir(exist_ok=True)
+            write_arrays(path, {key.partition("/")[2]: value for key, value in generator.items()}, {})
 
     def server_state(self) -> SharedArrays:
         """Return the dual variables; in the mean form also the mean change, in float64."""

@@ -4,6 +4,8 @@ Najafi et al., PRIV-HFL, section III, which takes the generator of Fang, Song, S
 Adversarial Distillation" (2019) and adds the label, as Zhang et al. (FedFTG, CVPR 2022) do.
 """
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -66,3 +68,14 @@ class Generator(nn.Module):
 
 def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+def kept_generator_path(run_directory: Path, server_round: int) -> Path:
+    """Return where a run keeps its generator's parameters after a round, by name."""
+    return run_directory / "generators" / f"round-{server_round:06d}.npz"
+
+
+def kept_generators(run_directory: Path) -> dict[int, Path]:
+    """Return the files of a run's kept generators by round, ascending."""
+    paths = sorted((run_directory / "generators").glob("round-*.npz"))
+    return {int(path.stem.removeprefix("round-")): path for path in paths}
