@@ -22,6 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from clients.base import BaseClient, ClientSetting
 from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.targets import ordinary_parameters
+from hyperfl_flwr.privacy.mixing import mixing_of
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.state import INITIAL
 from hyperfl_flwr.training.dual import MeanClient
@@ -93,19 +94,19 @@ class PrivHFLClient(BaseClient):
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local steps along the gradient plus the dual force; reports `train-loss`."""
-        before = self._theta()
+        before, received = self._theta(), self._mixed(self.received.theta, back=True)
         if self.rule.realisation == "mean":
             start = self._start_vector()
             total = self.accumulated.theta - self._of_start(start, self._version)
             dual = MeanClient(rule=self.rule, change=before - start, total=total)
-            force = dual.multiplier(self.received.theta, self._round - 1 - self._version).float()
+            force = dual.multiplier(received, self._round - 1 - self._version).float()
             loss, change = self._local_steps(force, rng), self._upload(before)
             dual.move(self._theta() - start)
             self.accumulated.theta = dual.total + self._of_start(start, self._round)
         else:
-            force = self.received.theta
+            force = received
             loss, change = self._local_steps(force, rng), self._upload(before)
-        self.received.theta = change
+        self.received.theta = self._mixed(change)
         return {"train-loss": loss}
 
     def _local_steps(self, force: Tensor, rng: np.random.Generator) -> float:
@@ -115,6 +116,13 @@ class PrivHFLClient(BaseClient):
             begin += parameter.numel()
         everything = ParameterSet(parameters=parameters, learning_rate=self.setting.learning_rate, force=pieces)
         return train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng)
+
+    def _mixed(self, vector: Tensor, *, back: bool = False) -> Tensor:
+        """Return a vector [m] as it travels, or turned back."""
+        if not self.setting.config.priv_hfl.mixing:
+            return vector
+        mixing = mixing_of(self.setting.mixing_key, len(vector))
+        return mixing.unmix(vector) if back else mixing.mix(vector)
 
     def _upload(self, before: Tensor) -> Tensor:
         """Return the change [m] that is sent, and go to where the server will think that the model is."""

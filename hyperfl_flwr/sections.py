@@ -109,6 +109,7 @@ class PrivHFLConfig(Section):
     sigma: Auto | NonNegativeFloat
     dual_step: Auto | PositiveFloat
     local_steps: Positive
+    mixing: bool
 
     @field_validator("projection")
     @classmethod
