@@ -6,8 +6,9 @@ Distance", NIPS 2015, with P. A vector of length m is cut for H into pieces whos
 that nothing is padded; P goes across all pieces. O(m log m).
 
 All clients of a run hold one key, the server does not. A linear method such as PRIV-HFL's dual averaging works on mixed
-vectors as on others. What it hides is little: lengths and inner products stay as they are, one known pair of a vector
-and its mixed form is enough to undo most of it, and any one client is the key.
+vectors as on others. What it hides is little. Lengths and inner products stay as they are. Vectors that are known in
+both forms give Q away: m of them by linear algebra, and simpler rotations fall to a single one. So does any one client,
+which has the key.
 """
 
 import hashlib
