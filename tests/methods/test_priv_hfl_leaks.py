@@ -1,6 +1,6 @@
-"""What a client of PRIV-HFL's chain learns of others from the messages that it gets, and from its own models."""
+"""What PRIV-HFL's messages tell: a client of the chain of its neighbours, and the server of every client."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,31 @@ import pytest
 import torch
 from federations import Federate, Settings
 from flwr.app import ArrayRecord, Message, MessageType
-from test_priv_hfl import CHAIN, FOUR, history, keep_versions, model_vector, start_vector
+from test_priv_hfl import (
+    CHAIN,
+    FOUR,
+    counted_models,
+    history,
+    keep_versions,
+    lose_replies,
+    model_vector,
+    record_forces,
+    start_vector,
+)
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
+from experiments.followed import Followed, require_history
+from experiments.observed import Target, recorded_round
 from hyperfl_flwr.arrays import unpack_arrays
+from hyperfl_flwr.attacks.dual_difference import read_change
+from hyperfl_flwr.attacks.ig import _simulation
+from hyperfl_flwr.attacks.reconstruction import build_structure
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.data.client_data import ClientData, load_federated_data
+from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_client, record_of
 from hyperfl_flwr.models.targets import build_target
@@ -65,9 +82,13 @@ def run_chain(
     return run, grids[0].forces, dual_rule(RunConfig.from_flat(read_manifest(run)["settings"]))
 
 
+def data_of(run: Path, client: int) -> ClientData:
+    return load_federated_data(RunConfig.from_flat(read_manifest(run)["settings"]).data_settings()).client(client)
+
+
 def gradient(run: Path, client: int, theta: np.ndarray) -> np.ndarray:
     """Return autograd's gradient [m] of a client's loss on all of its samples."""
-    data = load_federated_data(RunConfig.from_flat(read_manifest(run)["settings"]).data_settings()).client(client)
+    data = data_of(run, client)
     target = build_target("cnn", (1, 8, 8), 10)
     shapes = {name: parameter.shape for name, parameter in target.named_parameters()}
     parts = torch.split(torch.from_numpy(theta).float(), [shape.numel() for shape in shapes.values()])
@@ -122,3 +143,67 @@ def test_within_the_chain_a_client_sees_a_combination(federate: Federate, monkey
     newest = (forces[2, 1] - rule.decay * forces[1, 1]) / (2 * rule.step)
     np.testing.assert_allclose(2 * mine - newest, left + right, rtol=0, atol=2e-6)
     assert np.abs(left - right).max() > 1e-3
+
+
+def followed(run: Path) -> tuple[Target, Followed]:
+    target, observed = recorded_round(run, {})
+    require_history(target)
+    return target, Followed(observed.paths, run)
+
+
+def flat(tensors: Mapping[str, Tensor]) -> np.ndarray:
+    return torch.cat([value.flatten() for value in tensors.values()]).double().numpy()
+
+
+WATCHED: dict[str, Any] = {
+    **PLAN, "audit.clients": "all", "audit.rounds": "all", "momentum": 0.5, "weight-decay": 0.03,
+}  # fmt: skip
+SAMPLED: dict[str, Any] = {**WATCHED, "fraction_train": 0.5, "num_rounds": 6, "failure_budget": 1.0}
+
+
+@pytest.mark.parametrize("order", ["alternating", "published"])
+@pytest.mark.parametrize("realisation", ["mean", "chain"])
+def test_the_server_rebuilds_every_model_force_and_gradient(
+    realisation: str, order: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the clients per round and a lost reply; from what it has recorded alone, in round 6."""
+    keep_versions(monkeypatch)
+    plan = SAMPLED | {"priv-hfl.realisation": realisation, "priv-hfl.order": order}
+    lost = min(client for client, versions in history(federate("priv-hfl", **plan)).items() if 3 in versions)
+    lose_replies(monkeypatch, {(lost, 3)})
+    forces = record_forces(monkeypatch)
+    run = federate("priv-hfl", **plan)
+    models, (target, observed) = counted_models(run, 5), followed(run)
+    assert [each.client for each in observed] == [0, 1, 2, 3]
+    for client, observation in enumerate(observed):
+        reading = read_change(observation, target.knowledge())
+        np.testing.assert_allclose(flat(reading.parameters), models[client], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(flat(reading.force), forces[6, client], rtol=0, atol=1e-6)
+        expected = gradient(run, client, models[client])
+        np.testing.assert_allclose(flat(reading.gradient), expected, rtol=0, atol=2e-5)
+        assert min(np.abs(forces[6, client]).max(), np.abs(expected).max()) > 1e-3
+    lost_rounds = [each.round for each in observed[lost].earlier]
+    assert lost_rounds
+    assert 3 not in lost_rounds
+
+
+def test_several_steps_under_a_force_are_simulated(federate: Federate) -> None:
+    """Three steps with momentum, decay and a force: the true images give the mean gradient that was read off."""
+    run = federate("priv-hfl", **WATCHED | {"priv-hfl.local-steps": 3})
+    target, observed = followed(run)
+    knowledge, data = target.knowledge(), data_of(run, 1)
+    reading = read_change(observed[1], knowledge)
+    constants = dict(reading.parameters) | {"labels": data.train_labels}
+    forces = {f"force/{name}": value for name, value in reading.force.items()}
+    simulate = _simulation(build_structure(knowledge), knowledge, reading.num_steps)
+    found, without = (flat(simulate({"images": data.train_images}, constants | each)) for each in (forces, {}))
+    expected = flat(reading.gradient)
+    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+    assert np.linalg.norm(without - expected) > 1e-3 * np.linalg.norm(expected)
+
+
+def test_a_run_that_recorded_some_rounds_only_is_refused(federate: Federate) -> None:
+    """A client's model is the sum of all its changes; a missing one must not pass for none."""
+    run = federate("priv-hfl", **{"audit.clients": "1,3", "audit.rounds": "2"})
+    with pytest.raises(ConfigError, match=r"not all rounds before round 2 .*audit.clients=1,3 --set audit.rounds=all"):
+        followed(run)
