@@ -1,13 +1,14 @@
 """What PRIV-HFL's messages tell: a client of the chain of its neighbours, and the server of every client."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federations import Federate, Settings
+from federations import Federate, KilledError, KilledGrid, Settings
 from flwr.app import ArrayRecord, Message, MessageType
 from test_priv_hfl import (
     CHAIN,
@@ -185,6 +186,26 @@ def test_the_server_rebuilds_every_model_force_and_gradient(
     lost_rounds = [each.round for each in observed[lost].earlier]
     assert lost_rounds
     assert 3 not in lost_rounds
+
+
+def test_a_resumed_run_keeps_no_record_of_what_did_not_count(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in round 4 and resumed from round 2; in round 3 a client's reply, which once arrived, is lost."""
+    keep_versions(monkeypatch)
+    plan = WATCHED | {"num_rounds": 5, "checkpoint_every": 2, "failure_budget": 1.0}
+    plan["output"] = str(federate("priv-hfl", **plan | {"audit.clients": ""}).parent / "run-111")
+    with pytest.raises(KilledError):
+        federate("priv-hfl", grid=partial(KilledGrid, in_round=4), **plan)
+    observed = Path(plan["output"]) / "observations"
+    assert (observed / "round-000003-client-00000.npz").exists()
+    lose_replies(monkeypatch, {(0, 3)})
+    run = federate("priv-hfl", resume=plan["output"], **plan)
+    assert not (observed / "round-000003-client-00000.npz").exists()
+    target, seen = followed(run)
+    reading = read_change(seen[0], target.knowledge())
+    assert [each.round for each in seen[0].earlier] == [1, 2, 4]
+    np.testing.assert_allclose(flat(reading.parameters), model_vector(history(run)[0][4]), rtol=0, atol=1e-6)
 
 
 def test_several_steps_under_a_force_are_simulated(federate: Federate) -> None:
