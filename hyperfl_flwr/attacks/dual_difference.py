@@ -62,17 +62,11 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
     moved, force = _followed(observation, knowledge.dual, key)
     start = _start(knowledge)
     theta = _vector(start) + moved
-    steps = knowledge.num_steps(observation.num_examples)
-    kept, weights = sgd_scalars(
-        steps,
-        learning_rate=knowledge.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-    )
     change = _array(observation, key)
     if not bool(change.any()):
         raise ValueError("the change is zero: the client has learned nothing, and neither does an attack")
-    gradient = (change + (1 - kept) * theta) / weights.sum() - force
+    steps = knowledge.num_steps(observation.num_examples)
+    gradient = _mean_gradient(change, theta, steps, knowledge) - force
     return Readout(
         parameters=_named(theta, start),
         gradient=_named(gradient, start),
@@ -86,6 +80,17 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
             "moved-norm": float(moved.norm()),
         },
     )
+
+
+def _mean_gradient(change: Tensor, theta: Tensor, steps: int, knowledge: PublicKnowledge) -> Tensor:
+    """Return `sum_j w_j (G_j + force)` [m] from the change of a model theta in some steps."""
+    kept, weights = sgd_scalars(
+        steps,
+        learning_rate=knowledge.learning_rate,
+        momentum=knowledge.momentum,
+        weight_decay=knowledge.weight_decay,
+    )
+    return (change + (1 - kept) * theta) / float(weights.sum())
 
 
 def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tensor, Tensor]:
