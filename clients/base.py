@@ -40,6 +40,7 @@ class ClientSetting:
         state: Its private arrays on the node's disk.
         learning_rate: The setting, or the data set's own where that is `auto`.
         global_test: All test images of the data set and their labels, where they are evaluated after the last round.
+        mixing_key: Of the run, for methods that mix what they share; empty without.
     """
 
     config: RunConfig
@@ -49,10 +50,16 @@ class ClientSetting:
     state: PrivateState
     learning_rate: float
     global_test: tuple[Tensor, Tensor] | None = None
+    mixing_key: bytes = b""
 
 
 def client_setting(
-    config: RunConfig, data: FederatedData, client: int, device: torch.device, state: PrivateState
+    config: RunConfig,
+    data: FederatedData,
+    client: int,
+    device: torch.device,
+    state: PrivateState,
+    mixing_key: bytes = b"",
 ) -> ClientSetting:
     """Put together what one client works with."""
     return ClientSetting(
@@ -63,6 +70,7 @@ def client_setting(
         state=state,
         learning_rate=data.dataset.learning_rate if config.learning_rate == "auto" else config.learning_rate,
         global_test=data.global_test if config.data.global_test else None,
+        mixing_key=mixing_key,
     )
 
 

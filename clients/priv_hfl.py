@@ -25,6 +25,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from clients.base import BaseClient, ClientSetting
 from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.privacy.mixing import mixing_of
 from hyperfl_flwr.rng import numpy_generator, torch_generator
 from hyperfl_flwr.state import INITIAL
 from hyperfl_flwr.training.distillation import PseudoData, new_generator
@@ -108,18 +109,18 @@ class PrivHFLClient(BaseClient):
 
         Reports `train-loss`, on private data, and with distillation `pseudo-loss`, of the trained model.
         """
-        before = self._theta()
+        before, received = self._theta(), self._mixed(self.received.theta, back=True)
         if self.rule.realisation == "mean":
             start = self._start_vector()
             total = self.accumulated.theta - self._of_start(start, self._version)
             dual = MeanClient(rule=self.rule, change=before - start, total=total)
-            force = dual.multiplier(self.received.theta, self._round - 1 - self._version).float()
+            force = dual.multiplier(received, self._round - 1 - self._version).float()
             change, numbers = self._train_along(force, before, rng)
             dual.move(self._theta() - start)
             self.accumulated.theta = dual.total + self._of_start(start, self._round)
         else:
-            change, numbers = self._train_along(self.received.theta, before, rng)
-        self.received.theta = change
+            change, numbers = self._train_along(received, before, rng)
+        self.received.theta = self._mixed(change)
         return numbers
 
     def _train_along(self, force: Tensor, before: Tensor, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
@@ -157,6 +158,13 @@ class PrivHFLClient(BaseClient):
         settings = self.setting.config
         rng = numpy_generator(settings.seed, "pseudo-batches", self.setting.client, self._round)
         return lambda: pseudo.loss(self.model, settings.batch_size, rng)
+
+    def _mixed(self, vector: Tensor, *, back: bool = False) -> Tensor:
+        """Return a vector [m] as it travels, or turned back."""
+        if not self.setting.config.priv_hfl.mixing:
+            return vector
+        mixing = mixing_of(self.setting.mixing_key, len(vector))
+        return mixing.unmix(vector) if back else mixing.mix(vector)
 
     def _upload(self, before: Tensor, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return the change [m] that is sent, and go to where the server will think that the model is.

@@ -4,6 +4,7 @@ The attacks get observations and public knowledge. The private images are used a
 was found.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.observed import Observed, Target, View, leaked_activations, record_round, view
+from experiments.followed import Followed, require_history
+from experiments.observed import Observed, Target, View, leaked_activations, record_round, settings_of, view
 from hyperfl_flwr.attacks.inversion import Optimisation, Progress
 from hyperfl_flwr.attacks.matching import Comparison, compare
 from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
@@ -22,6 +24,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.training.dual_stability import dual_rule
 
 Images = NDArray[np.float32]
 
@@ -95,11 +98,11 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         raise ConfigError(f"the number of images must be a multiple of the samples per client, {samples}")
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
-    fresh: dict[str, Scalar] = {} if trained else {"num-clients": number, "data.partition": "iid", "num-rounds": 1}
+    fresh: dict[str, Scalar] = {"num-clients": number, "data.partition": "iid", "num-rounds": 1}
     config = RunConfig.from_flat(
         {
             **settings,
-            **fresh,
+            **(fresh if trained is None else _dual_of(trained, settings)),
             "output": "",
             "resume": "",
             "fraction-train": 1.0,
@@ -115,6 +118,20 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     target = Target(config=config, clients=range(number), trained=trained, summed=options.summed)
     target.data()  # whose absence is to be told before anything else
     return target
+
+
+def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
+    """Return PRIV-HFL's number of local steps that is `local-epochs` passes over a client's images, as a setting."""
+    batch_size = int(settings["batch-size"])
+    samples = options.samples or batch_size
+    return {"priv-hfl.local-steps": int(settings["local-epochs"]) * math.ceil(samples / batch_size)}
+
+
+def _dual_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the dual step and sigma of a trained run, which `auto` would make anew from other local steps."""
+    rule = dual_rule(RunConfig.from_flat(settings_of(trained), methods=METHODS))
+    numbers: dict[str, Scalar] = {"priv-hfl.dual-step": rule.step, "priv-hfl.sigma": rule.sigma}
+    return {key: value for key, value in numbers.items() if settings[key] == "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +188,15 @@ def audit(
         progress: Makes an attack's progress callback from its name.
     """
     names = chosen_attacks(options.attacks, target)
+    follows = any(ATTACKS[name].follows for name in names)
+    if follows:
+        require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
         recorded = observed or record_round(target, Path(folder))
+        if follows:
+            recorded = Followed(recorded.paths, target.trained or recorded.paths[0].parents[1])
         seen = view(target, recorded)
         for name in names:
             settings = AttackSettings(

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from experiments.audit import Options, audit, make_target
+from experiments.audit import Options, audit, make_target, passes
 from experiments.audit_report import measure, write_audit
 from hyperfl_flwr import manifest
 from hyperfl_flwr.attacks.registry import ATTACKS
@@ -18,6 +18,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.metrics.images import Lpips
+from hyperfl_flwr.sections import AuditConfig
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import write_atomically
 
@@ -101,9 +102,9 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     start = manifest.now()
-    trained = _train(config, cell.rounds_before, folder / "trained") if cell.rounds_before else None
+    trained = _train(config, cell, folder / "trained") if cell.rounds_before else None
     base = config.flat() | {"batch-size": cell.batch_size, "local-epochs": cell.epochs}
-    target = make_target(base, cell.options(), trained)
+    target = make_target(base | passes(base, cell.options()), cell.options(), trained)
     lpips = Lpips(Path(cell.lpips_weights), resolve_device(config.device)) if cell.lpips_weights else None
     findings = audit(target, cell.options())
     write_audit(target, findings, folder, lpips)
@@ -119,9 +120,15 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
         write_atomically(folder / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _train(config: RunConfig, rounds: int, folder: Path) -> Path:
-    """Train before the attack; the clients' private state and the checkpoint stay in the folder."""
-    changed = config.model_copy(update={"output": str(folder), "num_rounds": rounds, "checkpoint_every": rounds})
+def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
+    """Train before the attack; the clients' private state and the checkpoint stay in the folder.
+
+    Where the attack follows the clients, what the server sees of them is recorded.
+    """
+    rounds: dict[str, Any] = {"num_rounds": cell.rounds_before, "checkpoint_every": cell.rounds_before}
+    if ATTACKS[cell.name].follows:
+        rounds["audit"] = AuditConfig(clients="all", rounds="all")
+    changed = config.model_copy(update={"output": str(folder), **rounds})
     return run(InProcessGrid(app, 1, changed.flat(), {"simulated": True}), changed)
 
 

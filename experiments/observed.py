@@ -42,12 +42,14 @@ class Target:
         clients: Their ids.
         trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
         summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
+        recorded_round: Number of the round, where a run has recorded it; 0 where it is run for the attack.
     """
 
     config: RunConfig
     clients: Sequence[int]
     trained: Path | None = None
     summed: bool = False
+    recorded_round: int = 0
 
     @property
     def num_steps(self) -> int:
@@ -93,7 +95,15 @@ class Observed(Sequence[Observation]):
     def __getitem__(self, index: slice) -> "Observed": ...
     def __getitem__(self, index: int | slice) -> "Observation | Observed":
         """Read one, or take a part."""
-        return Observed(self.paths[index]) if isinstance(index, slice) else load_observation(self.paths[index])
+        return self.part(index) if isinstance(index, slice) else self.read(self.paths[index])
+
+    def part(self, index: slice) -> "Observed":
+        """Return some of them."""
+        return Observed(self.paths[index])
+
+    def read(self, path: Path) -> Observation:
+        """Read one."""
+        return load_observation(path)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -203,4 +213,5 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
     config = RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS)
     observed = Observed(last)
-    return Target(config=config, clients=[each.client for each in observed], summed=summed), observed
+    clients, number = [each.client for each in observed], observed[0].round
+    return Target(config=config, clients=clients, summed=summed, recorded_round=number), observed

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from experiments.audit import Finding, Options, audit, chosen_attacks, make_target
+from experiments.audit import Finding, Options, audit, chosen_attacks, make_target, passes
 from experiments.audit_report import measure, sentence, write_audit
 from experiments.observed import Observed, Target, recorded_round, settings_of
 from hyperfl_flwr.attacks.inversion import Progress as OnProgress
@@ -80,7 +80,9 @@ def run_audit(
             settings = settings_of(checkpoint)
         else:
             settings = default_settings() | {key: value for key, value in named.items() if value is not None}
-        target = make_target({**settings, **local, **changes}, options, checkpoint and checkpoint.absolute())
+        merged = {**settings, **local, **changes}
+        merged = {**merged, **passes(merged, options), **changes}
+        target = make_target(merged, options, checkpoint and checkpoint.absolute())
     chosen_attacks(options.attacks, target)
     device = resolve_device(target.config.device)
     lpips = None if lpips_weights is None else Lpips(lpips_weights, device)

@@ -1,7 +1,7 @@
 """Flower's client app: a message comes in, the node's clients are built, and the adapter answers.
 
 The node's owner decides about its machine: `device`, `threads`, `data-root`, `dataset` and `state-dir` in the node
-config win over the run's settings.
+config win over the run's settings, and `mixing-key-file` is its secret.
 """
 
 from hyperfl_flwr.packages import APP, refuse_foreign_packages
@@ -28,7 +28,9 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.messages import Request
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.privacy.mixing import read_key, run_key
 from hyperfl_flwr.ray_pool import replace_dead_actors
+from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
 
 replace_dead_actors()
@@ -37,6 +39,9 @@ app = ClientApp()
 
 OWNERS_SETTINGS = ("dataset", "data-root", "device", "threads")
 """Settings that a node's owner may set in the node config."""
+
+MIXING_KEY_FILE = "mixing-key-file"
+"""Node config: a file whose content all nodes share, and the server does not have."""
 
 SIMULATED = "simulated"
 """Node config by which an in-process node says that nobody's own data are at stake."""
@@ -64,6 +69,7 @@ class NodeApp:
         ray = sys.modules.get("ray")
         self.simulated = bool(owner.get(SIMULATED)) or (ray is not None and ray.is_initialized())
         self.state_directory = owner.get("state-dir")
+        self.mixing_secret = self._mixing_secret(owner.get(MIXING_KEY_FILE))
         self.device = resolve_device(self.config.device)
         if self.config.threads != "auto":
             torch.set_num_threads(self.config.threads)
@@ -84,11 +90,11 @@ class NodeApp:
             raise ValueError(f"this node hosts the clients {self.clients}, asked for {foreign}")
         client_class = METHODS[self.config.method].client
         data = self.data()
-        states = self._states(request)
+        states, key = self._states(request), self._mixing_key(request.experiment)
 
         def make_client(client: int) -> BaseClient:
             state = PrivateState(states, request.experiment, client)
-            return client_class(client_setting(self.config, data, client, self.device, state))
+            return client_class(client_setting(self.config, data, client, self.device, state, key))
 
         return adapter.Cohort(
             make_client=make_client,
@@ -96,6 +102,27 @@ class NodeApp:
             reductions=client_class.shared,
             send_details=self.simulated,
         )
+
+    def _mixing_secret(self, file: Scalar | None) -> bytes:
+        """Return the owner's secret for `priv-hfl.mixing`; empty without one.
+
+        Raises:
+            ConfigError: If the run mixes, and a node with an owner has no good key file.
+        """
+        if not self.config.priv_hfl.mixing or (file is None and self.simulated):
+            return b""
+        if file is None:
+            raise ConfigError(
+                f"priv-hfl.mixing needs a secret that all nodes share and the server has not: start the SuperNode with "
+                f"{MIXING_KEY_FILE}='/path/to/file' in --node-config"
+            )
+        return read_key(Path(str(file)))
+
+    def _mixing_key(self, experiment: str) -> bytes:
+        """Return the run's key: of the owner's secret, or in a simulation of the seed, which hides nothing."""
+        if self.mixing_secret:
+            return run_key(self.mixing_secret, experiment)
+        return seed_for(self.config.seed, "mixing").to_bytes(8, "big")
 
     def _states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""

@@ -115,6 +115,7 @@ class PrivHFLConfig(Section):
     pseudo_samples: Annotated[int, Field(ge=2)]
     class_balance: Annotated[float, Field(gt=1, allow_inf_nan=False)]
     keep_generators: NonNegative
+    mixing: bool
 
     @field_validator("projection")
     @classmethod

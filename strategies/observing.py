@@ -45,3 +45,10 @@ def observe(
             metrics=result.metrics,
         ),
     )
+
+
+def forget_observations(run_directory: Path, server_round: int) -> None:
+    """Delete what was recorded of the rounds after one: nothing of them counts where a run goes on from there."""
+    for path in (run_directory / "observations").glob("round-*-client-*.npz"):
+        if int(path.name.split("-")[1]) > server_round:
+            path.unlink()

@@ -20,6 +20,7 @@ from hyperfl_flwr.messages import ClientResult
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.recording import Record, RunDirectory
 from strategies.base import BaseStrategy, Outcome
+from strategies.observing import forget_observations
 
 SERVER = "server/"
 """Prefix of the keys of the strategy's own state in a checkpoint; the others are the shared parameters."""
@@ -61,6 +62,8 @@ class RecordedStrategy(Strategy):
     def resume(self, number: int) -> ArrayRecord:
         """Go back to the checkpoint of a round; returns its shared parameters.
 
+        What was recorded of later rounds is deleted, since these are run again.
+
         Raises:
             StateError: If the checkpoint is missing or damaged.
         """
@@ -68,6 +71,7 @@ class RecordedStrategy(Strategy):
         for later in self.checkpoints.rounds():
             if later > number:
                 self.checkpoints.path(later).unlink()
+        forget_observations(self.directory.path, number)
         return arrays
 
     def _save(self, arrays: ArrayRecord) -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from hyperfl_flwr.attacks.idlg import recover_labels
 from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Tensors
 from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
-from hyperfl_flwr.attacks.readout import read_out, sgd_scalars
+from hyperfl_flwr.attacks.readout import Readout, read_out, sgd_scalars
 from hyperfl_flwr.attacks.reconstruction import (
     AttackSettings,
     Batch,
@@ -35,7 +35,11 @@ DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_v
 """The paper takes 10,000 or more signed steps at a rate of 0.1, and 1e-6 to 1e-4 for the prior. These, tuned on single
 images of Fashion-MNIST, come further in a fifth of the time."""
 
+Read = Callable[[Observation, PublicKnowledge], Readout]
+"""Reads the whole network's parameters and mean gradient off an observation."""
+
 _LABELS = "labels"
+_FORCE = "force/"
 _CLIP_EPSILON = 1e-6
 
 
@@ -52,10 +56,17 @@ def ig(
     Raises:
         ValueError: If the classifier is private.
     """
+    return invert(observations, knowledge, settings, read_out)
+
+
+def invert(
+    observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings, read: Read
+) -> list[Reconstruction]:
+    """Reconstruct images from what `read` makes of each observation; see `ig`."""
     target, device = build_structure(knowledge), settings.device
 
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
-        readings = [read_out(observation, knowledge) for observation in chosen]
+        readings = [read(observation, knowledge) for observation in chosen]
         if not all(reading.shares_classifier for reading in readings):
             raise ValueError("ig needs the whole network, but this method keeps the classifier private")
         used = [
@@ -64,6 +75,7 @@ def ig(
         ]
         low, high = pixel_range(knowledge, device)
         constants = stack([reading.parameters for reading in readings], device)
+        constants |= stack([{_FORCE + n: value for n, value in reading.force.items()} for reading in readings], device)
         constants[_LABELS] = torch.from_numpy(np.stack(used)).to(device)
         problems = Problems(
             simulate=_simulation(target, knowledge, readings[0].num_steps),
@@ -103,7 +115,7 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
             if step + 1 == num_steps:
                 break
             for name in names:
-                decayed = gradient[name] + knowledge.weight_decay * parameters[name]
+                decayed = gradient[name] + knowledge.weight_decay * parameters[name] + constants.get(_FORCE + name, 0.0)
                 buffers[name] = knowledge.momentum * buffers[name] + decayed
                 parameters[name] = parameters[name] - knowledge.learning_rate * buffers[name]
         return mean

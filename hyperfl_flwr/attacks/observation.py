@@ -5,7 +5,7 @@ secure aggregation the observation is the clients' mean.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
 from hyperfl_flwr.storage import read_arrays, write_arrays
+from hyperfl_flwr.training.dual import DualRule
+from hyperfl_flwr.training.dual_stability import dual_rule
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by `group/name`."""
@@ -30,11 +32,13 @@ class Observation:
 
     Attributes:
         received: What the server sent to the client.
-        reply: What it got back, under the same keys: parameters, or for pFedHN the change of them (before minus after).
+        reply: What it got back, under the same keys: parameters, or for pFedHN the change of them (before minus after),
+            for PRIV-HFL the change of the client's model (after minus before).
         num_examples: Number n of training samples, which the reply tells.
         client: Its id.
         round: The federated round, from 1.
         metrics: The numbers that came with the reply, for example `train-loss`.
+        earlier: What the server saw of the same client in the rounds before, oldest first, where an attack follows it.
     """
 
     received: Arrays
@@ -43,6 +47,7 @@ class Observation:
     client: int = 0
     round: int = 1
     metrics: Mapping[str, float] = field(default_factory=dict)
+    earlier: Sequence["Observation"] = ()
 
     def __post_init__(self) -> None:
         """Check that both directions have the same layout.
@@ -70,7 +75,7 @@ class PublicKnowledge:
         std: Per channel, divided by.
         augmented: Whether clients train on randomly cropped and flipped images; an attack then finds those.
         local_epochs: Passes E over the client's data.
-        local_steps: If positive, the number of steps instead (pFedHN).
+        local_steps: If positive, the number of steps instead (pFedHN, PRIV-HFL).
         batch_size: Samples per step.
         learning_rate: Step size of what is shared.
         momentum: Of SGD, with buffers that start empty.
@@ -81,6 +86,8 @@ class PublicKnowledge:
         embedding_frozen: Whether HyperFL's embedding and first layer are constants.
         initialisation: How HyperFL's hypernetwork was drawn, see `hyperfl_flwr.models.hypernetwork.Initialisation`.
         summed_clients: Number N of clients whose mean a reply is, see `mean_observation`; 1 is a client's own upload.
+        seed: Of the run; what all clients start from follows from it.
+        dual: How PRIV-HFL's multipliers move; None for other methods.
     """
 
     method: str
@@ -102,6 +109,8 @@ class PublicKnowledge:
     embedding_frozen: bool = False
     initialisation: str = ""
     summed_clients: int = 1
+    seed: int = 0
+    dual: DualRule | None = None
 
     def __post_init__(self) -> None:
         """Check lengths and ranges.
@@ -154,7 +163,7 @@ class PublicKnowledge:
             std=std,
             augmented=augmented,
             local_epochs=config.local_epochs,
-            local_steps=config.pfedhn.local_steps if config.method.startswith("pfedhn") else 0,
+            local_steps=_local_steps(config),
             batch_size=config.batch_size,
             learning_rate=learning_rate,
             momentum=config.momentum,
@@ -164,12 +173,19 @@ class PublicKnowledge:
             hidden_width=config.hyperfl.hidden_width if hyperfl else 0,
             embedding_frozen=hyperfl and config.hyperfl.embedding == "common-frozen",
             initialisation=config.hyperfl.initialisation if hyperfl else "",
+            seed=config.seed,
+            dual=dual_rule(config) if config.method == "priv-hfl" else None,
         )
 
     def num_steps(self, num_examples: int) -> int:
         """Return how many steps a client takes on what is shared, for a reply that has so many samples behind it."""
         own = math.ceil(num_examples / self.summed_clients)
         return self.local_steps or self.local_epochs * math.ceil(own / self.batch_size)
+
+
+def _local_steps(config: RunConfig) -> int:
+    steps = {"pfedhn": config.pfedhn.local_steps, "pfedhn-pc": config.pfedhn.local_steps}
+    return (steps | {"priv-hfl": config.priv_hfl.local_steps}).get(config.method, 0)
 
 
 def _clip_norm(config: RunConfig) -> float:

@@ -64,6 +64,7 @@ class Readout:
         num_examples: Number of training samples behind the gradient.
         embedding: HyperFL's v [d]; None if it is not learned.
         hidden: HyperFL's z [p]; None for other methods.
+        force: PRIV-HFL's constant force, which the client adds to its gradients, under the same names; else empty.
         findings: Numbers about the reading of HyperFL: `rank` of [D_H, D_c], 1 after one step; its
             `second-singular-value` and the `rounding` of the upload, both relative to its largest singular value: after
             one step the relative error of z is about the latter, and near 1 there is no gradient left to read.
@@ -75,6 +76,7 @@ class Readout:
     num_examples: int
     embedding: Tensor | None = None
     hidden: Tensor | None = None
+    force: Mapping[str, Tensor] = field(default_factory=dict)
     findings: Mapping[str, float] = field(default_factory=dict)
 
     @property

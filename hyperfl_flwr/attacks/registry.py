@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hyperfl_flwr.attacks import channels, head_gradient, idlg, ig, paper_ig
+from hyperfl_flwr.attacks import channels, dual_difference, head_gradient, idlg, ig, paper_ig
 from hyperfl_flwr.attacks.inversion import Optimisation
 from hyperfl_flwr.attacks.reconstruction import Run
 
@@ -17,6 +17,7 @@ class Attack:
         source: Where it comes from.
         methods: Names of the methods whose single uploads it applies to.
         sums_of: Names of the methods whose sum of uploads it applies to.
+        follows: Whether it needs what was seen of a client in all rounds before.
         told_hidden: Whether it is told HyperFL's activation z of each client, which single uploads give away.
         run: The attack.
         defaults: Its own optimisation; None where it searches for nothing.
@@ -28,6 +29,7 @@ class Attack:
     methods: tuple[str, ...]
     run: Run
     sums_of: tuple[str, ...] = ()
+    follows: bool = False
     told_hidden: bool = False
     defaults: Optimisation | None = None
     finds_images: bool = True
@@ -62,6 +64,14 @@ ATTACKS: Mapping[str, Attack] = {
         methods=("fedavg", "pfedhn"),
         run=idlg.idlg,
         finds_images=False,
+    ),
+    "dual-difference": Attack(
+        title="Gradient inversion on followed models",
+        source="this project",
+        methods=("priv-hfl",),
+        follows=True,
+        run=dual_difference.dual_difference,
+        defaults=ig.DEFAULTS,
     ),
     "channels-known": Attack(
         title="Channels of a sum, activations known",

@@ -1,0 +1,128 @@
+"""What PRIV-HFL's server learns by adding up: every client's model, and the gradient of its latest local steps.
+
+All clients start from parameters that follow from the seed, and each reply is the change of the client's model, so that
+theta_i = theta(0) + the sum of the changes that were counted. In the chain the server has sent the force r_i itself. In
+the mean form it computes the client's multiplier mu_i = kappa beta (A_i - S) as the client does, since it knows x_i in
+all rounds; for that it must see the client's own reply, as it does with one client per node.
+
+The local steps are along gradient + force, with the force constant, so that for the scalars of `readout`
+
+    change = (a - 1) theta_i + sum_j p_j (G_j + force)
+
+and `sum_j w_j G_j` follows, after one step the gradient itself. Then images are searched for as by `ig`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyperfl_flwr.attacks.ig import invert
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.attacks.readout import Readout, sgd_scalars
+from hyperfl_flwr.attacks.reconstruction import AttackSettings, Reconstruction
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.dual import DualRule, MeanClient
+
+_KEYS = {"mean": "changes/theta", "chain": "force/theta"}
+
+
+def dual_difference(
+    observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
+) -> list[Reconstruction]:
+    """Reconstruct the images behind the change of a client's model.
+
+    Args:
+        observations: Of PRIV-HFL, with all that was seen of the same clients before.
+        knowledge: The settings, with the dual's rule and the seed.
+        settings: Without labels, those of `recover_labels` are taken.
+    """
+    return invert(observations, knowledge, settings, read_change)
+
+
+def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout:
+    """Rebuild the client's model, the force on it, and the mean gradient of its local steps.
+
+    Args:
+        observation: Of one client in one round, with the earlier rounds in which it replied.
+        knowledge: The settings, with the dual's rule and the seed.
+
+    Returns:
+        See `Readout`; the parameters are those at the beginning of the round. Exact up to rounding, but for what
+        `priv-hfl.mixing`, clipping or noise have changed.
+
+    Raises:
+        ValueError: If the settings are not PRIV-HFL's, or the client has learned nothing.
+    """
+    if knowledge.dual is None:
+        raise ValueError(f"{knowledge.method} has no dual variables to follow")
+    key = _KEYS[knowledge.dual.realisation]
+    moved, force = _followed(observation, knowledge.dual, key)
+    start = _start(knowledge)
+    theta = _vector(start) + moved
+    change = _array(observation, key)
+    if not bool(change.any()):
+        raise ValueError("the change is zero: the client has learned nothing, and neither does an attack")
+    steps = knowledge.num_steps(observation.num_examples)
+    gradient = _mean_gradient(change, theta, steps, knowledge) - force
+    return Readout(
+        parameters=_named(theta, start),
+        gradient=_named(gradient, start),
+        force=_named(force, start),
+        num_steps=steps,
+        num_examples=observation.num_examples,
+        findings={
+            "change-norm": float(change.norm()),
+            "gradient-norm": float(gradient.norm()),
+            "force-norm": float(force.norm()),
+            "moved-norm": float(moved.norm()),
+        },
+    )
+
+
+def _mean_gradient(change: Tensor, theta: Tensor, steps: int, knowledge: PublicKnowledge) -> Tensor:
+    """Return `sum_j w_j (G_j + force)` [m] from the change of a model theta in some steps."""
+    kept, weights = sgd_scalars(
+        steps,
+        learning_rate=knowledge.learning_rate,
+        momentum=knowledge.momentum,
+        weight_decay=knowledge.weight_decay,
+    )
+    return (change + (1 - kept) * theta) / float(weights.sum())
+
+
+def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tensor, Tensor]:
+    """Return how far the model has moved before the round and the force on it in the round, each float64 [m]."""
+    moved = torch.zeros(len(observation.reply[key]), dtype=torch.float64)
+    client, version = MeanClient(rule=rule, change=moved, total=moved), 0
+    for seen in observation.earlier:
+        client.multiplier(_array(seen, key, sent=True), seen.round - 1 - version)
+        moved = moved + _array(seen, key)
+        client.move(moved)
+        version = seen.round
+    received = _array(observation, key, sent=True)
+    if rule.realisation == "chain":
+        return moved, received
+    return moved, client.multiplier(received, observation.round - 1 - version)
+
+
+def _start(knowledge: PublicKnowledge) -> dict[str, Tensor]:
+    target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
+    return ordinary_parameters(target, torch_generator(knowledge.seed, "model"))
+
+
+def _vector(values: dict[str, Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in values.values()]).double()
+
+
+def _named(vector: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    parts = torch.split(vector.float(), [value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def _array(observation: Observation, key: str, *, sent: bool = False) -> Tensor:
+    arrays = observation.received if sent else observation.reply
+    return torch.from_numpy(np.asarray(arrays[key], dtype=np.float64))
