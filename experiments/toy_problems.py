@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor
 
 from hyperfl_flwr.training.dual import ChainServer, DualRule, MeanClient, MeanServer, Realisation
@@ -127,14 +128,16 @@ class Logistic(Problem):
     def gradient(self, client: int, theta: Array) -> Array:
         """Return the gradient [m] of f_i."""
         margins = self.signs[client] * (self.inputs[client] @ theta)
-        slope: Array = -(self.signs[client] / (1 + np.exp(margins))) @ self.inputs[client] / 30 + 0.1 * theta
+        wrong: Array = self.signs[client] * expit(-margins)
+        slope: Array = 0.1 * theta - wrong @ self.inputs[client] / 30
         return slope
 
     def hessian(self, client: int, theta: Array) -> Array:
         """Return the second derivatives [m, m] of f_i."""
-        shares = 1 / (1 + np.exp(self.signs[client] * (self.inputs[client] @ theta)))
+        shares = expit(self.inputs[client] @ theta)
         weighted: Array = self.inputs[client].T * (shares * (1 - shares) / 30)
-        return weighted @ self.inputs[client] + 0.1 * np.eye(len(theta))
+        curvature: Array = weighted @ self.inputs[client] + 0.1 * np.eye(len(theta))
+        return curvature
 
 
 def incidence(realisation: Realisation, num_clients: int = NUM_CLIENTS) -> Array:
