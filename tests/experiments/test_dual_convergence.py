@@ -37,7 +37,7 @@ def test_curves_end_where_they_must(found):
 
 
 def test_growth_rates_are_the_predicted_ones():
-    """Eigenvalues by numpy; the published order's limit is h / kappa, the alternating one's 4 / (kappa alpha K) for h = 0."""
+    """Eigenvalues by numpy; the published order's limit is h / kappa, at h = 0 the other's is 4 / (kappa alpha K)."""
     growths = list(rates())
     assert {each.curvature for each in growths} == set(CURVATURES)
     for each in growths:

@@ -5,7 +5,8 @@ import pytest
 import torch
 from dense import Dense
 
-from experiments.toy_problems import NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
+from experiments.dual_cost import computed_cost
+from experiments.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.training.dual import DualRule
@@ -279,3 +280,14 @@ def test_the_problems_optima_are_optima(alike):
         shift = 1e-6 * np.eye(len(optimum))
         moved = [problem.gradient(1, optimum + each) - problem.gradient(1, optimum - each) for each in shift]
         np.testing.assert_allclose(np.array(moved) / 2e-6, hessians[1], atol=1e-8)
+
+
+def test_the_printed_algorithm_costs_what_is_computed():
+    """Its vectors in the dense reference: lambda and nu each way, at a client beside the model; four bytes a number."""
+    rule = DualRule(realisation="chain", order="published", step=0.01, projection=True)
+    printed = Dense(LeastSquares.random(), rule, incidence("chain"), rate=0.1, steps=1)
+    printed.round()
+    sent = 4 * (printed.nu.size + printed.multiplier.size)
+    cost = computed_cost("dense", NUM_CLIENTS, DIM)
+    assert (cost.bytes_up_per_client_round, cost.bytes_down_per_client_round) == (sent, sent)
+    assert (cost.server_state_bytes, cost.client_state_bytes) == (sent, sent + 4 * printed.theta[0].size)
