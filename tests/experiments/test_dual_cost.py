@@ -4,9 +4,13 @@ import json
 from dataclasses import asdict, fields
 
 import pytest
+import torch
+from torchvision.models import resnet18
 
+from experiments.cells import Begun
 from experiments.dual_cost import Cost, computed_cost
 from experiments.studies import load_study
+from experiments.tables import Collected, Entry, comma_separated, latex, markdown, showing
 from hyperfl_flwr.models.targets import build_target
 
 METRICS = [field.name for field in fields(Cost)]
@@ -41,8 +45,39 @@ def test_the_studys_numbers_are_the_computed_ones():
     assert {key: expected.value for key, expected in study.expected.items()} == wanted
 
 
+def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
+    """By hand: 2 vectors of 4 pairs and 22,602 numbers of four bytes; whole numbers keep all digits."""
+    study = showing(load_study("dual-cost"), "server_state_bytes")
+    assert study.paper["chain", "digits-5"].value == 2 * 4 * 22_602 * 4 == 723_264
+    entries = {
+        (row.name, column.name): Entry(
+            values=[723_264.0] if (row.name, column.name) == ("chain", "digits-5") else (),
+            paper=study.paper[row.name, column.name],
+            missing=row.missing or column.missing,
+        )
+        for row in study.rows
+        for column in study.columns
+    }
+    begun = Begun(study=study.name, quick=False, changes={})
+    collected = Collected(study=study, begun=begun, entries=entries, commits=["abc"], rounds=[2])
+    page = markdown(collected)
+    assert "server_state_bytes in bytes" in page
+    assert "after the slash the computed number (computed, experiments/dual_cost.py)" in page
+    assert "| PRIV-HFL, chain | 723,264 (1) / 723,264 | – / 3,435,504 |" in page
+    assert "| PRIV-HFL as printed | cannot be run: not offered / 1,446,528 |" in page
+    assert "723,264 (1) / 723,264" in latex(collected)
+    assert ",17699555808," in comma_separated(collected)
+    assert showing(load_study("audit-table-3"), "recovered").paper == {}
+
+
 def test_the_papers_example():
-    """The paper gives 7.82 GB per client for N = 100 and m = 11.7e6: its 2.1e9 numbers, one vector, are that in GiB."""
+    """The paper gives 7.82 GB per client for N = 100 and m = 11.7e6: its 2.1e9 numbers, one vector, are that in GiB.
+
+    The CIFAR form of ResNet-18 has a first convolution of 3x3 in the place of 7x7, and ten classes.
+    """
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in resnet18(num_classes=10).parameters())
+    assert size - 64 * 3 * (7 * 7 - 3 * 3) == SIZES["resnet18"]
     numbers = computed_cost("dense", 100, 11_700_000).bytes_up_per_client_round / 4
     assert numbers == 2 * 2 * 11_700_000 * 99  # lambda and nu, each 2 m (N - 1)
     assert pytest.approx(7.82, abs=0.005) == 2.1e9 * 4 / 2**30
