@@ -8,6 +8,7 @@ A study is a file `experiments/studies/NAME.toml`::
     seeds = 2                      # how many, from 0
     num-nodes = 2                  # of every run: bits depend on it
     paper = "table-1.csv"          # of experiments/expected; may be left out
+    beside = "the paper's number"  # what these numbers are; may be left out
     figures = ["own_accuracy"]     # drawn unless told otherwise: numbers of metrics.jsonl, `labels`, `embeddings`
     [settings]                     # of every run, beside the defaults
     [quick]                        # of every run, last, with --quick; `rows` and `columns` say which are run then
@@ -64,7 +65,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A paper's number: `value` in the study's unit, and `source`, its table and page."""
+    """A number that stands beside ours, mostly a paper's: `value` in our unit, and `source`, its table and page."""
 
     value: float
     source: str
@@ -117,8 +118,16 @@ class Study:
     quick_columns: Sequence[str]
     rows: Sequence[Line]
     columns: Sequence[Line]
-    paper: Mapping[tuple[str, str], Expected]
+    expected: Mapping[tuple[str, str, str], Expected]
+    beside: str
     figures: Sequence[str]
+
+    @property
+    def paper(self) -> dict[tuple[str, str], Expected]:
+        """The numbers that stand beside those that the study shows, by (row, column)."""
+        shown = {column.name: column.metric or self.metric for column in self.columns}
+        found = self.expected.items()
+        return {(row, column): each for (row, column, metric), each in found if shown.get(column) == metric}
 
     def cells(
         self,
@@ -206,6 +215,8 @@ def load_study(name: str) -> Study:
         )
     document = tomllib.loads((FOLDER / "studies" / f"{name}.toml").read_text())
     quick = dict(document.get("quick", {}))
+    columns = _lines(document["columns"])
+    metrics = {column.name: column.metric or document["metric"] for column in columns}
     return Study(
         name=name,
         title=document["title"],
@@ -218,8 +229,9 @@ def load_study(name: str) -> Study:
         quick_columns=quick.pop("columns", ()),
         quick=flatten(quick),
         rows=_with_grid(_lines(document["rows"]), flatten(document.get("grid", {}))),
-        columns=_lines(document["columns"]),
-        paper=_expected(FOLDER / "expected" / document["paper"]) if "paper" in document else {},
+        columns=columns,
+        expected=_expected(FOLDER / "expected" / document["paper"], metrics) if "paper" in document else {},
+        beside=document.get("beside", "the paper's number"),
         figures=document.get("figures", ("own_accuracy",)),
     )
 
@@ -253,11 +265,13 @@ def _with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
     return rows
 
 
-def _expected(file: Path) -> dict[tuple[str, str], Expected]:
-    """Read a paper's numbers: columns row, column, value, source."""
+def _expected(file: Path, metrics: Mapping[str, str]) -> dict[tuple[str, str, str], Expected]:
+    """Read numbers by (row, column, metric): columns row, column, value, source; without `metric` the column's own."""
     with file.open(newline="") as stream:
         return {
-            (line["row"], line["column"]): Expected(value=float(line["value"]), source=line["source"])
+            (line["row"], line["column"], line.get("metric") or metrics[line["column"]]): Expected(
+                value=float(line["value"]), source=line["source"]
+            )
             for line in csv.DictReader(stream)
         }
 

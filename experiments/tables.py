@@ -103,14 +103,14 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
         problems.append(f"the cells are of {len(commits)} commits: {', '.join(sorted(commits))}")
     if problems and not mix:
         raise RunDirectoryError("\n  - ".join(["cells do not belong together; accept it with --mix:", *problems]))
-    best = _best(study, values)
+    best, paper = _best(study, values), study.paper
     return Collected(
         study=study,
         begun=begun,
         entries={
             (row.name, column.name): Entry(
                 values=values.get((row.name, column.name), ()),
-                paper=study.paper.get((row.name, column.name)),
+                paper=paper.get((row.name, column.name)),
                 missing=row.missing or column.missing or failed.get((row.name, column.name), ""),
                 is_best=(row.name, column.name) in best,
             )
@@ -145,13 +145,15 @@ def unit_of(metric: str) -> str:
     """Return the unit in which a number of summary.json is shown."""
     if "accuracy" in metric or metric == "labels_found":
         return "%"
+    if "bytes" in metric:
+        return "bytes"
     return "dB" if "psnr" in metric else "s" if "seconds" in metric else ""
 
 
 def showing(study: Study, metric: str) -> Study:
-    """Return a study whose tables show another number of its cells, without the paper's."""
+    """Return a study whose tables show another number of its cells."""
     columns = [replace(column, metric="") for column in study.columns]
-    return replace(study, metric=metric, unit=unit_of(metric), columns=columns, paper={})
+    return replace(study, metric=metric, unit=unit_of(metric), columns=columns)
 
 
 def markdown(collected: Collected) -> str:
@@ -167,7 +169,7 @@ def markdown(collected: Collected) -> str:
         "|---|" + "---:|" * len(study.columns),
     ]
     for row in rows:
-        cells = [_cell(collected.entries[row.name, column.name]) for column in study.columns]
+        cells = _cells(collected, row.name)
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -184,7 +186,7 @@ def latex(collected: Collected) -> str:
     ]
     for row in study.rows:
         if _is_shown(collected, row.name):
-            cells = [_cell(collected.entries[row.name, column.name]) for column in study.columns]
+            cells = _cells(collected, row.name)
             texts = [_latex_cell(text) for text in cells]
             lines.append(" & ".join([_escaped(row.label), *texts]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
@@ -196,11 +198,16 @@ def comma_separated(collected: Collected) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["row", "column", "metric", "unit", "mean", "std", "n", "paper", "source", "missing"])
     for (row, column), entry in collected.entries.items():
-        ours = [f"{entry.mean:.6g}" if entry.values else "", f"{entry.deviation:.6g}" if len(entry.values) > 1 else ""]
-        paper = [f"{entry.paper.value:g}", entry.paper.source] if entry.paper else ["", ""]
+        ours = [_digits(entry.mean) if entry.values else "", _digits(entry.deviation) if len(entry.values) > 1 else ""]
+        paper = [_digits(entry.paper.value), entry.paper.source] if entry.paper else ["", ""]
         study = collected.study
         writer.writerow([row, column, study.metric, study.unit, *ours, len(entry.values), *paper, entry.missing])
     return stream.getvalue()
+
+
+def _digits(value: float) -> str:
+    """Return a number with six digits, a whole one with all."""
+    return f"{value:.15g}" if value.is_integer() else f"{value:.6g}"
 
 
 def write_tables(collected: Collected, folder: Path) -> list[Path]:
@@ -224,7 +231,7 @@ def _caption(collected: Collected) -> str:
     if any(entry.is_best for entry in collected.entries.values()):
         parts.append("the best of each grid in bold")
     if sources:
-        parts.append(f"after the slash the paper's number ({'; '.join(sources)})")
+        parts.append(f"after the slash {study.beside} ({'; '.join(sources)})")
     if collected.begun.quick:
         parts.append("QUICK settings, which say nothing about the methods")
     if collected.begun.changes:
@@ -249,14 +256,24 @@ def _is_shown(collected: Collected, row: str) -> bool:
     return any(entry.values or entry.paper or entry.missing == FAILED for entry in entries)
 
 
-def _cell(entry: Entry) -> str:
+def _cells(collected: Collected, row: str) -> list[str]:
+    study = collected.study
+    units = [unit_of(column.metric) if column.metric else study.unit for column in study.columns]
+    entries = [collected.entries[row, column.name] for column in study.columns]
+    return [_cell(entry, unit) for entry, unit in zip(entries, units, strict=True)]
+
+
+def _cell(entry: Entry, unit: str) -> str:
     ours = entry.missing or NOTHING
     if entry.values:
-        spread = f" ± {entry.deviation:.1f}" if len(entry.values) > 1 else ""
-        digits = 1 if abs(entry.mean) >= 2 else 2
-        ours = f"{entry.mean:.{digits}f}{spread} ({len(entry.values)})"
+        spread = f" ± {_number(entry.deviation, unit, 1)}" if len(entry.values) > 1 else ""
+        ours = f"{_number(entry.mean, unit, 1 if abs(entry.mean) >= 2 else 2)}{spread} ({len(entry.values)})"
         ours = f"**{ours}**" if entry.is_best else ours
-    return f"{ours} / {entry.paper.value:.2f}" if entry.paper else ours
+    return f"{ours} / {_number(entry.paper.value, unit, 2)}" if entry.paper else ours
+
+
+def _number(value: float, unit: str, digits: int) -> str:
+    return f"{value:,.0f}" if unit == "bytes" else f"{value:.{digits}f}"
 
 
 def _latex_cell(text: str) -> str:

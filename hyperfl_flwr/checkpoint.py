@@ -5,10 +5,13 @@ from pathlib import Path
 
 from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import read_arrays, write_arrays
+from hyperfl_flwr.storage import read_arrays, stored_bytes, write_arrays
 
 KEPT = 2
 """Checkpoints that are kept; the older of them also serves a run that is resumed with more rounds."""
+
+SERVER = "server/"
+"""Prefix of the keys of the strategy's own state in a checkpoint; the others are the shared parameters."""
 
 
 @dataclass(kw_only=True)
@@ -66,6 +69,14 @@ class Checkpoints:
                 f"start a new run"
             ) from None
         return arrays, progress
+
+    def server_state_bytes(self, number: int) -> int:
+        """Return the size in memory of the strategy's own state in the checkpoint of a round.
+
+        Raises:
+            StateError: If it is missing or damaged.
+        """
+        return sum(size for key, size in stored_bytes(self.path(number)).items() if key.startswith(SERVER))
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, ascending."""

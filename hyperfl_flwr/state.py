@@ -10,7 +10,7 @@ it.
 from pathlib import Path
 
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import Arrays, read_arrays, write_arrays
+from hyperfl_flwr.storage import Arrays, read_arrays, stored_bytes, write_arrays
 
 INITIAL = 0
 """The version of a client that was never trained; it is computed from the seed, not stored."""
@@ -63,3 +63,16 @@ class PrivateState:
         for path in self.directory.glob("round-*.npz"):
             if path < self.path(version) and path not in kept:
                 path.unlink(missing_ok=True)
+
+
+def largest_state(directory: Path) -> int | None:
+    """Return the size in memory of the largest private state that a client of a node has now; None if none has any.
+
+    Args:
+        directory: The node's folder for one experiment.
+
+    Raises:
+        StateError: If a client's newest version is damaged.
+    """
+    newest = [max(client.glob("round-*.npz"), default=None) for client in sorted(directory.glob("client-*"))]
+    return max((sum(stored_bytes(path).values()) for path in newest if path), default=None)

@@ -47,21 +47,46 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
     Raises:
         StateError: If the file is missing or damaged.
     """
+    with _checked(path), zipfile.ZipFile(path) as archive:
+        document = json.loads(archive.read(_META))
+        arrays: Arrays = {}
+        for name in document["arrays"]:
+            with archive.open(f"{name}.npy") as member:
+                arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+        meta: dict[str, Any] = document["meta"]
+    return arrays, meta
+
+
+def stored_bytes(path: Path) -> dict[str, int]:
+    """Return the size of each array in a file that `write_arrays` wrote, in memory; only their headers are read.
+
+    Raises:
+        StateError: If the file is missing or damaged.
+    """
+    with _checked(path), zipfile.ZipFile(path) as archive:
+        return {name: _size(archive, f"{name}.npy") for name in json.loads(archive.read(_META))["arrays"]}
+
+
+def _size(archive: zipfile.ZipFile, name: str) -> int:
+    """Return a member's size without numpy's header."""
+    with archive.open(name) as member:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read(member)
+        return archive.getinfo(name).file_size - member.tell()
+
+
+@contextlib.contextmanager
+def _checked(path: Path) -> Iterator[None]:
+    """Say in words what is wrong with a file that cannot be read."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            document = json.loads(archive.read(_META))
-            arrays: Arrays = {}
-            for name in document["arrays"]:
-                with archive.open(f"{name}.npy") as member:
-                    arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
-            meta: dict[str, Any] = document["meta"]
+        yield
     except FileNotFoundError:
         raise StateError(f"{path} is missing; it was deleted, or belongs to another machine") from None
     except _DAMAGED as error:
         raise StateError(
             f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy or start a new run"
         ) from error
-    return arrays, meta
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.recording import Record, read_manifest, read_metrics
+from hyperfl_flwr.state import largest_state
 
 
 def summarise(path: Path) -> dict[str, Any]:
@@ -21,6 +23,7 @@ def summarise(path: Path) -> dict[str, Any]:
 
     Raises:
         RunDirectoryError: If the folder is no run folder.
+        StateError: If one of its files is damaged.
         ValueError: If no round was recorded.
     """
     manifest, records = read_manifest(path), list(read_metrics(path))
@@ -31,6 +34,8 @@ def summarise(path: Path) -> dict[str, Any]:
     settings = manifest["settings"]
     own = _per_client(records, "client", last, "own_accuracy", settings["num-clients"])
     aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
+    checkpoints = Checkpoints(path / "checkpoints")
+    stored = checkpoints.rounds()
     known = [accuracy for accuracy in own if accuracy is not None]
     return {
         "method": settings["method"],
@@ -51,8 +56,16 @@ def summarise(path: Path) -> dict[str, Any]:
         "bytes_up_per_client_round": rounds[-1]["bytes_up_per_client"],
         "bytes_down_per_client_round": rounds[-1]["bytes_down_per_client"],
         "bytes_on_wire_per_round": int(_median(rounds, "bytes_on_wire")),
+        "server_state_bytes": checkpoints.server_state_bytes(stored[-1]) if stored else None,
+        "client_state_bytes": _client_state_bytes(path, is_simulated="label_counts" in manifest),
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
     }
+
+
+def _client_state_bytes(path: Path, *, is_simulated: bool) -> int | None:
+    """Return the size of a simulated client's private state; a deployment's stays with the nodes' owners."""
+    found = largest_state(path / "clients")
+    return 0 if found is None and is_simulated else found
 
 
 def _median(rounds: list[Record], name: str) -> float:

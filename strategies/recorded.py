@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.checkpoint import Checkpoints
+from hyperfl_flwr.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import exchange
 from hyperfl_flwr.messages import ClientResult
@@ -21,9 +21,6 @@ from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.recording import Record, RunDirectory
 from strategies.base import BaseStrategy, Outcome
 from strategies.observing import forget_observations
-
-SERVER = "server/"
-"""Prefix of the keys of the strategy's own state in a checkpoint; the others are the shared parameters."""
 
 Announce = Callable[[str], None]
 """Prints one line for people."""

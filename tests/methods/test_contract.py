@@ -22,12 +22,12 @@ from federations import (
     private_arrays,
 )
 
+from hyperfl_flwr.checkpoint import SERVER
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_manifest, read_metrics
-from strategies.recorded import SERVER
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
@@ -35,7 +35,8 @@ SUMMARY = {
     "method", "dataset", "num_clients", "num_nodes", "rounds", "test_accuracy", "test_accuracy_aggregate",
     "test_accuracy_worst", "test_accuracy_worst_decile", "test_accuracy_std", "test_accuracy_per_client",
     "seconds_per_round", "bytes_up_per_client_round",
-    "bytes_down_per_client_round", "bytes_on_wire_per_round", "peak_memory_mb",
+    "bytes_down_per_client_round", "bytes_on_wire_per_round",
+    "server_state_bytes", "client_state_bytes", "peak_memory_mb",
 }  # fmt: skip
 
 SIZES = (12, 20, 7, 33, 16)
@@ -87,6 +88,10 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     if (bias := arrays.get(f"{SERVER}head_bias")) is not None:
         shared += bias.nbytes  # one number for each parameter that is generated
     assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
+    assert summary["server_state_bytes"] == sum(value.nbytes for key, value in arrays.items() if key.startswith(SERVER))
+    kept = [sum(value.nbytes for value in found.values()) for found in private_arrays(run).values()]
+    assert summary["client_state_bytes"] == max(kept, default=0)
+    assert (summary["client_state_bytes"] > 0) == bool(METHODS[method].client.private)
     assert (shared > 0) == bool(METHODS[method].client.shared)
     assert summary["bytes_on_wire_per_round"] >= 4 * shared  # two messages and two replies
     for record in read_metrics(run):

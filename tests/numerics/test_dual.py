@@ -1,14 +1,15 @@
 """PRIV-HFL's compact dual updates against the printed algorithm, optima from linear systems, and stability formulas."""
 
-import dense
 import numpy as np
 import pytest
 import torch
-from dense import DIM, NUM_CLIENTS, Dense, LeastSquares, Logistic, incidence, local_steps
+from dense import Dense
 
+from experiments.dual_cost import computed_cost
+from experiments.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.training.dual import ChainServer, DualRule, MeanClient, MeanServer
+from hyperfl_flwr.training.dual import DualRule
 from hyperfl_flwr.training.dual_stability import (
     default_step,
     dual_rule,
@@ -24,75 +25,39 @@ STEPS = {"mean": 0.4, "chain": 0.1}
 """Dual steps of the same kappa l_max beta = 0.8."""
 
 
-def zeros(size=DIM):
-    return torch.zeros(size, dtype=torch.float64)
+class Disturbed(Federation):
+    """A federation whose multipliers can be seen; `fault` leaves out one of the rules for absent clients."""
 
-
-class Federation:
-    """Clients and a server that use the compact forms; `fault` leaves out one of the rules for absent clients."""
-
-    def __init__(self, problem, rule, rate=0.1, steps=5, fault=""):
-        self.problem, self.rule, self.rate, self.steps, self.fault = problem, rule, rate, steps, fault
-        self.num_clients, self.rounds = NUM_CLIENTS, 0
-        self.theta = np.tile(problem.start, (NUM_CLIENTS, 1))
-        self.last = [0] * NUM_CLIENTS
-        self.naive = np.zeros((NUM_CLIENTS, len(problem.start)))
-        size = len(problem.start)
-        if rule.realisation == "mean":
-            self.server = MeanServer(rule=rule, consensus=zeros(size), total=zeros(size))
-            self.clients = [MeanClient(rule=rule, change=zeros(size), total=zeros(size)) for _ in range(NUM_CLIENTS)]
-        else:
-            self.server = ChainServer.start(rule, NUM_CLIENTS, size, torch.float64)
-
-    def missed(self, client):
-        return self.rounds - self.last[client]
+    def __init__(self, *args, fault="", **settings):
+        super().__init__(*args, **settings)
+        self.fault = fault
+        self.naive = np.zeros_like(self.theta)
 
     def multipliers(self):
         """Return what all clients would add to their gradients now [N, m]."""
-        if self.rule.realisation == "chain":
-            return torch.stack([self.server.force(i) for i in range(self.num_clients)]).numpy()
         if self.fault == "no catch-up":
             return self.naive
-        copies = [MeanClient(rule=self.rule, change=c.change, total=c.total) for c in self.clients]
-        return np.stack([c.multiplier(self.server.total, self.missed(i)).numpy() for i, c in enumerate(copies)])
+        kept = [(client.change, client.total) for client in self.clients]
+        found = np.stack([self.force(i).numpy() for i in range(self.num_clients)])
+        for client, (change, total) in zip(self.clients, kept, strict=True):
+            client.change, client.total = change, total
+        return found
 
-    def round(self, present=range(NUM_CLIENTS), lost=()):
-        """Train some clients; the replies of those in `lost` never arrive, so they must start again from before."""
-        increments = {}
-        for i in present:
-            mean = self.rule.realisation == "mean"
-            client = self.clients[i] if mean else None
-            kept = (client.change, client.total) if client else None
-            force = client.multiplier(self.server.total, self.missed(i)) if client else self.server.force(i)
-            if self.fault == "no catch-up":  # mu_i moves in the client's own rounds only
-                residual = self.theta[i] - self.problem.start - self.server.consensus.numpy()
-                self.naive[i] += 2 * self.rule.step * residual
-                force = torch.from_numpy(self.naive[i])
-            moved = local_steps(self.problem, i, self.theta[i], force.numpy(), self.rate, self.steps)
-            if client:
-                client.move(torch.from_numpy(moved - self.problem.start))
-            increment, before, self.theta[i] = torch.from_numpy(moved - self.theta[i]), self.theta[i].copy(), moved
-            if i not in lost:
-                increments[i], self.last[i] = increment, self.rounds + 1
-            elif self.fault == "unacknowledged":
-                self.last[i] = self.rounds + 1
-            else:
-                self.theta[i] = before
-                if client:
-                    client.change, client.total = kept
-        self.rounds += 1
-        if self.rule.realisation == "mean":
-            self.server.advance(sum(increments.values(), zeros(len(self.problem.start))), self.num_clients)
+    def force(self, client):
+        if self.fault != "no catch-up":
+            return super().force(client)
+        residual = self.theta[client] - self.problem.start - self.server.consensus.numpy()
+        self.naive[client] += 2 * self.rule.step * residual  # mu_i moves in the client's own rounds only
+        return torch.from_numpy(self.naive[client])
+
+    def lose(self, client, theta, kept):
+        if self.fault == "unacknowledged":
+            self.last[client] = self.rounds + 1
         else:
-            self.server.advance(increments)
+            super().lose(client, theta, kept)
 
 
-def distance(theta, optimum):
-    """Return the largest distance of a client from the optimum."""
-    return float(np.linalg.norm(theta - optimum, axis=1).max())
-
-
-@pytest.mark.parametrize("problem", [LeastSquares(), Logistic()], ids=["least squares", "logistic"])
+@pytest.mark.parametrize("problem", [LeastSquares.random(), Logistic()], ids=["least squares", "logistic"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 @pytest.mark.parametrize("sigma", [0.0, 0.3])
@@ -110,7 +75,7 @@ def test_the_compact_forms_are_the_printed_algorithm(problem, order, realisation
     assert distance(ours.theta, problem.start) > 0.1
 
 
-@pytest.mark.parametrize("problem", [LeastSquares(), Logistic()], ids=["least squares", "logistic"])
+@pytest.mark.parametrize("problem", [LeastSquares.random(), Logistic()], ids=["least squares", "logistic"])
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 def test_without_sigma_all_clients_reach_the_common_optimum(problem, realisation, projection):
     """The optimum is from a linear system or Newton's method; alternating order."""
@@ -131,7 +96,7 @@ def test_with_sigma_clients_end_where_the_fixed_point_is(realisation, projection
 
     The end does not depend on the number of local steps. The projected run comes there slowly.
     """
-    problem = LeastSquares()
+    problem = LeastSquares.random()
     step = STEPS[realisation] if steps == 1 else default_step(realisation, 0.1, steps)
     rule = DualRule(realisation=realisation, order="alternating", step=step, sigma=0.03 / step, projection=projection)
     federation = Federation(problem, rule, steps=steps)
@@ -145,7 +110,7 @@ def test_with_sigma_clients_end_where_the_fixed_point_is(realisation, projection
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 def test_the_published_order_diverges_where_the_alternating_one_converges(realisation, projection):
     """Rate 0.1, curvatures from 0.14: the formula says unstable below 0.8, and nowhere."""
-    problem, errors = LeastSquares(), {}
+    problem, errors = LeastSquares.random(), {}
     for order in ORDERS:
         rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], projection=projection)
         wanted = 0.0 if order == "alternating" else 0.8
@@ -196,7 +161,7 @@ def test_the_limits_are_those_of_the_spectral_radius(order, realisation, steps, 
 
 def disturbed(rule, fault="", rounds=1500, lossy=True):
     """Return a run in which 60 % of the clients take part and, if `lossy`, 30 % of their replies are lost."""
-    federation, rng = Federation(LeastSquares(), rule, fault=fault), np.random.default_rng(2)
+    federation, rng = Disturbed(LeastSquares.random(), rule, fault=fault), np.random.default_rng(2)
     for _ in range(rounds):
         present = sorted(rng.choice(NUM_CLIENTS, 3, replace=False).tolist())
         federation.round(present, [i for i in present if lossy and rng.random() < 0.3])
@@ -211,7 +176,7 @@ def test_sampling_and_lost_replies_change_neither_the_sum_nor_the_optimum(order,
     federation = disturbed(rule)
     assert np.abs(federation.multipliers().sum(axis=0)).max() < 1e-9
     assert np.abs(federation.multipliers()).max() > 0.1
-    assert distance(federation.theta, LeastSquares().optimum()) < (
+    assert distance(federation.theta, LeastSquares.random().optimum()) < (
         1e-6 if rule.order == "alternating" and realisation == "mean" else 1e-2
     )
 
@@ -222,15 +187,15 @@ def test_without_either_rule_clients_end_elsewhere(fault):
     rule = DualRule(realisation="mean", order="alternating", step=0.04)
     federation = disturbed(rule, fault, lossy=fault == "unacknowledged")
     assert np.abs(federation.multipliers().sum(axis=0)).max() > 0.1
-    assert distance(federation.theta, LeastSquares().optimum()) > 0.1
+    assert distance(federation.theta, LeastSquares.random().optimum()) > 0.1
 
 
 @pytest.mark.parametrize("realisation", ["mean", "chain"])
 @pytest.mark.parametrize("leaver", [0, 2, NUM_CLIENTS - 1])
 def test_a_late_client_and_one_that_leaves(realisation, leaver):
     """Client 1 first takes part in round 40; another leaves after round 100: the optimum of those who stay."""
-    problem = LeastSquares()
-    federation = Federation(problem, DualRule(realisation=realisation, order="alternating", step=STEPS[realisation]))
+    problem = LeastSquares.random()
+    federation = Disturbed(problem, DualRule(realisation=realisation, order="alternating", step=STEPS[realisation]))
     for number in range(100):
         federation.round([i for i in range(NUM_CLIENTS) if i != 1 or number >= 40])
     if realisation == "chain":
@@ -300,8 +265,29 @@ def test_wrong_rules_are_refused():
         read(**{"priv-hfl.projection": True})
 
 
-def test_the_problems_optima_are_optima():
-    """The gradients sum to zero there."""
-    for problem in (LeastSquares(), Logistic()):
-        total = sum(problem.gradient(i, problem.optimum()) for i in range(dense.NUM_CLIENTS))
-        assert np.abs(total).max() < 1e-12
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_problems_optima_are_optima(alike):
+    """Their gradients vanish, second derivatives are differences of gradients; `alike` clients have the same."""
+    for problem in (LeastSquares.random(alike=alike), Logistic(alike=alike)):
+        optimum = problem.optimum()
+        assert np.abs(sum(problem.gradient(i, optimum) for i in range(NUM_CLIENTS))).max() < 1e-12
+        matrix = incidence("chain")
+        biased = problem.biased(matrix, 0.7)
+        slopes = np.stack([problem.gradient(i, each) for i, each in enumerate(biased)])
+        np.testing.assert_allclose(slopes, -0.7 * matrix.T @ matrix @ biased, atol=1e-12)
+        hessians = [problem.hessian(i, optimum) for i in range(NUM_CLIENTS)]
+        assert (np.ptp(hessians, axis=0).max() < 1e-12) == alike
+        shift = 1e-6 * np.eye(len(optimum))
+        moved = [problem.gradient(1, optimum + each) - problem.gradient(1, optimum - each) for each in shift]
+        np.testing.assert_allclose(np.array(moved) / 2e-6, hessians[1], atol=1e-8)
+
+
+def test_the_printed_algorithm_costs_what_is_computed():
+    """Its vectors in the dense reference: lambda and nu each way, at a client beside the model; four bytes a number."""
+    rule = DualRule(realisation="chain", order="published", step=0.01, projection=True)
+    printed = Dense(LeastSquares.random(), rule, incidence("chain"), rate=0.1, steps=1)
+    printed.round()
+    sent = 4 * (printed.nu.size + printed.multiplier.size)
+    cost = computed_cost("dense", NUM_CLIENTS, DIM)
+    assert (cost.bytes_up_per_client_round, cost.bytes_down_per_client_round) == (sent, sent)
+    assert (cost.server_state_bytes, cost.client_state_bytes) == (sent, sent + 4 * printed.theta[0].size)

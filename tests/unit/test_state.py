@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.state import PrivateState
+from hyperfl_flwr.state import PrivateState, largest_state
 
 ARRAYS = {"embedding/v": np.arange(4, dtype=np.float32), "classifier/weight": np.ones((2, 3))}
 
@@ -82,3 +82,13 @@ def test_a_file_of_another_run_client_or_round_is_refused(
     state.path(1).write_bytes(other.path(version).read_bytes())
     with pytest.raises(StateError, match="must be of"):
         state.load(1)
+
+
+def test_the_largest_state_is_that_of_a_newest_version(state: PrivateState, tmp_path: Path) -> None:
+    """Sizes of float64 arrays by hand: an older, larger version does not count; without any there is none."""
+    node = tmp_path / "node" / "run"
+    assert largest_state(node) is None
+    state.save(1, {"a/x": np.zeros(9)})
+    state.save(2, {"a/x": np.zeros(3), "a/y": np.zeros(1)})
+    PrivateState(node, "ab12", 1).save(5, {"a/x": np.zeros(2)})
+    assert largest_state(node) == 32

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import read_arrays, write_arrays, write_atomically
+from hyperfl_flwr.storage import read_arrays, stored_bytes, write_arrays, write_atomically
 
 ARRAYS = {"group/a": np.arange(6, dtype=np.float32).reshape(2, 3), "group/b": np.array([-1], np.int64)}
 META = {"round": 3, "name": "ä"}
@@ -32,6 +32,16 @@ def stored(tmp_path: Path) -> Path:
 
 def test_arrays_and_meta_come_back_unchanged(stored: Path) -> None:
     assert same(read_arrays(stored))
+
+
+def test_sizes_are_those_of_the_arrays(stored: Path, tmp_path: Path) -> None:
+    """Without numpy's and zip's headers; a damaged file is told."""
+    assert stored_bytes(stored) == {"group/a": 24, "group/b": 8}
+    write_arrays(tmp_path / "x.npz", {"none": np.zeros((0, 3)), "one": np.float16(1)}, {})
+    assert stored_bytes(tmp_path / "x.npz") == {"none": 0, "one": 2}
+    (tmp_path / "x.npz").write_bytes(stored.read_bytes()[:-30])
+    with pytest.raises(StateError, match="is damaged"):
+        stored_bytes(tmp_path / "x.npz")
 
 
 def test_an_array_without_dimensions_keeps_none(tmp_path: Path) -> None:
