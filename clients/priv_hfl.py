@@ -150,7 +150,12 @@ class PrivHFLClient(BaseClient):
         for parameter in parameters:
             pieces.append(force[begin : begin + parameter.numel()].view_as(parameter))
             begin += parameter.numel()
-        everything = ParameterSet(parameters=parameters, learning_rate=self.setting.learning_rate, force=pieces)
+        everything = ParameterSet(
+            parameters=parameters,
+            learning_rate=self.setting.learning_rate,
+            clip_norm=self.setting.config.priv_hfl.clip_norm,
+            force=pieces,
+        )
         other = None if pseudo is None else self._loss_on(pseudo)
         return train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng, other)
 

@@ -109,6 +109,7 @@ class PrivHFLConfig(Section):
     sigma: Auto | NonNegativeFloat
     dual_step: Auto | PositiveFloat
     local_steps: Positive
+    clip_norm: NonNegativeFloat
     distill: bool
     generator_learning_rate: PositiveFloat
     generator_width: Positive

@@ -194,6 +194,7 @@ def _clip_norm(config: RunConfig) -> float:
         "fedrep": config.fedrep.clip_norm,
         "pfedhn": config.pfedhn.clip_norm,
         "pfedhn-pc": config.pfedhn.clip_norm,
+        "priv-hfl": config.priv_hfl.clip_norm,
     }
     return norms.get(config.method, 0.0)
 
