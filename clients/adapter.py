@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
-from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.cohort import CohortResult, MakeClient, Received, Trainer, evaluate_cohort, train_cohort
+from hyperfl_flwr.arrays import not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.cohort import CohortResult, MakeClient, Received, Trainer, evaluate_cohort, failure_of, train_cohort
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
     OWN_ARRAYS,
     PROPERTIES,
     WEIGHTS,
+    ClientResult,
     Reduction,
     Report,
     Request,
@@ -55,8 +56,7 @@ def train(cohort: Cohort, message: Message) -> Message:
         }
     )
     if result.own:
-        own = {own_key(client, key): value for client, arrays in result.own.items() for key, value in arrays.items()}
-        content[OWN_ARRAYS] = pack_arrays(own)
+        content[OWN_ARRAYS] = _pack_own(result)
     return Message(content, reply_to=message)
 
 
@@ -66,6 +66,27 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
     received, request = _received(message), Request.of(message.content)
     result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
     return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
+
+
+def describe(cohort: Cohort, message: Message) -> Message:
+    """Answer a DESCRIBE message: what the encoder in it makes of each client's data, and a report."""
+    began = time.perf_counter()
+    received, request = _received(message), Request.of(message.content)
+    result = CohortResult()
+    for client in request.clients:
+        try:
+            descriptor, num_examples = cohort.make_client(client).describe(received.shared)
+            if key := not_finite(descriptor):
+                raise FloatingPointError(f"{key} is not finite")
+        except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
+            result.failures.append(failure_of(client, error, send_details=cohort.send_details))
+            continue
+        result.own[client] = descriptor
+        result.results.append(ClientResult(client=client, num_examples=num_examples, metrics={}))
+    content = RecordDict({CLIENTS: _report(result, began).to_record()})
+    if result.own:
+        content[OWN_ARRAYS] = _pack_own(result)
+    return Message(content, reply_to=message)
 
 
 def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
@@ -78,6 +99,11 @@ def _received(message: Message) -> Received:
     if OWN_ARRAYS not in message.content:
         return Received(shared=shared)
     return Received(shared=shared, own=by_client(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord))))
+
+
+def _pack_own(result: CohortResult) -> ArrayRecord:
+    own = {own_key(client, key): value for client, arrays in result.own.items() for key, value in arrays.items()}
+    return pack_arrays(own)
 
 
 def _report(result: CohortResult, began: float) -> Report:

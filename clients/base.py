@@ -13,7 +13,7 @@ from flwr.common import Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hyperfl_flwr.arrays import layout_problem, not_finite
+from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData
 from hyperfl_flwr.messages import Reduction, group_of
@@ -177,6 +177,17 @@ class BaseClient(NumPyClient):
         sums = self._evaluate()
         return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
 
+    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
+        """Return a descriptor of the client's training data, and their number, for a method that has an encoder.
+
+        Args:
+            received: The encoder.
+
+        Raises:
+            ValueError: If the method has none.
+        """
+        raise ValueError(f"{self.setting.config.method} has no encoder")
+
     def keys(self) -> list[str]:
         """Return the names `group/name` of the shared arrays, in the order in which they travel."""
         return [f"{group}/{name}" for group in self.shared for name in self.groups[group].state_dict()]
@@ -201,13 +212,22 @@ class BaseClient(NumPyClient):
             stored = self.setting.state.load(version) if self.private else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: torch.tensor(value) for key, value in received.items()} | private
-        for group, module in self.groups.items():
-            expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
-            got = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
-            if problem := layout_problem(expected, got):
-                raise ValueError(problem)
-            values = {key.partition("/")[2]: tensors[key].to(self.setting.device) for key in got}
-            module.load_state_dict(values, assign=True)
+        for group in self.groups:
+            self.load_group(group, tensors)
+
+    def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put the tensors of one group, by key, into its module.
+
+        Raises:
+            ValueError: If they do not fit.
+        """
+        module = self.groups[group]
+        expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
+        got = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
+        if problem := layout_problem(expected, got):
+            raise ValueError(problem)
+        values = {key.partition("/")[2]: tensors[key].to(self.setting.device) for key in got}
+        module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
         if not self.private:

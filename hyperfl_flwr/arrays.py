@@ -48,6 +48,11 @@ def _unpack(array: Array) -> NDArray[Any]:
     return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
 
 
+def num_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Return the size of arrays in memory, in bytes."""
+    return sum(value.nbytes for value in arrays.values())
+
+
 def layout_problem(expected: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str | None:
     """Say in what way names, shapes or types of arrays differ from what is expected; None if they do not."""
     if missing := sorted(set(expected) - set(got)):

@@ -21,6 +21,8 @@ class Progress:
     Attributes:
         round: The last finished round; 0 before the first.
         num_rounds: How many rounds the run was to have; its last round is special with client sampling.
+        phase: Name of the phase of training that the round was part of; empty where there is but one.
+        last_phase_after: The round after which the run's last phase began, if it has; `num_rounds` decides which.
         versions: For each client the round whose private state is its last; 0 if it was never trained.
         trainings: Client trainings that were asked for so far.
         failed_trainings: How many of them failed.
@@ -29,6 +31,8 @@ class Progress:
 
     round: int = 0
     num_rounds: int = 0
+    phase: str = ""
+    last_phase_after: int | None = None
     versions: dict[int, int] = field(default_factory=dict)
     trainings: int = 0
     failed_trainings: int = 0
@@ -46,10 +50,15 @@ class Checkpoints:
         self.directory = directory
 
     def save(self, arrays: SharedArrays, progress: Progress) -> None:
-        """Write a checkpoint; it is on disk when this returns. Older ones than the last two are deleted."""
+        """Write a checkpoint; it is on disk when this returns.
+
+        Older ones than the last two are deleted, but for that with which the run's last phase began: a run that is
+        resumed with more rounds goes on from there.
+        """
         write_arrays(self.path(progress.round), arrays, asdict(progress))
         for number in self.rounds()[:-KEPT]:
-            self.path(number).unlink(missing_ok=True)
+            if number != progress.last_phase_after:
+                self.path(number).unlink(missing_ok=True)
 
     def load(self, number: int) -> tuple[SharedArrays, Progress]:
         """Read the checkpoint of a round.

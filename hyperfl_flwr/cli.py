@@ -193,7 +193,8 @@ class _Progress:
 
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():
-            if self._verbose or "is left out" in line or "warning:" in line:
+            is_phase = not self._quiet and "the phase " in line
+            if self._verbose or is_phase or "is left out" in line or "warning:" in line:
                 self._bar.console.print(line, markup=False)
 
     def _on_note(self, note: str) -> None:

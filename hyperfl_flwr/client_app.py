@@ -26,7 +26,7 @@ from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.messages import Request
+from hyperfl_flwr.messages import DESCRIBE, Request
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.mixing import read_key, run_key
 from hyperfl_flwr.ray_pool import replace_dead_actors
@@ -164,6 +164,13 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the clients of this node."""
     request = Request.of(message.content)
     return adapter.evaluate(NodeApp(context).cohort(request), message)
+
+
+@app.query(DESCRIBE.removeprefix("query."))
+def describe(message: Message, context: Context) -> Message:
+    """Tell the server what an encoder makes of the data of clients of this node."""
+    request = Request.of(message.content)
+    return adapter.describe(NodeApp(context).cohort(request), message)
 
 
 @app.query("hello")

@@ -37,6 +37,9 @@ class CohortClient(Protocol):
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Evaluate; see `flwr.client.NumPyClient.evaluate`."""
 
+    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
+        """Return what an encoder makes of the training samples, and their number."""
+
 
 MakeClient = Callable[[int], CohortClient]
 """Builds the client with an id."""
@@ -178,7 +181,7 @@ def train_cohort(
     result = CohortResult()
     for part in trainer.train(_jobs(request), received):
         if isinstance(part, Failed):
-            result.failures.append(_failure(part.client, part.error, send_details))
+            result.failures.append(failure_of(part.client, part.error, send_details=send_details))
         else:
             for row in range(len(part.clients)):
                 _take(part, row, result, received, reductions, send_details=send_details)
@@ -201,7 +204,7 @@ def _take(
     try:
         _check(arrays, got)
     except (ValueError, FloatingPointError) as error:
-        result.failures.append(_failure(client, error, send_details))
+        result.failures.append(failure_of(client, error, send_details=send_details))
         return
     shared = {key: value for key, value in arrays.items() if key in received.shared}
     _add(result.sums, shared, received.shared, reductions, num_examples)
@@ -229,7 +232,7 @@ def evaluate_cohort(
             member = make_client(job.client)
             _, num_examples, metrics = member.evaluate(_in_order(member, received.of(job.client)), job.config)
         except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
-            result.failures.append(_failure(job.client, error, send_details))
+            result.failures.append(failure_of(job.client, error, send_details=send_details))
             continue
         result.results.append(_result(job.client, num_examples, metrics))
     return result
@@ -278,7 +281,7 @@ def _add(
             sums[key] += weighted
 
 
-def _failure(client: int, error: Exception, send_details: bool) -> Failure:
+def failure_of(client: int, error: Exception, *, send_details: bool) -> Failure:
     """Return what the server learns of a failure; without details its kind only, and the node's log has the rest."""
     kind, details = type(error).__name__, "".join(traceback.format_exception(error))
     if send_details:

@@ -26,6 +26,7 @@ from hyperfl_flwr.sections import (
     DataConfig,
     FedRepConfig,
     HyperFLConfig,
+    ITPFLConfig,
     NonNegativeFloat,
     PFedHNConfig,
     Positive,
@@ -87,6 +88,7 @@ class RunConfig(Section):
     hyperfl: HyperFLConfig
     fedrep: FedRepConfig
     pfedhn: PFedHNConfig
+    it_pfl: ITPFLConfig
     priv_hfl: PrivHFLConfig
     privacy: PrivacyConfig
     audit: AuditConfig

@@ -13,7 +13,8 @@ A node hosts several clients and answers once, with
 - `weights`: the two weights, and nothing else;
 - `clients`: a `Report`, the per-client numbers.
 
-Private groups are in none of them.
+A DESCRIBE message holds `arrays` (an encoder) and `config`, its answer `own-arrays` (descriptors) and `clients`.
+Private groups are in none of all these.
 """
 
 import re
@@ -35,7 +36,8 @@ WEIGHTS = "weights"
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 HELLO = "query.hello"
-"""Type of the handshake's message."""
+DESCRIBE = "query.describe"
+"""Types of the handshake's message, and of one that asks for clients' descriptors."""
 
 OWN_ARRAYS = "own-arrays"
 NUM_CLIENTS = "num-clients"

@@ -8,6 +8,7 @@ from clients.fedavg import FedAvgClient
 from clients.fedrep import FedRepClient
 from clients.hyperfl import HyperFLClient
 from clients.hyperfl_frozen import HyperFLFrozenClient
+from clients.it_pfl import ITPFLClient
 from clients.local import LocalClient
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.priv_hfl import PrivHFLClient
@@ -19,6 +20,7 @@ from strategies.base import BaseStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedrep import FedRep
 from strategies.hyperfl import HyperFL, HyperFLFrozen
+from strategies.it_pfl import ITPFL
 from strategies.local import Local
 from strategies.pfedhn import PFedHN, PFedHNPC
 from strategies.priv_hfl import PrivHFL
@@ -92,6 +94,13 @@ METHODS: Mapping[str, Method] = {
         client=PFedHNPCClient,
         paper="Shamsian et al., ICML 2021",
         leaves="the change of the generated feature extractor",
+    ),
+    "it-pfl": Method(
+        title="pFedHN with an encoder, which finds the embedding of a client in its data without labels",
+        strategy=ITPFL,
+        client=ITPFLClient,
+        paper="IT-PFL, under review at ICLR 2022",
+        leaves="the change of the generated model, the encoder, and once a descriptor of the data",
     ),
     "priv-hfl": Method(
         title="consensus by dual variables: every client keeps a model of its own",

@@ -41,10 +41,12 @@ def resume_round(config: RunConfig, *, keeps_state: bool) -> int:
 def _fits(progress: Progress, config: RunConfig) -> bool:
     """Say whether a run of `config` would have come to a checkpoint too.
 
-    With client sampling the last round trains all clients; as a round among others it would have trained a sample.
+    With client sampling the last round trains all clients; as a round among others it would have trained a sample. A
+    run's last phase begins so many rounds before its end.
     """
-    was_last = progress.round == progress.num_rounds
-    return config.fraction_train == 1 or not was_last or progress.num_rounds == config.num_rounds
+    was_last = config.fraction_train < 1 and progress.round == progress.num_rounds
+    depends_on_end = was_last or progress.last_phase_after is not None
+    return not depends_on_end or progress.num_rounds == config.num_rounds
 
 
 def _check_states(directory: Path, experiment: str, progress: Progress) -> None:

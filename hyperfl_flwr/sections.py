@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from hyperfl_flwr.models.encoder import Pooling
 from hyperfl_flwr.models.hypernetwork import Initialisation
 from hyperfl_flwr.models.server_hypernetwork import Combine
 from hyperfl_flwr.training.dual import Order, Realisation
@@ -98,6 +99,23 @@ class PFedHNConfig(Section):
     server_weight_decay: NonNegativeFloat
     server_clip_norm: NonNegativeFloat
     combine: Combine
+
+    def dimension(self, num_clients: int) -> int:
+        """Return the length of an embedding in a federation of so many clients."""
+        return 1 + num_clients // 4 if self.embedding_dim == "auto" else self.embedding_dim
+
+
+class ITPFLConfig(Section):
+    """`it-pfl.*`: the settings of IT-PFL-HN beside `pfedhn.*`, which its hypernetwork has too."""
+
+    fine_tune_rounds: NonNegative
+    encoder_learning_rate: PositiveFloat
+    encoder_steps: NonNegative
+    pooling: Pooling
+
+    def fine_tunes(self, server_round: int, num_rounds: int) -> bool:
+        """Say whether a round, from 1, of so many fine-tunes the hypernetwork with the encoder frozen."""
+        return server_round > num_rounds - self.fine_tune_rounds
 
 
 class PrivHFLConfig(Section):

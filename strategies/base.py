@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
 from hyperfl_flwr.checkpoint import Progress
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange, Federation, match
@@ -120,6 +120,10 @@ class BaseStrategy(Strategy):
     def load_server_state(self, arrays: SharedArrays) -> None:
         """Go back to a state that `server_state` returned."""
 
+    def phase(self, server_round: int) -> str:
+        """Return the name of the phase of training that a round is part of; empty where there is but one."""
+        return ""
+
     def warnings(self) -> Sequence[str]:
         """Return what people should know of the settings before the first round."""
         return ()
@@ -149,6 +153,7 @@ class BaseStrategy(Strategy):
         """Return one message for each node that hosts a sampled client, and for each client that is audited."""
         self.progress.round = server_round
         self.progress.num_rounds = self.setting.config.num_rounds
+        self.progress.phase = self.phase(server_round)
         return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round))
 
     def configure_evaluate(
@@ -224,7 +229,7 @@ class BaseStrategy(Strategy):
         self.progress.trainings += num_clients + len(self.outcome.failures)
         self.progress.failed_trainings += len(self.outcome.failures)
         self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
-        self.outcome.bytes_up = _size(total) + max(map(_size, own.values()), default=0)
+        self.outcome.bytes_up = num_bytes(total) + max(map(num_bytes, own.values()), default=0)
         if not num_clients:
             return None, None
         if own:
@@ -252,7 +257,7 @@ class BaseStrategy(Strategy):
 
     def _begin_outcome(self) -> None:
         self.outcome = Outcome(
-            bytes_down=_size(self._current) + max(map(_size, self._own_sent.values()), default=0),
+            bytes_down=num_bytes(self._current) + max(map(num_bytes, self._own_sent.values()), default=0),
             bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
 
@@ -293,7 +298,3 @@ class BaseStrategy(Strategy):
 
     def summary(self) -> None:
         """Nothing: the manifest tells all settings."""
-
-
-def _size(arrays: SharedArrays) -> int:
-    return sum(value.nbytes for value in arrays.values())

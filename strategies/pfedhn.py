@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.arrays import SharedArrays
+from hyperfl_flwr.messages import group_of
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.targets import Target, build_target
 from hyperfl_flwr.rng import torch_generator
@@ -28,10 +29,9 @@ class PFedHN(BaseStrategy):
         super().__init__(setting)
         config, method, federation = setting.config, setting.config.pfedhn, setting.federation
         target = build_target(config.target, federation.input_shape, federation.num_classes)
-        automatic = 1 + config.num_clients // 4
         network = DeepHypernetwork(
             self.generated(target),
-            embedding_dim=automatic if method.embedding_dim == "auto" else method.embedding_dim,
+            embedding_dim=method.dimension(config.num_clients),
             hidden_width=method.hidden_width,
             hidden_layers=method.hidden_layers,
         )
@@ -53,20 +53,29 @@ class PFedHN(BaseStrategy):
         """Return no groups: nothing is the same for all clients."""
         return {}
 
+    def inputs(self, clients: Sequence[int]) -> Tensor | None:
+        """Return what the networks of some clients are generated of [B, d]; None: their embeddings."""
+        return None
+
     def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return the networks that the hypernetwork generates for some clients."""
         return {
             client: {f"{self.group}/{name}": value.numpy() for name, value in tensors.items()}
-            for client, tensors in self.server.generate(clients).items()
+            for client, tensors in self.server.generate(clients, self.inputs(clients)).items()
         }
 
     def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
         """Step the hypernetwork and the embeddings along the clients' changes."""
         self.server.update(
             {
-                client: {key.removeprefix(f"{self.group}/"): torch.tensor(value) for key, value in arrays.items()}
+                client: {
+                    key.removeprefix(f"{self.group}/"): torch.tensor(value)
+                    for key, value in arrays.items()
+                    if group_of(key) == self.group
+                }
                 for client, arrays in own.items()
-            }
+            },
+            self.inputs(list(own)),
         )
 
     def server_state(self) -> SharedArrays:

@@ -98,6 +98,7 @@ class RecordedStrategy(Strategy):
         arrays = initial_arrays
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
             began = time.perf_counter()
+            self._announce_phase(current)
             messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
             reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
             arrays = arrays if reduced is None else reduced
@@ -121,11 +122,12 @@ class RecordedStrategy(Strategy):
         """Say whether a round ends with a checkpoint.
 
         With client sampling the round before the last has one too: the last round trains all clients, so a run that is
-        resumed with more rounds has to repeat it as an ordinary one.
+        resumed with more rounds has to repeat it as an ordinary one. So has the last round of a phase.
         """
         config = self.inner.setting.config
         before_last = config.fraction_train < 1 and current == config.num_rounds - 1
-        return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last
+        ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
+        return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
     def _give_up_if_hopeless(self) -> None:
         config, progress = self.inner.setting.config, self.inner.progress
@@ -149,9 +151,11 @@ class RecordedStrategy(Strategy):
         self._record_aggregate(current - 1, outcome)
         asked = len(outcome.results) + len(outcome.failures)
         means = _means(outcome.results, drop="aggregate-")
+        phase = self.inner.phase(current)
         record: Record = {
             "kind": "train",
             "round": current,
+            **({"phase": phase} if phase else {}),
             "clients": len(outcome.results),
             "failed": [failure.client for failure in outcome.failures],
             **means,
@@ -167,9 +171,13 @@ class RecordedStrategy(Strategy):
         self._warn_of_dead_hypernetworks(current)
         accuracy = f"own accuracy {means['own_accuracy']:.4f}" if "own_accuracy" in means else "no client finished"
         self.announce(
-            f"round {current}/{self.inner.setting.config.num_rounds}: {accuracy}, "
+            f"round {current}/{self.inner.setting.config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
             f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s"
         )
+
+    def _announce_phase(self, current: int) -> None:
+        if (phase := self.inner.phase(current)) != self.inner.phase(current - 1):
+            self.announce(f"the phase {phase} begins with round {current} of {self.inner.setting.config.num_rounds}")
 
     def _record_failures(self, prefix: str, phase: str) -> None:
         failures = self.inner.outcome.failures

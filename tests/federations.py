@@ -37,6 +37,7 @@ SMALL: Settings = {
     "hyperfl.embedding-dim": 4,
     "pfedhn.hidden-width": 8,
     "pfedhn.hidden-layers": 1,
+    "it-pfl.fine-tune-rounds": 1,
     "priv-hfl.local-steps": 2,
     "priv-hfl.distill": True,
     "priv-hfl.generator-width": 2,

@@ -105,20 +105,27 @@ class ServerHypernetwork:
         )
 
     @torch.no_grad()
-    def generate(self, clients: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-        """Return the networks of some clients: parameters by name."""
-        thetas = self.hypernetwork(self.embeddings[list(clients)])
+    def generate(self, clients: Sequence[int], inputs: Tensor | None = None) -> dict[int, dict[str, Tensor]]:
+        """Return the networks of some clients: parameters by name.
+
+        Args:
+            clients: Their ids [B].
+            inputs: What to generate them from in the place of their embeddings [B, d].
+        """
+        thetas = self.hypernetwork(self.embeddings[list(clients)] if inputs is None else inputs)
         return {
             client: {name: value.clone() for name, value in self.hypernetwork.split(theta).items()}
             for client, theta in zip(clients, thetas, strict=True)
         }
 
-    def update(self, changes: Mapping[int, Mapping[str, Tensor]]) -> None:
+    def update(self, changes: Mapping[int, Mapping[str, Tensor]], inputs: Tensor | None = None) -> None:
         """Take one step along the vector-Jacobian products of the clients' changes.
 
         Args:
             changes: For each client theta_i before its training minus after it, by parameter name. The hypernetwork
                 must be as it was when it generated them.
+            inputs: What theirs were generated from in the place of embeddings [B, d]: constants. The step is then one
+                of the hypernetwork alone, and the table of embeddings stays as it is.
         """
         clients = list(changes)
         deltas = torch.stack(
@@ -127,10 +134,14 @@ class ServerHypernetwork:
         if self.rates.combine == "mean":
             deltas = deltas / len(clients)
         self._optimiser.zero_grad()
-        self.hypernetwork(self.embeddings[clients]).backward(deltas)
+        self.hypernetwork(self.embeddings[clients] if inputs is None else inputs.detach()).backward(deltas)
         if self.rates.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self.rates.clip_norm)
         self._optimiser.step()
+
+    def forget_momentum(self) -> None:
+        """Begin the next steps with empty buffers."""
+        self._optimiser.state.clear()
 
     def state(self) -> dict[str, Tensor]:
         """Return embeddings, hypernetwork and momentum buffers by name."""

@@ -87,6 +87,8 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     shared = sum(value.nbytes for key, value in arrays.items() if not key.startswith(SERVER))
     if (bias := arrays.get(f"{SERVER}head_bias")) is not None:
         shared += bias.nbytes  # one number for each parameter that is generated
+    if "embedding" in METHODS[method].client.shared:
+        shared += arrays[f"{SERVER}embeddings"][0].nbytes
     assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
     assert summary["server_state_bytes"] == sum(value.nbytes for key, value in arrays.items() if key.startswith(SERVER))
     kept = [sum(value.nbytes for value in found.values()) for found in private_arrays(run).values()]

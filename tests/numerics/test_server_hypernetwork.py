@@ -142,3 +142,28 @@ def test_a_loaded_state_goes_on_exactly():
     fresh = server(momentum=0.9)
     other.load(fresh.state())
     assert not [name for name in other.state() if name.startswith("momentum/")]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_constant_inputs_train_the_hypernetwork_alone(momentum):
+    """Two rounds on descriptors c_i: gradient descent on loss(h(c_i)) by h with c_i a constant; embeddings rest."""
+    one = server(momentum=momentum, weight_decay=0.01, clip_norm=1e-3)
+    values, clients = values_of(one), [0, 2]
+    rows = torch.randn(2, values["embeddings"].shape[1], generator=torch_generator(1, "rows")).to(one.embeddings.dtype)
+    rows.requires_grad_()
+    optimiser, names = Sgd(0.3, momentum, 0.01, 1e-3), [name for name in values if name != "embeddings"]
+    for _ in range(2):
+        generated = one.generate(clients, rows)
+        one.update({client: change(generated[client], client) for client in clients}, rows)
+        values = {name: value.detach().requires_grad_() for name, value in values.items()}
+        table = {
+            **values,
+            "embeddings": torch.zeros_like(values["embeddings"]).index_copy(0, torch.tensor(clients), rows),
+        }
+        loss = RATE * sum(loss_of(generate(table, client), client) for client in clients) / len(clients)
+        values = optimiser.step(values, loss, names)
+    assert rows.grad is None
+    assert_equal(values_of(one), {name: value.detach() for name, value in values.items()})
+    assert "momentum/embeddings" not in one.state()
+    one.forget_momentum()
+    assert not [name for name in one.state() if name.startswith("momentum/")]

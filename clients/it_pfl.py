@@ -1,0 +1,91 @@
+"""IT-PFL-HN's clients: train a generated model, and an encoder that is to find the client's embedding in its data.
+
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4 and appendix B. The algorithm
+is in docs/it_pfl.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.common import Scalar
+from numpy.typing import NDArray
+from torch import nn
+
+from clients.pfedhn import PFedHNClient
+from hyperfl_flwr.arrays import SharedArrays
+from hyperfl_flwr.messages import Reduction, group_of
+from hyperfl_flwr.models.encoder import build_encoder
+from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.training.encoder import train_encoder
+
+
+class ITPFLClient(PFedHNClient):
+    """Trains the model as pFedHN's clients do, and in the first phase the encoder.
+
+    The group `encoder` is trained parameters, `model` the change of the model (before minus after). `embedding` brings
+    what the model was generated of; what goes up in its place is zero.
+    """
+
+    shared: ClassVar[Mapping[str, Reduction]] = {
+        "encoder": Reduction.MEAN,
+        "model": Reduction.PER_CLIENT,
+        "embedding": Reduction.PER_CLIENT,
+    }
+
+    def build_groups(self) -> dict[str, nn.Module]:
+        """Return encoder, target network, and a table of one embedding [1, d]."""
+        config, shape = self.setting.config, self.setting.data.train_images.shape[1:]
+        dimension = config.pfedhn.dimension(config.num_clients)
+        self.encoder = build_encoder(config.target, shape, dimension, config.it_pfl.pooling)
+        self.embedding = nn.Embedding(1, dimension, device="meta")
+        return {"encoder": self.encoder, **super().build_groups(), "embedding": self.embedding}
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
+        """Train as every client does; the round tells which phase it is part of."""
+        self._round = config["round"]
+        return super().fit(parameters, config)
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train the model, and the encoder unless it is frozen; reports `train-loss` and `encoder-loss`."""
+        settings, method = self.setting.config, self.setting.config.it_pfl
+        numbers = super().train(rng)
+        if method.fine_tunes(self._round, settings.num_rounds):
+            return numbers
+        epochs = replace(self.epochs(), steps=method.encoder_steps) if method.encoder_steps else self.epochs()
+        numbers["encoder-loss"] = train_encoder(
+            self.encoder,
+            self.embedding.weight[0].detach(),
+            self.setting.data,
+            epochs,
+            # Not the model's numbers, so that these are pFedHN's.
+            numpy_generator(settings.seed, "encoder", self.setting.client, self._round),
+            learning_rate=method.encoder_learning_rate,
+            clip_norm=settings.pfedhn.clip_norm,
+        )
+        return numbers
+
+    def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the trained encoder, and the change of the rest."""
+        uploaded = self.protected(received, trained)
+        return [
+            after if group_of(key) == "encoder" else before - after
+            for key, before, after in zip(self.keys(), received, uploaded, strict=True)
+        ]
+
+    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
+        """Return the descriptor g(D) [1, d] of the training samples D without their labels, and the number of samples.
+
+        Args:
+            received: The encoder g, keyed `encoder/name`.
+
+        Raises:
+            ValueError: If the arrays are not an encoder's.
+        """
+        self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
+        images = self.setting.data.train_images
+        return {"embedding/weight": self.encoder.descriptor(images).cpu().numpy()[np.newaxis]}, len(images)

@@ -1,0 +1,122 @@
+"""The client encoder of IT-PFL-HN: a set of samples without labels becomes the descriptor of its client.
+
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, sections 4 and 6 and appendices B to D. The
+architecture is DeepSets (Zaheer et al., NeurIPS 2017): each sample becomes a vector phi(x), the vectors are pooled over
+the set, and linear layers psi make the descriptor of what was pooled:
+
+    g(D) = psi(pool of phi(x) over x in D)
+
+Pooled is over ALL samples of a set, however they are divided into batches. The paper averages the descriptors of
+batches, so that a sample of a short last batch counts more than others.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hyperfl_flwr.models.targets import build_target
+
+Pooling = Literal["mean-max", "mean"]
+"""`mean-max`: the first half of the units of phi is averaged over the samples, of the second the maximum is taken, as
+in the paper. `mean`: phi(x) is scaled to length 1 and averaged, so that replacing one of n samples moves the pooled
+vector by 2/n at most."""
+
+IMAGE_UNITS = 200
+"""Length of phi(x) of an image (appendix C)."""
+VECTOR_UNITS = 500
+"""Length of phi(x) of a feature vector, and width of the linear layers after the pooling (appendix C)."""
+
+BATCH = 500
+"""Samples of a set that are in memory at a time when its descriptor is made."""
+
+
+class Encoder(nn.Module):
+    """Maps a set of n samples to a descriptor of length d.
+
+    Args:
+        body: Maps samples [n, ...] to vectors phi [n, U].
+        head: Maps a pooled vector [U] to a descriptor [d].
+        pooling: See `Pooling`.
+    """
+
+    def __init__(self, body: nn.Module, head: nn.Module, pooling: Pooling) -> None:
+        super().__init__()
+        self.body, self.head, self.pooling = body, head, pooling
+
+    def phi(self, samples: Tensor) -> Tensor:
+        """Return the vectors [n, U] that are pooled; with `pooling = mean` of length 1 (0 where all units are 0)."""
+        vectors: Tensor = self.body(samples)
+        return functional.normalize(vectors, dim=1) if self.pooling == "mean" else vectors
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Return the descriptor [d] of samples [n, ...] as one set."""
+        vectors = self.phi(samples)
+        descriptor: Tensor = self.head(self._joined(vectors.sum(dim=0), vectors.amax(dim=0), len(samples)))
+        return descriptor
+
+    @torch.no_grad()
+    def pooled(self, samples: Tensor) -> Tensor:
+        """Return the pooled vector [U] of samples [n, ...] as one set, n > 0, in float64."""
+        parts = [self.phi(batch).double() for batch in torch.split(samples, BATCH)]
+        total = torch.stack([vectors.sum(dim=0) for vectors in parts]).sum(dim=0)
+        largest = torch.stack([vectors.amax(dim=0) for vectors in parts]).amax(dim=0)
+        return self._joined(total, largest, len(samples))
+
+    @torch.no_grad()
+    def descriptor(self, samples: Tensor) -> Tensor:
+        """Return the descriptor [d] of samples [n, ...] as one set, n > 0: the same up to rounding as `forward`."""
+        descriptor: Tensor = self.head(self.pooled(samples).to(next(self.parameters()).dtype))
+        return descriptor
+
+    def _joined(self, total: Tensor, largest: Tensor, number: int) -> Tensor:
+        averaged = len(total) if self.pooling == "mean" else len(total) // 2
+        return torch.cat([total[:averaged] / number, largest[averaged:]])
+
+
+def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, pooling: Pooling) -> Encoder:
+    """Build the encoder that goes with a target network.
+
+    With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling, its linear
+    layers with their activations, and a linear layer to the descriptor. With `mlp`, whose inputs may be feature vectors
+    [n, D]: three linear layers of 500 units with ReLU, pooling after the first, and a linear layer to the descriptor.
+
+    Args:
+        target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
+        input_shape: Of a sample: (channels, height, width), for `mlp` of any length.
+        embedding_dim: Length d of the descriptor.
+        pooling: See `Pooling`.
+
+    Returns:
+        The encoder on the meta device.
+
+    Raises:
+        ValueError: If the target is unknown, cannot take such images, or has other layers than convolutions before and
+            linear layers after its layer `flatten`.
+    """
+    if target == "mlp":
+        widths, inputs, units = [VECTOR_UNITS, VECTOR_UNITS], math.prod(input_shape), VECTOR_UNITS
+        convolutions: list[nn.Module] = [nn.Flatten()]
+        activation: nn.Module = nn.ReLU()
+    else:
+        channels, height, width = input_shape
+        children = dict(build_target(target, (channels, height, width), 2).extractor.named_children())
+        names = list(children)
+        if "flatten" not in names:
+            raise ValueError(f"no encoder is defined for the {target} target: take cnn, lenet or mlp")
+        end = names.index("flatten") + 1
+        convolutions, after = [children[name] for name in names[:end]], [children[name] for name in names[end:]]
+        linear = [layer for layer in after if isinstance(layer, nn.Linear)]
+        widths, inputs, units = [layer.out_features for layer in linear], linear[0].in_features, IMAGE_UNITS
+        activation = after[1]
+    with torch.device("meta"):
+        body = [*convolutions, nn.Linear(inputs, units), copy.deepcopy(activation)]
+        head: list[nn.Module] = []
+        for before, width in zip([units, *widths], widths, strict=False):
+            head += [nn.Linear(before, width), copy.deepcopy(activation)]
+        head.append(nn.Linear(widths[-1], embedding_dim))
+        return Encoder(nn.Sequential(*body), nn.Sequential(*head), pooling)

@@ -1,0 +1,155 @@
+"""IT-PFL-HN's server: pFedHN's hypernetwork, and an encoder that makes its inputs of clients' data without labels.
+
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4 and appendix B. The algorithm
+is in docs/it_pfl.md. In the first phase hypernetwork and embeddings move as pFedHN's do, and the encoder is averaged. In the
+second the encoder is frozen and the hypernetwork is tuned on the clients' descriptors in the place of their embeddings
+(equation 9); as it was before it is kept, for the clients of the federation.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from hyperfl_flwr.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.grid import Exchange
+from hyperfl_flwr.models.encoder import build_encoder
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.rng import torch_generator
+from strategies.base import Setting
+from strategies.describing import DESCRIPTOR, Descriptions, ask_for_descriptors
+from strategies.pfedhn import PFedHN
+
+KEPT = "federation/"
+"""Prefix, in the server's state, of the hypernetwork as it was at the end of the first phase."""
+
+EMBEDDINGS, FINE_TUNING = "embeddings", "fine-tuning"
+"""Names of the phases."""
+
+
+class ITPFL(PFedHN):
+    """Averages the group `encoder`; sends each client its `model` and, in `embedding`, what that was generated of.
+
+    Attributes:
+        kept: The hypernetwork's parameters at the end of the first phase, by name; empty before.
+        descriptors: g(D_i) [d] of the clients that have sent it.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.kept: dict[str, Tensor] = {}
+        self.descriptors: dict[int, Tensor] = {}
+        self._dimension = self.server.hypernetwork.embedding_dim
+        self._asked_for = Descriptions()
+
+    def phase(self, server_round: int) -> str:
+        """Return `embeddings` or `fine-tuning`."""
+        config = self.setting.config
+        return FINE_TUNING if config.it_pfl.fine_tunes(server_round, config.num_rounds) else EMBEDDINGS
+
+    def warnings(self) -> Sequence[str]:
+        """Return whether no round is left that trains the encoder."""
+        if self.phase(1) == EMBEDDINGS:
+            return ()
+        config = self.setting.config
+        return [
+            f"it-pfl.fine-tune-rounds = {config.it_pfl.fine_tune_rounds} leaves none of num-rounds = "
+            f"{config.num_rounds} to train the encoder"
+        ]
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the encoder's ordinary initial values."""
+        config = self.setting.config
+        encoder = build_encoder(
+            config.target, self.setting.federation.input_shape, self._dimension, config.it_pfl.pooling
+        )
+        return {"encoder": ordinary_parameters(encoder, torch_generator(config.seed, "encoder"))}
+
+    def inputs(self, clients: Sequence[int]) -> Tensor | None:
+        """Return the descriptors [B, d] of some clients in the second phase."""
+        return torch.stack([self.descriptors[client] for client in clients]) if self.kept and clients else None
+
+    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+        """Return each client's network and the embedding or descriptor that it was generated of."""
+        inputs = self.inputs(clients)
+        rows = self.server.embeddings.detach()[list(clients)] if inputs is None else inputs
+        networks = super().own_arrays(clients)
+        return {
+            client: {**networks[client], DESCRIPTOR: row[None].numpy()}
+            for client, row in zip(clients, rows, strict=True)
+        }
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Return the messages of a round; in the second phase, ask for descriptors that are missing before."""
+        self._prepare(server_round, arrays, grid, self.sampled(server_round))
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Return the messages of the evaluation after the last round, of models of descriptors if it has tuned."""
+        self._prepare(server_round, arrays, grid, range(self.setting.config.num_clients))
+        return super().configure_evaluate(server_round, arrays, config, grid)
+
+    def _prepare(self, server_round: int, encoder: ArrayRecord, grid: Grid, clients: Sequence[int]) -> None:
+        """Have the descriptors of some clients, of all of them when the second phase begins."""
+        self._asked_for = Descriptions()
+        if self.phase(server_round) == EMBEDDINGS:
+            return
+        wanted: Iterable[int] = clients
+        if not self.kept:
+            self._begin_fine_tuning(server_round)
+            wanted = range(self.setting.config.num_clients)
+        if missing := set(wanted) - set(self.descriptors):
+            found = ask_for_descriptors(grid, self.setting, server_round, encoder, missing, self._dimension)
+            self.descriptors |= {
+                client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.descriptors.items()
+            }
+            found.failures = [failure for failure in found.failures if failure.client in clients]
+            self._asked_for = found
+
+    def _begin_fine_tuning(self, server_round: int) -> None:
+        hypernetwork = self.server.hypernetwork.named_parameters()
+        self.kept = {name: value.detach().clone() for name, value in hypernetwork}
+        self.server.forget_momentum()
+        self.progress.last_phase_after = server_round - 1
+
+    def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
+        if self.kept:
+            clients = [client for client in clients if client in self.descriptors]
+        return super()._messages(kind, arrays, clients)
+
+    def _begin_outcome(self) -> None:
+        super()._begin_outcome()
+        self.outcome.failures += self._asked_for.failures
+        self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire
+
+    def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Reduce as always; a frozen encoder is a constant, free of rounding."""
+        arrays, weights = super().reduce(exchanges)
+        return pack_arrays(self._current) if arrays is not None and self.kept else arrays, weights
+
+    def server_state(self) -> SharedArrays:
+        """Return pFedHN's state, and in the second phase the hypernetwork of before and the descriptors [N, d]."""
+        state = super().server_state()
+        if self.kept:
+            number = self.setting.config.num_clients
+            state["descriptors"] = np.zeros((number, self._dimension), np.float32)
+            state["described"] = np.zeros(number, np.uint8)
+            for client, row in self.descriptors.items():
+                state["descriptors"][client], state["described"][client] = row.numpy(), 1
+        return state | {KEPT + name: value.numpy() for name, value in self.kept.items()}
+
+    def load_server_state(self, arrays: SharedArrays) -> None:
+        """Go back to a state that `server_state` returned."""
+        super().load_server_state(arrays)
+        self.kept = {
+            name.removeprefix(KEPT): torch.tensor(value) for name, value in arrays.items() if name.startswith(KEPT)
+        }
+        known = np.flatnonzero(arrays["described"]).tolist() if self.kept else []
+        self.descriptors = {client: torch.tensor(arrays["descriptors"][client]) for client in known}
