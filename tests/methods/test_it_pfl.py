@@ -1,0 +1,264 @@
+"""IT-PFL-HN's two phases: what they compute, who is sent what, and that a run goes on in each and across the border."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import (
+    NUM_CLIENTS,
+    Federate,
+    InProcessGrid,
+    KilledError,
+    KilledGrid,
+    Settings,
+    exact,
+    last_checkpoint,
+    metrics,
+    outcome,
+)
+from flwr.app import ArrayRecord, Message, MessageType
+from torch import Tensor
+
+from clients.it_pfl import ITPFLClient
+from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.checkpoint import Checkpoints
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.messages import DESCRIBE, OWN_ARRAYS, Request, by_client, record_of
+from hyperfl_flwr.recording import read_manifest
+
+LOCAL, SERVER_RATE = 0.05, 0.5
+"""Rates of the clients and of the server in a round of one local step on all data, without momentum and decay."""
+
+PLAIN: dict[str, Any] = {
+    "target": "mlp", "batch_size": 40, "learning_rate": LOCAL, "momentum": 0.0, "weight_decay": 0.0,
+    "pfedhn.clip-norm": 0.0, "pfedhn.server-learning-rate": SERVER_RATE, "pfedhn.server-momentum": 0.0,
+    "pfedhn.server-weight-decay": 0.0, "pfedhn.server-clip-norm": 0.0, "checkpoint_every": 1,
+    "pfedhn.hidden-width": 32,
+}  # fmt: skip
+
+
+class OwnArraysGrid(InProcessGrid):
+    """Keeps of each message with own arrays its type, round, asked clients and those arrays, in both directions."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self.sent: list[tuple[str, Request, dict[int, SharedArrays]]] = []
+        self.replies: list[tuple[str, Request, dict[int, SharedArrays]]] = []
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.message_type != "query.hello":
+            request = Request.of(message.content)
+            for content, kept in ((message.content, self.sent), (reply.content, self.replies)):
+                if OWN_ARRAYS in content:
+                    own = by_client(unpack_arrays(record_of(content, OWN_ARRAYS, ArrayRecord)))
+                    kept.append((message.metadata.message_type, request, own))
+        return reply
+
+
+def arrays_after(run: Path, number: int) -> dict[str, Tensor]:
+    return {key: torch.tensor(value) for key, value in Checkpoints(run / "checkpoints").load(number)[0].items()}
+
+
+def layer(values: dict[str, Tensor], inputs: Tensor, name: str) -> Tensor:
+    return inputs @ values[f"{name}.weight"].T + values[f"{name}.bias"]
+
+
+def descriptor(values: dict[str, Tensor], images: Tensor) -> Tensor:
+    """The encoder of the mlp target, written out."""
+    phi = layer(values, images.flatten(1), "encoder/body.1").clamp(min=0)
+    pooled = torch.cat([phi[:, :250].mean(dim=0), phi[:, 250:].max(dim=0).values])
+    hidden = layer(values, layer(values, pooled, "encoder/head.0").clamp(min=0), "encoder/head.2").clamp(min=0)
+    return layer(values, hidden, "encoder/head.4")
+
+
+def logits(values: dict[str, Tensor], row: Tensor, images: Tensor) -> Tensor:
+    """h(row) and then the mlp that it makes, written out; one hidden layer of the hypernetwork."""
+    hidden = layer(values, layer(values, row, "server/body.0").clamp(min=0), "server/body.2")
+    theta, begin = hidden @ values["server/head_weight"] + values["server/head_bias"], 0
+    inputs = images.flatten(1)
+    for number, (fan_in, units) in enumerate(((64, 200), (200, 200), (200, 10))):
+        weight = theta[begin : begin + fan_in * units].reshape(units, fan_in)
+        bias = theta[begin + fan_in * units : begin + (fan_in + 1) * units]
+        inputs = inputs @ weight.T + bias
+        inputs = inputs.clamp(min=0) if number < 2 else inputs
+        begin += (fan_in + 1) * units
+    assert begin == len(theta)
+    return inputs
+
+
+@pytest.mark.parametrize("fine_tune_rounds", [0, 1])
+def test_a_round_is_gradient_descent_through_hypernetwork_and_network(
+    fine_tune_rounds: int, federate: Federate
+) -> None:
+    """Round 2 of 2, of either phase: the server steps along the gradient, by autograd, of the clients' mean loss.
+
+    In the second phase by h alone, at g(D_i), through which no gradient goes; embeddings and encoder rest.
+    """
+    run = federate("it-pfl", **PLAIN, **{"it-pfl.fine-tune-rounds": fine_tune_rounds})
+    before, after = arrays_after(run, 1), arrays_after(run, 2)
+    data = load_federated_data(RunConfig.from_flat(read_manifest(run)["settings"]).data_settings())
+    values = {
+        key: value.clone().requires_grad_()
+        for key, value in before.items()
+        if key.startswith("server/") and not key.startswith("server/momentum/")
+    }
+    loss = torch.zeros(())
+    for client in range(NUM_CLIENTS):
+        mine = data.client(client)
+        row = descriptor(before, mine.train_images) if fine_tune_rounds else values["server/embeddings"][client]
+        if fine_tune_rounds:
+            torch.testing.assert_close(after["server/descriptors"][client], row, rtol=1e-4, atol=1e-6)
+        found = logits(values, row, mine.train_images)
+        loss = loss + torch.nn.functional.cross_entropy(found, mine.train_labels) / NUM_CLIENTS
+    gradients = torch.autograd.grad(loss, list(values.values()), allow_unused=True)
+    for (key, value), gradient in zip(values.items(), gradients, strict=True):
+        assert (gradient is None) == (bool(fine_tune_rounds) and key == "server/embeddings")
+        if gradient is None:
+            assert torch.equal(after[key], before[key])
+        else:
+            step = LOCAL * gradient
+            assert step.abs().max() > 0
+            torch.testing.assert_close((value - after[key]) / SERVER_RATE, step, rtol=1e-2, atol=2e-6)
+    frozen = [torch.equal(after[key], before[key]) for key in before if key.startswith("encoder/")]
+    assert all(frozen) if fine_tune_rounds else not any(frozen)
+    kept = {key: value for key, value in after.items() if key.startswith("server/federation/")}
+    assert len(kept) == (len(values) - 1 if fine_tune_rounds else 0)
+    for key, value in kept.items():
+        assert torch.equal(value, before[key.replace("federation/", "")])
+
+
+def test_the_first_phase_is_pfedhns(federate: Federate) -> None:
+    """Hypernetwork, embeddings and momentum bit by bit: the encoder trains beside them and has no say."""
+    plan = {"num_rounds": 3, "fraction_train": 0.5}
+    mine, _ = last_checkpoint(federate("it-pfl", **plan, **{"it-pfl.fine-tune-rounds": 0}))
+    theirs, _ = last_checkpoint(federate("pfedhn", **plan))
+    assert exact({key: value for key, value in mine.items() if key.startswith("server/")}) == exact(theirs)
+
+
+def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
+    """A message brings models and embeddings of the clients that it is about; replies bring no embedding back.
+
+    The embeddings are the server's rows, in the second phase the descriptors, which were sent once.
+    """
+    grids: list[OwnArraysGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> OwnArraysGrid:
+        grids.append(OwnArraysGrid(num_nodes, settings))
+        return grids[-1]
+
+    changes = {"num_rounds": 4, "checkpoint_every": 1, "it-pfl.fine-tune-rounds": 2}
+    run = federate("it-pfl", 5, grid=make, **changes)
+    for _, request, own in (*grids[0].sent, *grids[0].replies):
+        assert list(own) == list(request.clients)
+        assert len(own) == 1  # of five nodes with a client each
+    rows = {
+        (kind, request.round, client): arrays["embedding/weight"]
+        for kind, request, own in grids[0].sent
+        for client, arrays in own.items()
+    }
+    described = [
+        (request.round, client, arrays["embedding/weight"])
+        for kind, request, own in grids[0].replies
+        for client, arrays in own.items()
+        if kind == DESCRIBE
+    ]
+    assert [(number, client) for number, client, _ in described] == [(3, client) for client in range(NUM_CLIENTS)]
+    table = Checkpoints(run / "checkpoints").load(2)[0]["server/embeddings"]
+    for _, client, row in described:
+        for key in ((MessageType.TRAIN, 3), (MessageType.TRAIN, 4), (MessageType.EVALUATE, 4)):
+            np.testing.assert_array_equal(rows[(*key, client)], row)
+        assert not np.array_equal(row[0], table[client])
+        assert not np.array_equal(rows[MessageType.TRAIN, 1, client], rows[MessageType.TRAIN, 2, client])
+    for kind, _, own in grids[0].replies:
+        for arrays in own.values():
+            assert kind == DESCRIBE or not arrays["embedding/weight"].any()
+
+
+def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -> None:
+    """Three rounds of embeddings, two of fine-tuning; the encoder's loss is told as long as it is trained."""
+    run = federate("it-pfl", num_rounds=5, checkpoint_every=5, **{"it-pfl.fine-tune-rounds": 2})
+    rounds = [row for row in metrics(run) if row["kind"] == "train"]
+    assert [row["phase"] for row in rounds] == ["embeddings"] * 3 + ["fine-tuning"] * 2
+    assert ["encoder_loss" in row for row in rounds] == [True] * 3 + [False] * 2
+    log = (run / "server.log").read_text()
+    assert "the phase fine-tuning begins with round 4 of 5" in log
+    assert "round 3/5 (embeddings): own accuracy" in log
+    assert "round 5/5 (fine-tuning): own accuracy" in log
+    checkpoints = Checkpoints(run / "checkpoints")
+    assert checkpoints.rounds() == [3, 5]  # a phase ends with a checkpoint
+    stages = [checkpoints.load(number)[1] for number in (3, 5)]
+    assert [(stage.phase, stage.last_phase_after) for stage in stages] == [("embeddings", None), ("fine-tuning", 3)]
+
+
+def test_a_run_without_a_round_for_the_encoder_is_warned(federate: Federate) -> None:
+    run = federate("it-pfl", num_rounds=1, **{"it-pfl.fine-tune-rounds": 1})
+    text = "warning: it-pfl.fine-tune-rounds = 1 leaves none of num-rounds = 1 to train the encoder"
+    assert text in (run / "server.log").read_text()
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 10])
+@pytest.mark.parametrize("in_round", [2, 4, 5])
+def test_a_run_that_is_killed_in_either_phase_goes_on(in_round: int, checkpoint_every: int, federate: Federate) -> None:
+    """In the first phase, in the first round of the second and in the next: a straight run is the expected value."""
+    plan: dict[str, Any] = {"num_rounds": 5, "fraction_train": 0.5, "checkpoint_every": checkpoint_every}
+    plan |= {"it-pfl.fine-tune-rounds": 2, "target": "mlp"}
+    straight = federate("it-pfl", **plan)
+    plan["output"] = str(straight.parent / "run-111")
+    with pytest.raises(KilledError):
+        federate("it-pfl", grid=partial(KilledGrid, in_round=in_round), **plan)
+    killed = straight.parent / "run-111"
+    newest = max(Checkpoints(killed / "checkpoints").rounds(), default=0)
+    assert newest == (in_round - 1 if checkpoint_every == 1 else {2: 0, 4: 3, 5: 4}[in_round])
+    assert outcome(federate("it-pfl", resume=str(killed), **plan)) == outcome(straight)
+
+
+def test_a_prolonged_run_goes_on_from_the_end_of_the_first_phase(federate: Federate) -> None:
+    """Its checkpoint is kept: a run of six rounds keeps rounds 1 and 2 of one of five, and ends like a straight one."""
+    plan: dict[str, Any] = {"checkpoint_every": 1, "it-pfl.fine-tune-rounds": 3, "target": "mlp"}
+    short = federate("it-pfl", num_rounds=5, **plan)
+    assert Checkpoints(short / "checkpoints").rounds() == [2, 4, 5]
+    times = {row["round"]: row["seconds"] for row in timed(short)}
+    long = federate("it-pfl", num_rounds=6, resume=str(short), **plan)
+    assert [row["seconds"] == times[row["round"]] for row in timed(long) if row["round"] <= 5] == [True] * 2 + [
+        False
+    ] * 3
+    assert outcome(long) == outcome(federate("it-pfl", num_rounds=6, **plan))
+
+
+def timed(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize("fault", ["raises", "is no number"])
+def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
+    fault: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 2 fails when the second phase begins, in round 2: it is named in that round and trained in the next."""
+    describe, calls = ITPFLClient.describe, []
+
+    def broken(self: ITPFLClient, received: SharedArrays) -> tuple[SharedArrays, int]:
+        calls.append(self.setting.client)
+        arrays, number = describe(self, received)
+        if self.setting.client == 2 and calls.count(2) == 1:
+            if fault == "raises":
+                raise RuntimeError("the camera is broken")
+            return {key: value * np.nan for key, value in arrays.items()}, number
+        return arrays, number
+
+    monkeypatch.setattr(ITPFLClient, "describe", broken)
+    run = federate("it-pfl", num_rounds=3, **{"it-pfl.fine-tune-rounds": 2})
+    assert sorted(calls) == [0, 1, 2, 2, 3, 4]
+    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [2], []]
+    text = "the camera is broken" if fault == "raises" else "embedding/weight is not finite"
+    assert text in (run / "failures" / "round-000002-client-00002.txt").read_text()
+    arrays, progress = last_checkpoint(run)
+    assert arrays["server/described"].tolist() == [1] * NUM_CLIENTS
+    assert progress.versions == dict.fromkeys(range(NUM_CLIENTS), 3)
