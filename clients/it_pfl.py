@@ -51,16 +51,22 @@ class ITPFLClient(PFedHNClient):
         return super().fit(parameters, config)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Train the model, and the encoder unless it is frozen; reports `train-loss` and `encoder-loss`."""
+        """Train the model, and the encoder unless it is frozen.
+
+        Reports `train-loss`, and of the encoder `embedding-distance` |g(D) - e|^2 / d, as received, and `encoder-loss`.
+        """
         settings, method = self.setting.config, self.setting.config.it_pfl
         numbers = super().train(rng)
         if method.fine_tunes(self._round, settings.num_rounds):
             return numbers
         epochs = replace(self.epochs(), steps=method.encoder_steps) if method.encoder_steps else self.epochs()
+        embedding, data = self.embedding.weight[0].detach(), self.setting.data
+        distance = self.encoder.descriptor(data.train_images) - embedding
+        numbers["embedding-distance"] = float(distance.square().mean())
         numbers["encoder-loss"] = train_encoder(
             self.encoder,
-            self.embedding.weight[0].detach(),
-            self.setting.data,
+            embedding,
+            data,
             epochs,
             # Not the model's numbers, so that these are pFedHN's.
             numpy_generator(settings.seed, "encoder", self.setting.client, self._round),

@@ -1,6 +1,7 @@
 """IT-PFL-HN's two phases: what they compute, who is sent what, and that a run goes on in each and across the border."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from federations import (
     last_checkpoint,
     metrics,
     outcome,
+    plain_grid,
 )
-from flwr.app import ArrayRecord, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
 from clients.it_pfl import ITPFLClient
@@ -29,7 +31,17 @@ from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.messages import DESCRIBE, OWN_ARRAYS, Request, by_client, record_of
+from hyperfl_flwr.messages import (
+    ARRAYS,
+    CLIENTS,
+    CONFIG,
+    DESCRIBE,
+    OWN_ARRAYS,
+    Report,
+    Request,
+    by_client,
+    record_of,
+)
 from hyperfl_flwr.recording import read_manifest
 
 LOCAL, SERVER_RATE = 0.05, 0.5
@@ -186,7 +198,8 @@ def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -
     run = federate("it-pfl", num_rounds=5, checkpoint_every=5, **{"it-pfl.fine-tune-rounds": 2})
     rounds = [row for row in metrics(run) if row["kind"] == "train"]
     assert [row["phase"] for row in rounds] == ["embeddings"] * 3 + ["fine-tuning"] * 2
-    assert ["encoder_loss" in row for row in rounds] == [True] * 3 + [False] * 2
+    for name in ("encoder_loss", "embedding_distance"):
+        assert [row.get(name, 0) > 0 for row in rounds] == [True] * 3 + [False] * 2
     log = (run / "server.log").read_text()
     assert "the phase fine-tuning begins with round 4 of 5" in log
     assert "round 3/5 (embeddings): own accuracy" in log
@@ -262,3 +275,19 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     arrays, progress = last_checkpoint(run)
     assert arrays["server/described"].tolist() == [1] * NUM_CLIENTS
     assert progress.versions == dict.fromkeys(range(NUM_CLIENTS), 3)
+
+
+def test_a_method_without_an_encoder_describes_nothing(make_settings: Callable[..., Settings]) -> None:
+    """FedAvg's clients answer a DESCRIBE message with a failure that says so, and with no array."""
+    settings = make_settings("fedavg")
+    grid = plain_grid(1, settings)
+    request = Request(
+        round=1, experiment="0" * 16, run_directory="", clients=[0, 3], versions=[0, 0], kept_versions=[0, 0]
+    )
+    content = RecordDict({ARRAYS: ArrayRecord(), CONFIG: request.to_record()})
+    message = Message(content, dst_node_id=next(iter(grid.get_node_ids())), message_type=DESCRIBE)
+    (reply,) = grid.pull_messages(grid.push_messages([message]))
+    assert OWN_ARRAYS not in reply.content
+    report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
+    reason = "ValueError: fedavg has no encoder"
+    assert [(failure.client, failure.reason) for failure in report.failures] == [(0, reason), (3, reason)]
