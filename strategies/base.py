@@ -120,8 +120,9 @@ class BaseStrategy(Strategy):
     def load_server_state(self, arrays: SharedArrays) -> None:
         """Go back to a state that `server_state` returned."""
 
-    def warnings(self) -> Sequence[str]:
-        """Return what people should know of the settings before the first round."""
+    @classmethod
+    def warnings(cls, config: RunConfig) -> Sequence[str]:
+        """Return what people should know of a run's settings before the first round."""
         return ()
 
     def initial_arrays(self) -> ArrayRecord:

@@ -22,6 +22,7 @@ from federations import (
 from test_contract_privacy import leaks
 
 from clients.priv_hfl import PrivHFLClient
+from experiments.run import plan
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
@@ -233,8 +234,12 @@ def test_a_chain_sends_no_model(federate: Federate) -> None:
     }
 
 
-def test_warnings_are_in_the_log(federate: Federate) -> None:
+def test_warnings_come_before_the_run_and_are_in_its_log(federate: Federate, tmp_path: Path) -> None:
     """The published order has no safe step without sigma; the default settings need no warning."""
+    settings = {"method": "priv-hfl", "output": str(tmp_path / "run")}
+    assert plan(settings, 1).warnings == []
+    (warning,) = plan(settings | {"priv-hfl.order": "published"}, 1).warnings
+    assert "take the alternating order" in warning
     assert "warning:" not in (federate("priv-hfl") / "server.log").read_text()
     log = (federate("priv-hfl", **{"priv-hfl.order": "published"}) / "server.log").read_text()
     assert "warning: with priv-hfl.order = published" in log
