@@ -109,6 +109,19 @@ def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tenso
     return moved, client.multiplier(received, observation.round - 1 - version)
 
 
+def model_after(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
+    """Return the client's model at the end of the round, float32 by parameter name: the first one and all changes.
+
+    Raises:
+        ValueError: If the settings are not PRIV-HFL's.
+    """
+    if knowledge.dual is None:
+        raise ValueError(f"{knowledge.method} has no changes to add up")
+    key, start = _KEYS[knowledge.dual.realisation], _start(knowledge)
+    changes = torch.stack([_array(seen, key) for seen in (*observation.earlier, observation)])
+    return _named(_vector(start) + changes.sum(dim=0), start)
+
+
 def _start(knowledge: PublicKnowledge) -> dict[str, Tensor]:
     target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
     return ordinary_parameters(target, torch_generator(knowledge.seed, "model"))
