@@ -10,6 +10,9 @@ The local steps are along gradient + force, with the force constant, so that for
     change = (a - 1) theta_i + sum_j p_j (G_j + force)
 
 and `sum_j w_j G_j` follows, after one step the gradient itself. Then images are searched for as by `ig`.
+
+With distillation (`pseudo-samples` among the findings is not 0) what follows is a mixture: the gradient of the loss on
+the client's images plus that on pseudo-data. It is taken for the former alone.
 """
 
 from collections.abc import Sequence
@@ -79,6 +82,7 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
             "gradient-norm": float(gradient.norm()),
             "force-norm": float(force.norm()),
             "moved-norm": float(moved.norm()),
+            "pseudo-samples": float(knowledge.pseudo_samples),
         },
     )
 
