@@ -248,7 +248,9 @@ def _compared(target: Target, found: Sequence[Images], private: Sequence[Images]
 
     Where an attack finds fewer images than a client has, each stands for several.
     """
-    found = [images[np.arange(max(len(images), len(own))) % len(images)] for images, own in zip(found, private, strict=True)]
+    found = [
+        images[np.arange(max(len(images), len(own))) % len(images)] for images, own in zip(found, private, strict=True)
+    ]
     unrelated, mean_image = controls(target, sum(map(len, found)))
     parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
     return [compare(*each, mean_image) for each in zip(found, private, parts, strict=True)]

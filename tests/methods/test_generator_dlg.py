@@ -13,7 +13,8 @@ from experiments.audit import Options, audit, images_of
 from experiments.audit_report import measure, sentence
 from experiments.followed import Followed
 from experiments.observed import Target, recorded_round
-from hyperfl_flwr.attacks.generator_dlg import label_shares, noise_space, private_counts
+from hyperfl_flwr.attacks.generator_dlg import noise_space
+from hyperfl_flwr.attacks.generator_labels import label_shares, private_counts
 from hyperfl_flwr.attacks.matching import match
 from hyperfl_flwr.attacks.reconstruction import to_pixels
 from hyperfl_flwr.errors import ConfigError
