@@ -27,11 +27,12 @@ from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 ALL = {"audit.clients": "all", "audit.rounds": "all"}
+ALONE = {"priv-hfl.distill": False}
 CANDIDATES = 1000
 
 
 def settings(**changes: object) -> Settings:
-    local = {"method": "priv-hfl", "batch-size": 1, "local-epochs": 1, "priv-hfl.local-steps": 1}
+    local = {"method": "priv-hfl", "batch-size": 1, "local-epochs": 1, "priv-hfl.local-steps": 1, **ALONE}
     return default_settings() | SMALL | local | changes  # type: ignore[return-value]
 
 
@@ -60,7 +61,7 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     The attacked round has the run's multipliers, though it has other local steps. So few iterations find one digit at
     least, to 15 dB above the mean image.
     """
-    run = federate("priv-hfl", **ALL, **{"learning-rate": 0.05})
+    run = federate("priv-hfl", **ALL, **ALONE, **{"learning-rate": 0.05})
     options = Options(attacks=["dual-difference"], num_images=3, iterations=200, total_variation=1e-4)
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
     target = make_target(base | passes(base, options), options, run)
@@ -89,9 +90,7 @@ def test_a_run_that_kept_no_record_is_named(federate: Federate) -> None:
         audit(target, Options())
     require_history(make_target(settings(), Options(num_images=2)))
     assert attacks_on("priv-hfl") == ["dual-difference", "generator-dlg"]
-    assert chosen_attacks([], make_target(settings(**{"priv-hfl.distill": False}), Options(num_images=2))) == [
-        "dual-difference"
-    ]
+    assert chosen_attacks([], make_target(settings(), Options(num_images=2))) == ["dual-difference"]
     assert attacks_on("priv-hfl", summed=True) == []
 
 

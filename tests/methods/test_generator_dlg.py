@@ -1,6 +1,7 @@
 """What the generator's gradient tells a server, from the messages of real federations."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ from experiments.audit import Options, audit, images_of
 from experiments.audit_report import measure, sentence
 from experiments.followed import Followed
 from experiments.observed import Target, recorded_round
+from hyperfl_flwr.attacks.dual_difference import _halves, _read_halves
 from hyperfl_flwr.attacks.generator_dlg import noise_space
 from hyperfl_flwr.attacks.generator_labels import label_shares, private_counts
+from hyperfl_flwr.attacks.ig import _simulation
+from hyperfl_flwr.attacks.inversion import Optimisation
 from hyperfl_flwr.attacks.matching import match
-from hyperfl_flwr.attacks.reconstruction import to_pixels
+from hyperfl_flwr.attacks.reconstruction import AttackSettings, build_structure, to_pixels
+from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.training.distillation import PseudoData, label_probabilities
 
+FEW = Optimisation(iterations=1)
 WATCHED: dict[str, Any] = {"audit.clients": "all", "audit.rounds": "all", "num_nodes": 1}
 
 
@@ -135,3 +141,29 @@ def test_it_needs_distillation(federate: Federate) -> None:
         audit(target, Options(attacks=["generator-dlg"]), observed)
     with pytest.raises(ValueError, match="the clients do not distil"):
         label_shares(observed[0], target.knowledge())
+
+
+def test_one_step_on_images_and_pseudo_data_is_one_on_all_of_them(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of each: the true images of both kinds cause the gradient that dual-difference matches."""
+    draws = Draws(monkeypatch)
+    _, target, observed = run_and_watch(
+        federate,
+        **{"num_rounds": 1, "num-clients": 2, "data.train-samples": 4, "batch-size": 4, "priv-hfl.local-steps": 1},
+        **{"priv-hfl.pseudo-samples": 4},
+    )
+    knowledge = target.knowledge()
+    assert all(_halves(observation, knowledge) for observation in observed)
+    for client, pseudo in enumerate(draws.pseudo):
+        reading, data = _read_halves(observed[client], knowledge), target.data().client(client)
+        images = torch.cat([data.train_images, pseudo.images.detach()])
+        constants = {**reading.parameters, "labels": torch.cat([data.train_labels, pseudo.labels])}
+        simulate = _simulation(build_structure(knowledge), replace(knowledge, batch_size=8, clip_norm=0.0), 1)
+        for name, value in simulate({"images": images}, constants).items():
+            torch.testing.assert_close(reading.gradient[name], value, atol=1e-5, rtol=1e-3)
+    (found, _) = ATTACKS["dual-difference"].run(observed, knowledge, AttackSettings(optimisation=FEW))
+    assert (len(found.images), found.findings["mixture"]) == (8, 0.0)
+    known = [data.train_labels.numpy()] * 2
+    (found, _) = ATTACKS["dual-difference"].run(observed, knowledge, AttackSettings(optimisation=FEW, labels=known))
+    assert (len(found.images), found.findings["mixture"]) == (4, 1.0)
