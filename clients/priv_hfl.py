@@ -70,6 +70,7 @@ class PrivHFLClient(BaseClient):
     def __init__(self, setting: ClientSetting) -> None:
         self.rule = dual_rule(setting.config)
         self._round, self._version = 1, INITIAL
+        self._evaluates_mean = False
         super().__init__(setting)
 
     def build_groups(self) -> dict[str, nn.Module]:
@@ -201,8 +202,19 @@ class PrivHFLClient(BaseClient):
         )
 
     def predictor(self) -> Predict:
-        """Return the client's model: `aggregate` is its own too, before training, since no other one is received."""
+        """Return the client's model: before training, `aggregate` is its own too, since no other one is received."""
         return self.model
+
+    def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
+        """Evaluate after the last round: the mean model, of which the change is received (mean), or the own (chain)."""
+        self._evaluates_mean = self.rule.realisation == "mean"
+        return super().evaluate(parameters, config)
+
+    def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
+        super()._load(parameters, version)
+        if self._evaluates_mean:
+            change = self._mixed(self.received.theta, back=True)
+            vector_to_parameters(self._start_vector() + change, self.model.parameters())
 
     def _theta(self) -> Tensor:
         """Return all parameters [m] as one new vector."""

@@ -21,6 +21,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from sklearn.covariance import LedoitWolf
 from sklearn.decomposition import PCA
 
@@ -158,18 +159,20 @@ def _draw_divergences(axes: Axes, found: Mapping[int, Sequence[float]]) -> None:
         line, marker, grey = "-" if label < 5 else "--", "os^dvPX*<>"[label % 10], str(0.06 * (label % 10))
         axes.plot(list(found), curve, line, marker=marker, color=grey, mfc="white", label=str(label), markevery=0.1)
     axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
     axes.set_ylabel("KL(pseudo || private) in nats, by class")
     axes.legend(fontsize="x-small", ncols=2)
 
 
 def _sheet(rows: Sequence[Images] | Images, study: PseudoStudy) -> Images:
-    """Return one picture [rows H, SHOWN W, C] (or without C) in [0, 1], a class in each row."""
-    channels, height, width = study.data.dataset.input_shape
+    """Return one picture (grey ones without channels) in [0, 1], a class in each row, a pixel between images."""
+    channels, height, width = (size + (axis > 0) for axis, size in enumerate(study.data.dataset.input_shape))
     sheet = np.ones((len(rows) * height, SHOWN * width, channels), np.float32)
     mean, std = np.array(study.data.dataset.mean), np.array(study.data.dataset.std)
     for row, images in enumerate(rows):
         for column, image in enumerate(images):
             pixels = (image.transpose(1, 2, 0) * std + mean).clip(0, 1)
-            sheet[row * height : (row + 1) * height, column * width : (column + 1) * width] = pixels
+            top, left = row * height, column * width
+            sheet[top : top + height - 1, left : left + width - 1] = pixels
     return sheet[:, :, 0] if channels == 1 else sheet

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
@@ -74,6 +75,15 @@ class PrivHFL(BaseStrategy):
     def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
         """Keep the changes of a chain's clients until the round ends."""
         self._increments = {client: torch.tensor(arrays[FORCE]) for client, arrays in own.items()}
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Send the mean change in the place of S (mean), so that the clients can evaluate the mean model."""
+        if isinstance(self.server, MeanServer):
+            mean = self.server.consensus.numpy().astype(np.float32)
+            arrays = pack_arrays({**unpack_arrays(arrays), CHANGES: mean})
+        return super().configure_evaluate(server_round, arrays, config, grid)
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the changes of those who finished, absent clients counting as zero; advance dual variables and generator.

@@ -134,11 +134,11 @@ def gradients(target: Target, images: Tensor, labels: Tensor) -> Tensor:
 def test_a_rotation_hides_the_gradient_and_not_its_length(realisation: str, tmp_path: Path) -> None:
     """One step on one digit: what is read off has nothing to do with the gradient, which it is without the rotation.
 
-    Among a thousand digits the length of the change alone points out the client's.
+    Among a thousand digits the length of the change alone points out the client's, where gradients are not clipped.
     """
     cosines = {}
     for mixing in (False, True):
-        changes = {"priv-hfl.mixing": mixing, "priv-hfl.realisation": realisation}
+        changes = {"priv-hfl.mixing": mixing, "priv-hfl.realisation": realisation, "priv-hfl.clip-norm": 0.0}
         target = make_target(settings(**changes), Options(num_images=5))
         (tmp_path / str(mixing)).mkdir()
         readings = [read_change(each, target.knowledge()) for each in record_round(target, tmp_path / str(mixing))]

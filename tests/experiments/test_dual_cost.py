@@ -22,7 +22,8 @@ SIZES = {"digits": 22_602, "fashion-mnist": 117_066, "cifar10": 121_182, "resnet
 def test_runs_cost_what_is_computed(form, num_clients, federate):
     """Messages of a real federation, its checkpoint and a client's file; equal to the byte."""
     chain = {"priv-hfl.realisation": "chain", "priv-hfl.projection": form.endswith("projected")}
-    settings = {"num_clients": num_clients, "num_rounds": 1} | (chain if form.startswith("chain") else {})
+    settings = {"num_clients": num_clients, "num_rounds": 1, "priv-hfl.distill": False}
+    settings |= chain if form.startswith("chain") else {}
     run = federate("fedavg" if form == "fedavg" else "priv-hfl", **settings)
     summary = json.loads((run / "summary.json").read_text())
     assert {name: summary[name] for name in METRICS} == asdict(computed_cost(form, num_clients, SIZES["digits"]))

@@ -24,6 +24,7 @@ from test_contract_privacy import leaks
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest
@@ -246,3 +247,22 @@ def test_a_chain_does_not_depend_on_the_number_of_nodes(federate: Federate) -> N
     for other in others:
         for part in ("arrays", "private", "accuracies"):
             assert other[part] == first[part]
+
+
+@pytest.mark.parametrize("changes", [{}, {"priv-hfl.mixing": True}, {"fraction_train": 0.5}], ids=str)
+def test_the_mean_model_is_evaluated_after_the_last_round(changes: dict[str, Any], federate: Federate) -> None:
+    """`aggregate` of the run is the accuracy of theta(0) + mean change on each client's test data."""
+    run = federate("priv-hfl", **FOUR | {"num_rounds": 5, "learning-rate": 0.05, "priv-hfl.local-steps": 8} | changes)
+    models = counted_models(run, 5)
+    config = RunConfig.from_flat(read_manifest(run)["settings"])
+    target = build_target("cnn", (1, 8, 8), 10)
+    target.load_state_dict(ordinary_parameters(target, torch_generator(0, "model")), assign=True)
+    data, expected = load_federated_data(config.data_settings()), []
+    for vector in (models.mean(axis=0), models[0]):
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(vector).float(), target.parameters())
+        clients = [data.client(client) for client in range(4)]
+        hits = [(target(each.test_images).argmax(dim=1) == each.test_labels).double().mean() for each in clients]
+        expected.append(float(torch.stack(hits).mean()))
+    got = json.loads((run / "summary.json").read_text())["test_accuracy_aggregate"]
+    assert got == pytest.approx(expected[0], abs=0.006)  # one image of 200 may be on the edge
+    assert abs(got - expected[1]) > 0.006

@@ -27,7 +27,8 @@ class OneClient:
         images, labels = self.samples.train_images, self.samples.train_labels
         changes = {
             "method": "priv-hfl", "batch-size": 5, "momentum": 0.5, "weight-decay": 0.03, "priv-hfl.sigma": SIGMA,
-            "priv-hfl.dual-step": BETA, "priv-hfl.local-steps": STEPS, "priv-hfl.realisation": realisation, "priv-hfl.clip-norm": 0.0,
+            "priv-hfl.dual-step": BETA, "priv-hfl.local-steps": STEPS, "priv-hfl.realisation": realisation,
+            "priv-hfl.clip-norm": 0.0,
         } | dict(more)  # fmt: skip
         self.setting = ClientSetting(
             config=RunConfig.from_flat(default_settings() | changes), client=0, device=torch.device("cpu"),
