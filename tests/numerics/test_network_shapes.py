@@ -165,7 +165,7 @@ def test_images_of_any_layout_are_computed_channels_last_on_the_cpu():
 
 @pytest.mark.usefixtures("float64")
 def test_the_mlp_is_fedavgs():
-    """784 * 200 + 200, 200 * 200 + 200 and 200 * 10 + 10 parameters are 199,210 (McMahan et al.); the layers by hand."""
+    """784 * 200 + 200, 200 * 200 + 200 and 200 * 10 + 10 parameters: the paper's 199,210; the layers by hand."""
     target = build_target("mlp", GREY, 10)
     assert count(target) == 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10 == 199_210
     values = {
