@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from experiments.followed import Followed, require_history
+from experiments.neighbours import attackable
 from experiments.observed import Observed, Target, View, leaked_activations, record_round, settings_of, view
 from hyperfl_flwr.attacks.inversion import Optimisation, Progress
 from hyperfl_flwr.attacks.matching import Comparison, compare
@@ -43,6 +44,7 @@ class Options:
         samples: Of them per client; None is the batch size, which makes a pass over them one step.
         labels_known: Whether the attacks are told the labels.
         summed: Whether the server sees the sum of the clients' uploads only.
+        by_neighbours: Whether the end clients of a chain attack the clients beside them, not the server all.
         iterations: Of each attack's optimisation; None is its own number.
         restarts: Random starts of each attack's optimisation; None is its own number.
         total_variation: Weight of the prior; None is each attack's own.
@@ -53,6 +55,7 @@ class Options:
     samples: int | None = None
     labels_known: bool = False
     summed: bool = False
+    by_neighbours: bool = False
     iterations: int | None = None
     restarts: int | None = None
     total_variation: float | None = None
@@ -116,7 +119,10 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         },
         methods=METHODS,
     )
-    target = Target(config=config, clients=range(number), trained=trained, summed=options.summed)
+    clients = attackable(config) if options.by_neighbours else range(number)
+    target = Target(
+        config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
+    )
     target.data()  # whose absence is to be told before anything else
     return target
 
@@ -167,6 +173,8 @@ def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
     if target.config.method == "priv-hfl" and not target.config.priv_hfl.distill:
         possible = [name for name in possible if not ATTACKS[name].of_generator]
         method = f"{method} without distillation"
+    if target.by_neighbours:
+        possible = [name for name in possible if name == "dual-difference"]
     for name in names:
         if name not in ATTACKS:
             raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")

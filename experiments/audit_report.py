@@ -49,6 +49,7 @@ def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None
         "threat": threat(target),
         "clients": len(target.clients),
         "summed": target.summed,
+        "by_neighbours": target.by_neighbours,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
         "local_steps": target.num_steps,
@@ -67,6 +68,8 @@ def threat(target: Target) -> str:
     images = "1 image" if samples == 1 else f"{samples} images"
     if target.summed:
         images += f", seen as the sum of {len(target.clients)} clients"
+    if target.by_neighbours:
+        images += ", seen by the next client of the chain"
     if steps == 1:
         return f"one step on {images}"
     if samples < WHOLE_ROUND:
@@ -253,6 +256,8 @@ def write_audit(
 
 
 def _known(target: Target, findings: Mapping[str, Finding]) -> str:
+    if target.by_neighbours:
+        return "The attacks had what the first and the last client were sent, what these sent, and the settings."
     if not target.summed:
         return "The attacks had the server's messages and the settings."
     told = [name for name, finding in findings.items() if finding.attack.told_hidden]
