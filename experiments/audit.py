@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 from experiments.followed import Followed, require_history
+from experiments.neighbours import attackable
 from experiments.observed import Observed, Target, View, leaked_activations, record_round, settings_of, view
 from hyperfl_flwr.attacks.inversion import Optimisation, Progress
 from hyperfl_flwr.attacks.matching import Comparison, compare
@@ -42,6 +44,7 @@ class Options:
         samples: Of them per client; None is the batch size, which makes a pass over them one step.
         labels_known: Whether the attacks are told the labels.
         summed: Whether the server sees the sum of the clients' uploads only.
+        by_neighbours: Whether the end clients of a chain attack the clients beside them, not the server all.
         iterations: Of each attack's optimisation; None is its own number.
         restarts: Random starts of each attack's optimisation; None is its own number.
         total_variation: Weight of the prior; None is each attack's own.
@@ -52,6 +55,7 @@ class Options:
     samples: int | None = None
     labels_known: bool = False
     summed: bool = False
+    by_neighbours: bool = False
     iterations: int | None = None
     restarts: int | None = None
     total_variation: float | None = None
@@ -115,7 +119,10 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         },
         methods=METHODS,
     )
-    target = Target(config=config, clients=range(number), trained=trained, summed=options.summed)
+    clients = attackable(config) if options.by_neighbours else range(number)
+    target = Target(
+        config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
+    )
     target.data()  # whose absence is to be told before anything else
     return target
 
@@ -144,12 +151,15 @@ class Finding:
         comparisons: The same, held against the private images; empty for an attack that finds no images. Of a sum there
             is one over all clients, as nothing tells which result is whose.
         labels_found: Share of the labels that were found; None where the attack looks for none, or was told them.
+        label_correlation: Of each client, the rank correlation between estimated and true numbers of samples of each
+            class; NaN where one of them is constant, and empty for an attack that estimates none.
     """
 
     attack: Attack
     results: Sequence[Reconstruction]
     comparisons: Sequence[Comparison]
     labels_found: float | None
+    label_correlation: Sequence[float] = ()
 
 
 def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
@@ -160,6 +170,11 @@ def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
     """
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     possible = attacks_on(target.config.method, summed=target.summed)
+    if target.config.method == "priv-hfl" and not target.config.priv_hfl.distill:
+        possible = [name for name in possible if not ATTACKS[name].of_generator]
+        method = f"{method} without distillation"
+    if target.by_neighbours:
+        possible = [name for name in possible if name == "dual-difference"]
     for name in names:
         if name not in ATTACKS:
             raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
@@ -219,14 +234,31 @@ def attack(target: Target, row: Attack, settings: AttackSettings, seen: View) ->
     found, private = [result.images for result in results], [images for images, _ in truth]
     if target.summed:
         found, private = [np.concatenate(found)], [np.concatenate(private)]
-    comparisons = _compared(target, found, private) if row.finds_images else []
+    finds_images = row.finds_images and all(map(len, found))
+    comparisons = _compared(target, found, private) if finds_images else []
     told = settings.labels is not None and row.finds_images
     labels_found = None if told else _labels_found(results, [labels for _, labels in truth])
-    return Finding(attack=row, results=results, comparisons=comparisons, labels_found=labels_found)
+    return Finding(
+        attack=row,
+        results=results,
+        comparisons=comparisons,
+        labels_found=labels_found,
+        label_correlation=[
+            _rank_correlation(result.label_counts, labels)
+            for result, (_, labels) in zip(results, truth, strict=False)
+            if result.label_counts is not None
+        ],
+    )
 
 
 def _compared(target: Target, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
-    """Compare with as many unrelated images as there are reconstructions, so that the control is fair."""
+    """Compare with as many unrelated images as there are reconstructions, so that the control is fair.
+
+    Where an attack finds fewer images than a client has, each stands for several.
+    """
+    found = [
+        images[np.arange(max(len(images), len(own))) % len(images)] for images, own in zip(found, private, strict=True)
+    ]
     unrelated, mean_image = controls(target, sum(map(len, found)))
     parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
     return [compare(*each, mean_image) for each in zip(found, private, parts, strict=True)]
@@ -246,6 +278,14 @@ def controls(target: Target, number: int) -> tuple[Images, Images]:
     chosen = rng.choice(len(test), number, replace=number > len(test))
     sample = test.scaled(np.sort(rng.choice(len(test), min(len(test), 2000), replace=False)))
     return test.scaled(chosen), sample.mean(axis=0)
+
+
+def _rank_correlation(counts: NDArray[np.float64], labels: IntArray) -> float:
+    """Return Spearman's correlation between estimated counts [K] and those of the labels [n]."""
+    truth = np.bincount(labels, minlength=len(counts))
+    if np.ptp(truth) == 0 or np.ptp(counts) == 0:
+        return math.nan
+    return float(spearmanr(counts, truth).statistic)
 
 
 def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:

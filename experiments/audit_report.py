@@ -49,6 +49,7 @@ def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None
         "threat": threat(target),
         "clients": len(target.clients),
         "summed": target.summed,
+        "by_neighbours": target.by_neighbours,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
         "local_steps": target.num_steps,
@@ -67,6 +68,8 @@ def threat(target: Target) -> str:
     images = "1 image" if samples == 1 else f"{samples} images"
     if target.summed:
         images += f", seen as the sum of {len(target.clients)} clients"
+    if target.by_neighbours:
+        images += ", seen by the next client of the chain"
     if steps == 1:
         return f"one step on {images}"
     if samples < WHOLE_ROUND:
@@ -84,6 +87,8 @@ def _attack(target: Target, finding: Finding, lpips: Lpips | None) -> dict[str, 
         "labels_found": finding.labels_found,
         "findings": [dict(result.findings) for result in results],
     }
+    if finding.label_correlation:
+        document["label_counts"] = _label_counts(finding)
     if not finding.comparisons:
         return document
     private = np.concatenate([images_of(target, client)[0] for client in target.clients])
@@ -108,6 +113,20 @@ def _attack(target: Target, finding: Finding, lpips: Lpips | None) -> dict[str, 
     }
 
 
+def _label_counts(finding: Finding) -> dict[str, Any]:
+    """Return the estimates by client, and their rank correlations with the truth; None where that is constant."""
+    found = [None if math.isnan(value) else value for value in finding.label_correlation]
+    known = [value for value in found if value is not None]
+    return {
+        "correlation": {"mean": float(np.mean(known)) if known else None, "per_client": found},
+        "estimated": [
+            [round(float(count), 2) for count in result.label_counts]
+            for result in finding.results
+            if result.label_counts is not None
+        ],
+    }
+
+
 def _statistics(values: Values) -> dict[str, Any]:
     """Return mean, median and each value; NaN (SSIM of images below 7 pixels) becomes None."""
     capped = np.minimum(values, MOST_DECIBELS)
@@ -123,16 +142,25 @@ def sentence(document: Mapping[str, Any], name: str) -> str:
     found, where = document["attacks"][name], document["threat"]
     if "verdict" not in found:
         share = found["labels_found"]
-        return f"After {where}, {name} found {100 * share:.0f} % of the labels."
+        labels = "" if share is None else f" found {100 * share:.0f} % of the labels"
+        return f"After {where}, {name}{labels or ' looked for no images'}.{_histogram(found)}"
     ours, mean = found["psnr"]["median"], found["control"]["mean_image"]["psnr"]["median"]
     control = max(found["control"]["unrelated"]["psnr"]["median"], mean)
     numbers = (
         f"median PSNR {ours:.1f} dB, where the better control, which knows nothing of the client, has {control:.1f}"
     )
     if found["verdict"] == "recovered nothing":
-        return f"After {where}, {name} recovered nothing: {numbers} dB. A failed attack is no proof of safety."
+        silence = "A failed attack is no proof of safety."
+        return f"After {where}, {name} recovered nothing: {numbers} dB. {silence}{_histogram(found)}"
     which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
-    return f"After {where}, {name} recovered {which}: {numbers} dB."
+    return f"After {where}, {name} recovered {which}: {numbers} dB.{_histogram(found)}"
+
+
+def _histogram(found: Mapping[str, Any]) -> str:
+    mean = found.get("label_counts", {}).get("correlation", {}).get("mean")
+    if mean is None:
+        return ""
+    return f" Its estimate of each class's number of samples has a rank correlation of {mean:.2f} with the truth."
 
 
 def table(document: Mapping[str, Any]) -> str:
@@ -228,6 +256,8 @@ def write_audit(
 
 
 def _known(target: Target, findings: Mapping[str, Finding]) -> str:
+    if target.by_neighbours:
+        return "The attacks had what the first and the last client were sent, what these sent, and the settings."
     if not target.summed:
         return "The attacks had the server's messages and the settings."
     told = [name for name, finding in findings.items() if finding.attack.told_hidden]

@@ -9,6 +9,7 @@ from typing import overload
 from flwr.app import ConfigRecord
 from torch import Tensor
 
+from experiments.neighbours import keep_next, seen_by_neighbours
 from hyperfl_flwr.attacks.observation import (
     Observation,
     PublicKnowledge,
@@ -42,6 +43,7 @@ class Target:
         clients: Their ids.
         trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
         summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
+        by_neighbours: Whether not the server attacks but the end clients of a chain, see `experiments.neighbours`.
         recorded_round: Number of the round, where a run has recorded it; 0 where it is run for the attack.
     """
 
@@ -49,6 +51,7 @@ class Target:
     clients: Sequence[int]
     trained: Path | None = None
     summed: bool = False
+    by_neighbours: bool = False
     recorded_round: int = 0
 
     @property
@@ -123,12 +126,15 @@ class View:
 
 
 def view(target: Target, recorded: Observed) -> View:
-    """Return what the server sees of what was recorded of each client.
+    """Return what the attacker sees of what was recorded of each client.
 
     Raises:
         ConfigError: If a sum is wanted of clients with unequal numbers of samples.
     """
     knowledge = target.knowledge()
+    if target.by_neighbours:
+        seen = seen_by_neighbours(target.config, target.clients, recorded.paths[0].parents[1])
+        return View(observations=seen, knowledge=knowledge)
     if not target.summed:
         return View(observations=recorded, knowledge=knowledge)
     sizes = {len(target.data().train_indices(client)) for client in target.clients}
@@ -181,6 +187,8 @@ def record_round(target: Target, folder: Path) -> Observed:
     strategy.reduce(exchange(grid, messages, config.round_timeout))
     for failure in strategy.outcome.failures:
         raise RunFailedError(f"client {failure.client} failed in the round to be attacked: {failure.reason}")
+    if target.by_neighbours:
+        keep_next(strategy.own_arrays([0, config.num_clients - 1]), folder)
     return Observed([observation_path(folder, current, client) for client in target.clients])
 
 

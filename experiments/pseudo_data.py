@@ -138,7 +138,7 @@ def draw_pseudo_data(run: Path, picture: Path) -> None:
         writer = csv.writer(stream)
         writer.writerow(["round", *(f"class-{label}" for label in range(len(found[last])))])
         writer.writerows([number, *values] for number, values in found.items())
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1))
     _draw_divergences(left, found)
@@ -151,6 +151,7 @@ def draw_pseudo_data(run: Path, picture: Path) -> None:
         axes.imshow(_sheet(rows, study), cmap="gray")
         axes.set_title(title, fontsize="medium")
         axes.axis("off")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=10, fontsize="small")
     figure.savefig(picture, dpi=120)
 
 
@@ -162,7 +163,6 @@ def _draw_divergences(axes: Axes, found: Mapping[int, Sequence[float]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
     axes.set_ylabel("KL(pseudo || private) in nats, by class")
-    axes.legend(fontsize="x-small", ncols=2)
 
 
 def _sheet(rows: Sequence[Images] | Images, study: PseudoStudy) -> Images:

@@ -50,6 +50,12 @@ def run_audit(
             "--summed", help="The server sees the clients' uploads as a sum only, as with secure aggregation."
         ),
     ] = False,
+    by_neighbours: Annotated[
+        bool,
+        typer.Option(
+            "--by-neighbours", help="The first and last client of priv-hfl's chain attack the clients next to them."
+        ),
+    ] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="Begin where the run in this folder has ended.")] = None,
     recorded: Annotated[Path | None, typer.Option(help="Attack what the run in this folder has recorded.")] = None,
     lpips_weights: Annotated[
@@ -63,13 +69,16 @@ def run_audit(
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
         num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
-        total_variation=total_variation, summed=summed,
+        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours,
     )  # fmt: skip
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
     named = {"method": method, "dataset": dataset}
     observed: Observed | None = None
+    if by_neighbours:
+        others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed}
+        _refuse_beside("--by-neighbours", others)
     if recorded is not None:
         _refuse_beside("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)

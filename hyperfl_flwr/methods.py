@@ -107,7 +107,7 @@ METHODS: Mapping[str, Method] = {
         strategy=PrivHFL,
         client=PrivHFLClient,
         paper="Najafi et al., PRIV-HFL",
-        leaves="the change of the client's model",
+        leaves="the change of the client's model; with distillation a gradient of the common generator, too",
     ),
 }
 """All methods by name."""

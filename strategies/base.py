@@ -124,8 +124,9 @@ class BaseStrategy(Strategy):
         """Return the name of the phase of training that a round is part of; empty where there is but one."""
         return ""
 
-    def warnings(self) -> Sequence[str]:
-        """Return what people should know of the settings before the first round."""
+    @classmethod
+    def warnings(cls, config: RunConfig) -> Sequence[str]:
+        """Return what people should know of a run's settings before the first round."""
         return ()
 
     def initial_arrays(self) -> ArrayRecord:

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initial import ordinary_parameters
@@ -50,11 +51,11 @@ class ITPFL(PFedHN):
         config = self.setting.config
         return FINE_TUNING if config.it_pfl.fine_tunes(server_round, config.num_rounds) else EMBEDDINGS
 
-    def warnings(self) -> Sequence[str]:
+    @classmethod
+    def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return whether no round is left that trains the encoder."""
-        if self.phase(1) == EMBEDDINGS:
+        if not config.it_pfl.fine_tunes(1, config.num_rounds):
             return ()
-        config = self.setting.config
         return [
             f"it-pfl.fine-tune-rounds = {config.it_pfl.fine_tune_rounds} leaves none of num-rounds = "
             f"{config.num_rounds} to train the encoder"

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.messages import group_of
 from hyperfl_flwr.models.generator import kept_generator_path
@@ -51,9 +52,10 @@ class PrivHFL(BaseStrategy):
             self.server = ChainServer.start(rule, config.num_clients, self.size)
         self._increments: dict[int, Tensor] = {}
 
-    def warnings(self) -> Sequence[str]:
+    @classmethod
+    def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return under which settings errors grow."""
-        return stability_warnings(self.setting.config)
+        return stability_warnings(config)
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return S = 0 (mean) and the generator (distillation); the clients make their first model from the seed."""

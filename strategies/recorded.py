@@ -93,7 +93,7 @@ class RecordedStrategy(Strategy):
         """
         if evaluate_fn is not None:
             raise ValueError("evaluate_fn must be None: clients evaluate on their own data, the server holds none")
-        for line in self.inner.warnings():
+        for line in self.inner.warnings(self.inner.setting.config):
             self.announce(f"warning: {line}")
         arrays = initial_arrays
         for current in range(self.inner.progress.round + 1, num_rounds + 1):

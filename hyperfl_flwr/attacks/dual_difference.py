@@ -10,9 +10,15 @@ The local steps are along gradient + force, with the force constant, so that for
     change = (a - 1) theta_i + sum_j p_j (G_j + force)
 
 and `sum_j w_j G_j` follows, after one step the gradient itself. Then images are searched for as by `ig`.
+
+With distillation that is a mixture, the gradient of the loss on the client's images plus that on pseudo-data. One step
+on n images and n pseudo-data is one step on 2 n images at twice the gradient, and all of them are searched for. In
+other cases, and with known labels, which are not the pseudo-data's, the mixture is taken for the images' gradient alone
+(`mixture` among the findings is 1), and the attack is weaker than it could be.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -40,7 +46,25 @@ def dual_difference(
         knowledge: The settings, with the dual's rule and the seed.
         settings: Without labels, those of `recover_labels` are taken.
     """
-    return invert(observations, knowledge, settings, read_change)
+    if settings.labels is not None or not all(_halves(each, knowledge) for each in observations):
+        return invert(observations, knowledge, settings, read_change)
+    doubled = [replace(each, num_examples=2 * each.num_examples) for each in observations]
+    wider = replace(knowledge, batch_size=2 * knowledge.batch_size, clip_norm=knowledge.clip_norm / 2)
+    results = invert(doubled, wider, settings, _read_halves)
+    return [replace(result, labels=None) for result in results]  # the pseudo-data's are among them
+
+
+def _halves(observation: Observation, knowledge: PublicKnowledge) -> bool:
+    """Say whether the change is one step on all of the client's images and on as many pseudo-data."""
+    number, size = observation.num_examples, knowledge.batch_size
+    return knowledge.num_steps(number) == 1 and number <= size and number == min(size, knowledge.pseudo_samples)
+
+
+def _read_halves(observation: Observation, knowledge: PublicKnowledge) -> Readout:
+    """Return the mean gradient of images and pseudo-data together."""
+    reading = read_change(observation, knowledge)
+    gradient = {name: value / 2 for name, value in reading.gradient.items()}
+    return replace(reading, gradient=gradient, findings={**reading.findings, "mixture": 0.0})
 
 
 def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout:
@@ -79,6 +103,7 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
             "gradient-norm": float(gradient.norm()),
             "force-norm": float(force.norm()),
             "moved-norm": float(moved.norm()),
+            "mixture": float(knowledge.pseudo_samples > 0),
         },
     )
 
@@ -107,6 +132,19 @@ def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tenso
     if rule.realisation == "chain":
         return moved, received
     return moved, client.multiplier(received, observation.round - 1 - version)
+
+
+def model_after(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
+    """Return the client's model at the end of the round, float32 by parameter name: the first one and all changes.
+
+    Raises:
+        ValueError: If the settings are not PRIV-HFL's.
+    """
+    if knowledge.dual is None:
+        raise ValueError(f"{knowledge.method} has no changes to add up")
+    key, start = _KEYS[knowledge.dual.realisation], _start(knowledge)
+    changes = torch.stack([_array(seen, key) for seen in (*observation.earlier, observation)])
+    return _named(_vector(start) + changes.sum(dim=0), start)
 
 
 def _start(knowledge: PublicKnowledge) -> dict[str, Tensor]:

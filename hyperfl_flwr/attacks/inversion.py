@@ -88,7 +88,9 @@ class Problems:
     shared: Tensors = field(default_factory=dict)
 
     def clamp(self, unknowns: Tensors) -> None:
-        """Put the images back into the valid range, in place."""
+        """Put the images back into the valid range, in place; other unknowns have none."""
+        if IMAGES not in unknowns:
+            return
         with torch.no_grad():
             unknowns[IMAGES].copy_(torch.minimum(torch.maximum(unknowns[IMAGES], self.low), self.high))
 
@@ -120,7 +122,7 @@ def solve(
 
     Args:
         problems: On one device.
-        start: Maps the number of a restart to the first unknowns, each [N, ...]; one of them is `images`.
+        start: Maps the number of a restart to the first unknowns, each [N, ...].
         optimisation: Settings.
         progress: Called every fifty iterations.
 
@@ -212,7 +214,8 @@ def _evaluation(problems: Problems, optimisation: Optimisation) -> Callable[[Ten
 
     def one(unknowns: Tensors, constants: Tensors, observed: Tensors) -> tuple[Tensor, Tensor]:
         value = objective(problems.simulate(unknowns, {**constants, **problems.shared}), observed)
-        return value, value + optimisation.total_variation * total_variation(unknowns[IMAGES])
+        prior = total_variation(unknowns[IMAGES]) if IMAGES in unknowns else 0.0
+        return value, value + optimisation.total_variation * prior
 
     batched = vmap(one)
 

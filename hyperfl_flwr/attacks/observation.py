@@ -88,6 +88,9 @@ class PublicKnowledge:
         summed_clients: Number N of clients whose mean a reply is, see `mean_observation`; 1 is a client's own upload.
         seed: Of the run; what all clients start from follows from it.
         dual: How PRIV-HFL's multipliers move; None for other methods.
+        pseudo_samples: Number P of pseudo-data that PRIV-HFL's client makes; 0 without distillation.
+        generator_width: Of its generator; 0 without distillation.
+        class_balance: c, by which it draws their labels; 0 without distillation.
     """
 
     method: str
@@ -111,6 +114,9 @@ class PublicKnowledge:
     summed_clients: int = 1
     seed: int = 0
     dual: DualRule | None = None
+    pseudo_samples: int = 0
+    generator_width: int = 0
+    class_balance: float = 0.0
 
     def __post_init__(self) -> None:
         """Check lengths and ranges.
@@ -146,7 +152,7 @@ class PublicKnowledge:
             learning_rate: The setting, or the data set's own where that is `auto`.
             augmented: Whether the data set is used with augmentation.
         """
-        hyperfl = config.method == "hyperfl"
+        hyperfl, distills = config.method == "hyperfl", config.method == "priv-hfl" and config.priv_hfl.distill
         weight_decay, clip_norm = config.weight_decay, _clip_norm(config)
         if config.method == "hyperfl-frozen":  # FedRep's round at other rates
             method = config.hyperfl
@@ -175,6 +181,9 @@ class PublicKnowledge:
             initialisation=config.hyperfl.initialisation if hyperfl else "",
             seed=config.seed,
             dual=dual_rule(config) if config.method == "priv-hfl" else None,
+            pseudo_samples=config.priv_hfl.pseudo_samples if distills else 0,
+            generator_width=config.priv_hfl.generator_width if distills else 0,
+            class_balance=config.priv_hfl.class_balance if distills else 0.0,
         )
 
     def num_steps(self, num_examples: int) -> int:

@@ -49,6 +49,8 @@ off the heads; it is then computed from v."""
 _ACTIVE = 1e-4
 """Units of z below this share of the largest are taken for switched off."""
 
+_STATISTICS = (".running_mean", ".running_var")
+
 _RIDGE = 1e-4
 """How much more the heads' z is trusted than the first layer's v, as a ratio of errors."""
 
@@ -101,7 +103,10 @@ def sgd_scalars(
 
 
 def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
-    """Return `sum_j w_j G_j` of every shared array in float64, by `group/name`."""
+    """Return `sum_j w_j G_j` of every shared parameter in float64, by `group/name`.
+
+    BatchNorm's running statistics, which have no gradient, are left out.
+    """
     kept, weights = sgd_scalars(
         knowledge.num_steps(observation.num_examples),
         learning_rate=knowledge.learning_rate,
@@ -111,6 +116,8 @@ def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict
     replies_change = knowledge.method.startswith("pfedhn")
     found = {}
     for key, before in observation.received.items():
+        if key.endswith(_STATISTICS):
+            continue
         start, reply = _tensor(before), _tensor(observation.reply[key])
         after = start - reply if replies_change else reply
         found[key] = (after - kept * start) / weights.sum()

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Progress, Solution, Tensors, solve
+from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Progress, Tensors, solve
 from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
 from hyperfl_flwr.models.targets import ChannelsLast, Target, build_target
 from hyperfl_flwr.rng import torch_generator
@@ -54,10 +54,12 @@ class Reconstruction:
         iterations: Steps taken.
         seconds: Wall time of the batch divided by its clients.
         findings: Numbers about the reading of the reply.
+        label_counts: Estimated number of private samples of each class, float64 [K]; None where none are estimated.
     """
 
     images: FloatArray
     labels: IntArray | None = None
+    label_counts: NDArray[np.float64] | None = None
     objective: float = float("nan")
     iterations: int = 0
     seconds: float = 0.0
@@ -80,6 +82,8 @@ class Counted(Protocol):
 
 Client = TypeVar("Client", bound=Counted)
 
+Network = TypeVar("Network", bound=nn.Module)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
@@ -90,12 +94,14 @@ class Batch:
         labels: int64 [n] per client, or None.
         findings: Per client.
         other_unknowns: Draws first values of the unknowns besides the images, for one client.
+        images_of: Makes normalised images [N, m, C, H, W] of the unknowns, where images are none of them.
     """
 
     problems: Problems
     labels: Sequence[IntArray | None]
     findings: Sequence[Mapping[str, float]]
     other_unknowns: Callable[[torch.Generator], Tensors] = lambda generator: {}
+    images_of: Callable[[Tensors], Tensor] | None = None
 
 
 def reconstruct(
@@ -129,7 +135,8 @@ def reconstruct(
         progress = _shifted(settings.progress, len(results), len(positions), len(clients))
         solution = solve(batch.problems, start, optimisation, progress)
         seconds = (time.perf_counter() - began) / len(positions)
-        found = _pixels(solution, knowledge)
+        normalised = solution.unknowns[IMAGES] if batch.images_of is None else batch.images_of(solution.unknowns)
+        found = to_pixels(normalised, knowledge)
         for row, position in enumerate(positions):
             results[position] = Reconstruction(
                 images=found[row],
@@ -157,13 +164,31 @@ def known_labels(clients: Sequence[Counted], settings: AttackSettings) -> list[I
 
 
 def build_structure(knowledge: PublicKnowledge) -> Target:
-    """Return the target network without values, so that it can be called under `torch.func.vmap`."""
-    target = build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes)
-    for module in list(target.modules()):
+    """Return the target network without values, so that it can be called under `torch.func.vmap`.
+
+    BatchNorm has each batch's own statistics in it, as in training, and keeps none.
+    """
+    return vmap_ready(build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes))
+
+
+def vmap_ready(network: Network) -> Network:
+    """Replace layers that cannot be called under `torch.func.vmap`, in place."""
+    for module in list(network.modules()):
         for name, child in module.named_children():
-            if isinstance(child, ChannelsLast):
-                setattr(module, name, nn.Identity())
-    return target
+            setattr(module, name, _callable(child))
+    return network
+
+
+def _callable(layer: nn.Module) -> nn.Module:
+    """Return what stands for a layer: a batch under `vmap` has no memory layout, and nothing may change in place."""
+    if isinstance(layer, ChannelsLast):
+        return nn.Identity()
+    if isinstance(layer, nn.ReLU):
+        return nn.ReLU()
+    if isinstance(layer, nn.BatchNorm2d):
+        with torch.device("meta"):
+            return nn.BatchNorm2d(layer.num_features, affine=layer.affine, track_running_stats=False)
+    return layer
 
 
 def stack(rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
@@ -192,16 +217,19 @@ def _starts(
         rows: list[Tensors] = []
         for position in positions:
             generator = torch_generator(settings.seed, "attack", position, restart)
-            images = torch.randn(num_images, *knowledge.input_shape, generator=generator)
-            rows.append({IMAGES: images, **batch.other_unknowns(generator)})
+            images = {}
+            if batch.images_of is None:
+                images[IMAGES] = torch.randn(num_images, *knowledge.input_shape, generator=generator)
+            rows.append({**images, **batch.other_unknowns(generator)})
         return stack(rows, settings.device)
 
     return start
 
 
-def _pixels(solution: Solution, knowledge: PublicKnowledge) -> FloatArray:
+def to_pixels(normalised: Tensor, knowledge: PublicKnowledge) -> FloatArray:
+    """Return images [..., C, H, W] without the normalisation, cut to [0, 1]."""
     mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (knowledge.mean, knowledge.std))
-    images: FloatArray = (solution.unknowns[IMAGES].cpu() * std + mean).clamp(0, 1).numpy()
+    images: FloatArray = (normalised.cpu() * std + mean).clamp(0, 1).numpy()
     return images
 
 

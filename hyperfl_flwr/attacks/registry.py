@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hyperfl_flwr.attacks import channels, dual_difference, head_gradient, idlg, ig, paper_ig
+from hyperfl_flwr.attacks import channels, dual_difference, generator_dlg, head_gradient, idlg, ig, paper_ig
 from hyperfl_flwr.attacks.inversion import Optimisation
 from hyperfl_flwr.attacks.reconstruction import Run
 
@@ -22,6 +22,7 @@ class Attack:
         run: The attack.
         defaults: Its own optimisation; None where it searches for nothing.
         finds_images: Whether its results have images.
+        of_generator: Whether it needs the gradient of a generator, which clients that distil send.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Attack:
     told_hidden: bool = False
     defaults: Optimisation | None = None
     finds_images: bool = True
+    of_generator: bool = False
 
 
 ATTACKS: Mapping[str, Attack] = {
@@ -72,6 +74,15 @@ ATTACKS: Mapping[str, Attack] = {
         follows=True,
         run=dual_difference.dual_difference,
         defaults=ig.DEFAULTS,
+    ),
+    "generator-dlg": Attack(
+        title="Pseudo-data and label counts from the generator's gradient",
+        source="Zhu et al., NeurIPS 2019; the reading: this project",
+        methods=("priv-hfl",),
+        follows=True,
+        run=generator_dlg.generator_dlg,
+        defaults=generator_dlg.DEFAULTS,
+        of_generator=True,
     ),
     "channels-known": Attack(
         title="Channels of a sum, activations known",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hyperfl_flwr.models.targets import ChannelsLast
 
@@ -59,7 +58,7 @@ class Generator(nn.Module):
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
         """Return normalised images [B, C, H, W] of noise [B, 100] and labels [B]; B at least 2."""
-        one_hot = functional.one_hot(labels, self.num_classes).to(noise.dtype)
+        one_hot = (labels[:, None] == torch.arange(self.num_classes, device=labels.device)).to(noise.dtype)
         parts = [self.noise(noise), self.label(one_hot)]
         maps = torch.cat([part.view(self.first_shape) for part in parts], dim=1)
         images: Tensor = self.body(maps)

@@ -152,6 +152,8 @@ def test_what_a_run_has_recorded_is_attacked(federate: Federate) -> None:
         (["--num-images", "5", "--batch-size", "4"], "must be a multiple of the samples per client, 4"),
         (["--checkpoint", "/nowhere", "--method", "fedavg"], "--method cannot be given with --checkpoint"),
         (["--recorded", "/nowhere", "--samples", "3"], "--samples cannot be given with --recorded"),
+        (["--by-neighbours", "--summed"], "--summed cannot be given with --by-neighbours"),
+        (["--by-neighbours", "--method", "fedavg"], "clients see their neighbours in priv-hfl with"),
         (["--lpips-weights", "/nowhere"], "/nowhere is missing"),
         (["--dataset", "mnist", "--data-root", "/nowhere"], "data set mnist must lie in /nowhere"),
     ],

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from experiments.audit import Options, audit, make_target, passes
+from experiments.audit import Options, audit, chosen_attacks, make_target, passes
 from experiments.audit_cell import run_attack
 from experiments.followed import Followed, attacked_round, require_history
 from experiments.observed import Target, record_round, recorded_round, settings_of
@@ -27,12 +27,12 @@ from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 ALL = {"audit.clients": "all", "audit.rounds": "all"}
+ALONE = {"priv-hfl.distill": False}
 CANDIDATES = 1000
 
 
 def settings(**changes: object) -> Settings:
-    local = {"method": "priv-hfl", "batch-size": 1, "local-epochs": 1, "priv-hfl.local-steps": 1}
-    local |= {"priv-hfl.distill": False}
+    local = {"method": "priv-hfl", "batch-size": 1, "local-epochs": 1, "priv-hfl.local-steps": 1, **ALONE}
     return default_settings() | SMALL | local | changes  # type: ignore[return-value]
 
 
@@ -61,8 +61,8 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     The attacked round has the run's multipliers, though it has other local steps. So few iterations find one digit at
     least, to 15 dB above the mean image.
     """
-    run = federate("priv-hfl", **ALL, **{"learning-rate": 0.05})
-    options = Options(num_images=3, iterations=200, total_variation=1e-4)
+    run = federate("priv-hfl", **ALL, **ALONE, **{"learning-rate": 0.05})
+    options = Options(attacks=["dual-difference"], num_images=3, iterations=200, total_variation=1e-4)
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
     target = make_target(base | passes(base, options), options, run)
     assert (attacked_round(target), target.num_steps) == (3, 1)
@@ -89,7 +89,8 @@ def test_a_run_that_kept_no_record_is_named(federate: Federate) -> None:
     ):
         audit(target, Options())
     require_history(make_target(settings(), Options(num_images=2)))
-    assert attacks_on("priv-hfl") == ["dual-difference"]
+    assert attacks_on("priv-hfl") == ["dual-difference", "generator-dlg"]
+    assert chosen_attacks([], make_target(settings(), Options(num_images=2))) == ["dual-difference"]
     assert attacks_on("priv-hfl", summed=True) == []
 
 
@@ -99,7 +100,7 @@ def test_a_recorded_round_is_attacked(federate: Federate) -> None:
     run = federate("priv-hfl", **{"audit.clients": "0", "audit.rounds": "all", "priv-hfl.realisation": "chain"})
     target, observed = recorded_round(run, {})
     assert (target.recorded_round, target.num_steps, target.num_examples) == (2, 2, 40)
-    findings = audit(target, Options(iterations=2), observed)["dual-difference"]
+    findings = audit(target, Options(attacks=["dual-difference"], iterations=2), observed)["dual-difference"]
     assert len(findings.comparisons[0].matched.psnr) == 40
     _, progress = last_checkpoint(run)
     assert progress.versions[0] == 2

@@ -22,13 +22,16 @@ from federations import (
 from test_contract_privacy import leaks
 
 from clients.priv_hfl import PrivHFLClient
+from experiments.run import plan
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.models.generator import kept_generators
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.storage import read_arrays
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 ALONE = {"priv-hfl.distill": False}
@@ -173,6 +176,26 @@ def test_a_round_without_replies_is_a_round(federate: Federate, monkeypatch: pyt
     assert np.abs(got).max() > 1e-3
 
 
+@pytest.mark.parametrize("realisation", ["mean", "chain"])
+def test_the_generator_waits_in_a_round_without_replies(
+    realisation: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All fail in round 2: omega stays; in the others it moves. What is kept of it is what the checkpoint has."""
+    keep_versions(monkeypatch)
+    lose_replies(monkeypatch, {(client, 2) for client in range(4)})
+    plan = FOUR | {"num_rounds": 3, "checkpoint_every": 1, "failure_budget": 1.0, "priv-hfl.keep-generators": 1}
+    run = federate("priv-hfl", **plan | {"priv-hfl.distill": True, "priv-hfl.realisation": realisation})
+    after = {}
+    for number, path in kept_generators(run).items():
+        arrays, _ = Checkpoints(run / "checkpoints").load(number)
+        after[number], _ = read_arrays(path)
+        assert {f"generator/{name}" for name in after[number]} == {key for key in arrays if "generator/" in key}
+        assert all(np.array_equal(value, arrays[f"generator/{name}"]) for name, value in after[number].items())
+    assert sorted(after) == [1, 2, 3]
+    assert all(np.array_equal(value, after[2][name]) for name, value in after[1].items())
+    assert not np.array_equal(after[2]["noise.weight"], after[3]["noise.weight"])
+
+
 def test_what_is_clipped_and_noised_is_what_counts(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client goes on from where the server thinks that it is: no change is longer than the norm, noise included."""
     keep_versions(monkeypatch)
@@ -204,9 +227,11 @@ def test_both_realisations_learn_alike(federate: Federate) -> None:
             assert found[name][way] == found["fedavg"][way]
 
 
-def test_a_killed_chain_goes_on_as_if_nothing_had_happened(federate: Federate) -> None:
+@pytest.mark.parametrize("distill", [False, True])
+def test_a_killed_chain_goes_on_as_if_nothing_had_happened(distill: bool, federate: Federate) -> None:
     """As the contract asks of the default realisation; a straight run is the expected value."""
     plan: dict[str, Any] = {**CHAIN, "num_rounds": 5, "fraction_train": 0.5, "checkpoint_every": 2}
+    plan["priv-hfl.distill"] = distill
     straight = federate("priv-hfl", **plan)
     plan["output"] = str(straight.parent / "run-111")
     with pytest.raises(KilledError):
@@ -233,8 +258,12 @@ def test_a_chain_sends_no_model(federate: Federate) -> None:
     }
 
 
-def test_warnings_are_in_the_log(federate: Federate) -> None:
+def test_warnings_come_before_the_run_and_are_in_its_log(federate: Federate, tmp_path: Path) -> None:
     """The published order has no safe step without sigma; the default settings need no warning."""
+    settings = {"method": "priv-hfl", "output": str(tmp_path / "run")}
+    assert plan(settings, 1).warnings == []
+    (warning,) = plan(settings | {"priv-hfl.order": "published"}, 1).warnings
+    assert "take the alternating order" in warning
     assert "warning:" not in (federate("priv-hfl") / "server.log").read_text()
     log = (federate("priv-hfl", **{"priv-hfl.order": "published"}) / "server.log").read_text()
     assert "warning: with priv-hfl.order = published" in log

@@ -1,13 +1,19 @@
 """BatchNorm in a federation, with real messages: PRIV-HFL's clients keep their running statistics, FedAvg averages."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from federations import Federate, last_checkpoint, private_arrays
+from federations import Federate, last_checkpoint, private_arrays, small_settings
 from torch.nn import functional
 
+from experiments.audit import Options, audit, make_target
+from experiments.observed import record_round
+from hyperfl_flwr.attacks.ig import _simulation
+from hyperfl_flwr.attacks.readout import read_out
+from hyperfl_flwr.attacks.reconstruction import build_structure, stack
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.errors import ConfigError
@@ -69,3 +75,22 @@ def test_the_size_is_known() -> None:
     colour = build_target("resnet18", (3, 32, 32), 10)
     assert sum(parameter.numel() for parameter in colour.parameters()) == NUM_PARAMETERS + 9 * 2 * 64
     assert torch.Size((3, 10)) == colour.to_empty(device="cpu")(torch.zeros(3, 3, 32, 32)).shape
+
+
+def test_an_attack_reads_and_simulates_a_network_with_batchnorm(tmp_path: Path) -> None:
+    """The client's own images cause the gradient that was read off its model; the search itself runs, too."""
+    local = {"method": "fedavg", "batch-size": 2, "learning-rate": 0.05}
+    target = make_target(small_settings(**TINY | local), Options(num_images=2))
+    observed, knowledge = record_round(target, tmp_path), target.knowledge()
+    assert any(key.endswith("running_var") for key in observed[0].received)
+    reading, data = read_out(observed[0], knowledge), target.data().client(0)
+    assert list(reading.parameters) == [name for name, _ in build_target("resnet18", (1, 8, 8), 10).named_parameters()]
+    simulate = torch.func.vmap(_simulation(build_structure(knowledge), knowledge, 1))
+    constants = stack([{**reading.parameters, "labels": data.train_labels}], torch.device("cpu"))
+    found = simulate({"images": data.train_images[None]}, constants)
+    expected = reading.gradient
+    error = sum(float((found[name][0] - expected[name]).square().sum()) for name in expected)
+    assert error < 1e-4 * sum(float(value.square().sum()) for value in expected.values())
+    (result,) = audit(target, Options(attacks=["ig"], iterations=1), observed)["ig"].results
+    assert np.isfinite(result.objective)
+    assert result.images.shape == (2, 1, 8, 8)

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from dense import DIM, NUM_CLIENTS, Dense, LeastSquares, Logistic, incidence
-from test_dual import STEPS, Federation, distance
+from dense import Dense
+from test_dual import STEPS
 
+from experiments.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
 from hyperfl_flwr.privacy.mixing import Mixing
-from hyperfl_flwr.training.dual import DualRule
+from hyperfl_flwr.training.dual import ChainServer, DualRule
 
 RATE = 0.05
-PROBLEMS = [LeastSquares(), Logistic()]
+PROBLEMS = [LeastSquares.random(), Logistic()]
 
 
 class Watched(Dense):
@@ -90,14 +91,19 @@ class Behind:
         self.server.advance(mixed, *rest)
 
 
+class BehindChain(Behind, ChainServer):
+    """The same for a chain."""
+
+
 @pytest.mark.parametrize("order", ["alternating", "published"])
 @pytest.mark.parametrize(("realisation", "projection"), [("mean", False), ("chain", False), ("chain", True)])
 def test_a_rotation_changes_no_model(order, realisation, projection):
     """60 rounds with sigma: equal to rounding. With the projection, which acts on single numbers, another path."""
-    problem = LeastSquares()
+    problem = LeastSquares.random()
     rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], sigma=0.3, projection=projection)
     plain, mixed = (Federation(problem, rule, rate=0.03, steps=3) for _ in range(2))
-    mixed.server = Behind(mixed.server, Mixing(b"a key of sixteen", DIM))
+    behind = Behind if realisation == "mean" else BehindChain
+    mixed.server = behind(mixed.server, Mixing(b"a key of sixteen", DIM))
     for _ in range(60):
         plain.round()
         mixed.round()
@@ -108,9 +114,9 @@ def test_a_rotation_changes_no_model(order, realisation, projection):
 
 
 def test_a_rotated_chain_with_projection_has_the_same_optimum():
-    problem = LeastSquares()
+    problem = LeastSquares.random()
     mixed = Federation(problem, chain_rule(projection=True))
-    mixed.server = Behind(mixed.server, Mixing(b"a key of sixteen", DIM))
+    mixed.server = BehindChain(mixed.server, Mixing(b"a key of sixteen", DIM))
     for _ in range(400):
         mixed.round()
     assert distance(mixed.theta, problem.optimum()) < 1e-3

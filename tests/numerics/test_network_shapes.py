@@ -161,3 +161,20 @@ def test_images_of_any_layout_are_computed_channels_last_on_the_cpu():
         pooled = target.extractor[:3](torch.zeros(2, *shape))
         assert pooled.stride(1) == 1
         assert pooled.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_mlp_is_fedavgs():
+    """784 * 200 + 200, 200 * 200 + 200 and 200 * 10 + 10 parameters: the paper's 199,210; the layers by hand."""
+    target = build_target("mlp", GREY, 10)
+    assert count(target) == 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10 == 199_210
+    values = {
+        name: value.double() for name, value in ordinary_parameters(target, torch.Generator().manual_seed(0)).items()
+    }
+    target.load_state_dict(values, assign=True)
+    images = torch.randn(3, *GREY, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    hidden = images.reshape(3, 784)
+    for layer in ("extractor.fc1", "extractor.fc2"):
+        hidden = (hidden @ values[f"{layer}.weight"].T + values[f"{layer}.bias"]).clamp(min=0)
+    expected = hidden @ values["classifier.weight"].T + values["classifier.bias"]
+    torch.testing.assert_close(target(images), expected)

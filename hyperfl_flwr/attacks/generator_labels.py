@@ -1,0 +1,143 @@
+"""What the gradient of PRIV-HFL's generator tells of labels, without a search.
+
+f_g = CE(theta'(x'), y), x' = G(z, y). The generator's layer on the one-hot y is linear; with d_n the gradient of f_g
+with respect to its output for pseudo-sample n, the gradient of its weight is L = sum_n d_n onehot(y_n)^T. Column k of L
+is the sum over the pseudo-samples with label k, and exactly zero where there are none. How many there are follows from
+what one of them adds in the mean: the server makes pseudo-data of all classes itself, since it knows omega, and theta'
+as the sum of all changes. (The columns' lengths alone tell it with fresh parameters only.) Labels are drawn with p(y)
+proportional to R - n_y, R = c max n, so that the mean over the rounds tells of the private counts n_y.
+
+No use is made of the run's seed, from which clients draw y and z and which the server wrote: it can draw them again for
+any histogram and compare. Where changes are rotated (`priv-hfl.mixing`), theta' is wrong: then only exactly zero
+columns mean something.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hyperfl_flwr.attacks.dual_difference import model_after
+from hyperfl_flwr.attacks.observation import Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.attacks.reconstruction import IntArray, build_structure, vmap_ready
+from hyperfl_flwr.models.generator import NOISE_DIM, Generator
+from hyperfl_flwr.models.targets import Target
+from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.distillation import PseudoData
+
+GENERATOR = "generator/"
+
+_OWN_SAMPLES = 20
+"""Of each class, to see how long a column one of them makes."""
+
+_TINY = 1e-30
+
+FloatArray = NDArray[np.float64]
+
+
+def label_shares(observation: Observation, knowledge: PublicKnowledge, seed: int = 0) -> FloatArray:
+    """Return the estimated share of each class among the pseudo-data [K], the mean over all rounds that were seen.
+
+    A share is exactly zero where no round had a pseudo-sample of the class, unless noise was added.
+
+    Args:
+        observation: With a generator's gradient.
+        knowledge: The settings.
+        seed: Of the server's own pseudo-data.
+
+    Raises:
+        ValueError: If there is no generator's gradient, or it is zero in all rounds.
+    """
+    rounds = [*observation.earlier, observation]
+    shares = [
+        _shares_of_round(replace(seen, earlier=rounds[:number]), knowledge, torch_generator(seed, "labels", number))
+        for number, seen in enumerate(rounds)
+        if columns(seen).any()
+    ]
+    if not shares:
+        raise ValueError("the gradient of the generator is zero: nothing can be read off it")
+    mean: FloatArray = np.mean(shares, axis=0)
+    return mean
+
+
+def _shares_of_round(observation: Observation, knowledge: PublicKnowledge, rng: torch.Generator) -> FloatArray:
+    """Return the columns as multiples of those that pseudo-data with equally many labels give [K], summing to 1."""
+    seen, own = columns(observation), _own_columns(observation, knowledge, rng)
+    shares = ((seen * own).sum(axis=0) / (np.square(own).sum(axis=0) + _TINY)).clip(min=0)
+    if not shares.any():
+        shares = np.linalg.norm(seen, axis=0)
+    found: FloatArray = shares / shares.sum()
+    return found
+
+
+def _own_columns(observation: Observation, knowledge: PublicKnowledge, rng: torch.Generator) -> FloatArray:
+    """Return L [size, K] of the server's own pseudo-data on the client's model and generator."""
+    generator, target = networks(knowledge)
+    generator.load_state_dict(generator_arrays(observation.received), assign=True)
+    target.load_state_dict(model_after(observation, knowledge), assign=True)
+    classes = knowledge.num_classes
+    labels = torch.arange(classes).repeat(_OWN_SAMPLES)
+    noise = torch.randn(len(labels), NOISE_DIM, generator=rng)
+    pseudo = PseudoData(generator=generator.requires_grad_(), images=generator(noise, labels), labels=labels)
+    found: FloatArray = pseudo.gradients(target)[0]["label.weight"].double().numpy()
+    return found
+
+
+def networks(knowledge: PublicKnowledge) -> tuple[Generator, Target]:
+    """Return generator and target without values, for use under `torch.func.vmap`."""
+    generator = Generator(knowledge.input_shape, knowledge.num_classes, knowledge.generator_width)
+    return vmap_ready(generator), build_structure(knowledge)
+
+
+def private_counts(shares: FloatArray, num_examples: int, balance: float) -> FloatArray:
+    """Return n_y [K] for which the labels of pseudo-data are drawn with given probabilities; see `label_probabilities`.
+
+    With n samples and m = max n_y, p_y = (c m - n_y) / (K c m - n): the smallest p gives m, the others follow. Exact
+    for true probabilities; of estimated ones m is cut to what is possible, and negative counts to zero.
+
+    Args:
+        shares: p [K], summing to 1.
+        num_examples: n.
+        balance: c.
+    """
+    lowest, classes = float(shares.min()), len(shares)
+    rest = classes * balance * lowest - (balance - 1)
+    most = num_examples * lowest / rest if rest > 0 else num_examples
+    most = float(np.clip(most, num_examples / classes, num_examples))
+    counts = (balance * most - shares * (classes * balance * most - num_examples)).clip(min=0)
+    total: FloatArray = counts * num_examples / counts.sum()
+    return total
+
+
+def likely_labels(shares: FloatArray, present: NDArray[np.bool_], number: int) -> IntArray:
+    """Return P labels, ascending, in proportion to estimated shares [K]; each class that is present at least once."""
+    counts = present.astype(np.int64)
+    for _ in range(number - int(counts.sum())):
+        counts[np.where(present, shares * number - counts, -np.inf).argmax()] += 1
+    return np.repeat(np.arange(len(counts)), counts)[:number]
+
+
+def labels_of_round(observation: Observation, knowledge: PublicKnowledge, seed: int = 0) -> IntArray:
+    """Return the likely labels [P] of one round's pseudo-data, ascending."""
+    shares = _shares_of_round(observation, knowledge, torch_generator(seed, "labels", len(observation.earlier)))
+    present = (columns(observation) != 0).any(axis=0)
+    return likely_labels(shares, np.asarray(present), knowledge.pseudo_samples)
+
+
+def columns(observation: Observation) -> FloatArray:
+    """Return L [size, K].
+
+    Raises:
+        ValueError: If there is no generator's gradient.
+    """
+    key = f"{GENERATOR}label.weight"
+    if key not in observation.reply:
+        raise ValueError("there is no gradient of a generator: the clients do not distil")
+    return np.asarray(observation.reply[key], dtype=np.float64)
+
+
+def generator_arrays(arrays: Arrays) -> dict[str, Tensor]:
+    """Return the generator's among the arrays of one direction, by parameter name."""
+    return {k.removeprefix(GENERATOR): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(GENERATOR)}
