@@ -28,6 +28,7 @@ from hyperfl_flwr.sections import (
     HyperFLConfig,
     ITPFLConfig,
     NonNegativeFloat,
+    PersonalizeConfig,
     PFedHNConfig,
     Positive,
     PositiveFloat,
@@ -36,6 +37,7 @@ from hyperfl_flwr.sections import (
     Section,
     Seed,
     Share,
+    absolute,
 )
 
 Scalar = str | int | float | bool
@@ -90,15 +92,14 @@ class RunConfig(Section):
     pfedhn: PFedHNConfig
     it_pfl: ITPFLConfig
     priv_hfl: PrivHFLConfig
+    personalize: PersonalizeConfig
     privacy: PrivacyConfig
     audit: AuditConfig
 
     @field_validator("data_root", "output", "resume")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if value and not Path(value).is_absolute():
-            raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
-        return value
+        return absolute(value)
 
     @field_validator("device")
     @classmethod

@@ -39,6 +39,8 @@ HELLO = "query.hello"
 DESCRIBE = "query.describe"
 """Types of the handshake's message, and of one that asks for clients' descriptors."""
 
+PERSONALIZE, RECIPE, NOVEL = "query.personalize", "recipe", "novel"
+
 OWN_ARRAYS = "own-arrays"
 NUM_CLIENTS = "num-clients"
 NUM_EXAMPLES = "num-examples"

@@ -1,6 +1,7 @@
 """The sections of a run's settings, typed; `hyperfl_flwr.config` puts them together."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -41,6 +42,13 @@ class Section(BaseModel):
     """A group of settings: names with hyphens, exact types, nothing unknown."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=_kebab)
+
+
+def absolute(value: str) -> str:
+    """Check that a path is absolute, or empty."""
+    if value and not Path(value).is_absolute():
+        raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
+    return value
 
 
 class DataConfig(Section):
@@ -141,6 +149,28 @@ class PrivHFLConfig(Section):
     def _of_a_chain(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("realisation") == "mean":
             raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
+        return value
+
+
+class PersonalizeConfig(Section):
+    """`personalize.*`: models on demand; `data` and what follows is of simulations, where nodes have no owners."""
+
+    run: str
+    data: str
+    output: str
+    epsilon: NonNegativeFloat
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+    @field_validator("run", "data", "output")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        return absolute(value)
+
+    @field_validator("output")
+    @classmethod
+    def _of_data(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("data")):
+            raise ValueError("goes with personalize.data: give both or neither")
         return value
 
 
