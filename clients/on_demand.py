@@ -33,13 +33,11 @@ from hyperfl_flwr.models.recipe import Recipe
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.privacy.descriptor import from_pooled, private_pooled, refuse_maximum
 from hyperfl_flwr.privacy.release import digest, release_once
+from hyperfl_flwr.queries import DESCRIPTOR
 from hyperfl_flwr.storage import write_atomically
 
 RELEASE, PREDICTIONS = "release.npz", "predictions.csv"
 """Names of files in the output folder."""
-
-DESCRIPTOR = "embedding/weight"
-"""Key of a descriptor [1, d]."""
 
 BATCH = 500
 """Samples that are on the device at a time."""

@@ -10,25 +10,23 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 
 from clients.on_demand import OnDemandClient, Owner
-from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.cohort import failure_of
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
-    DESCRIBE,
-    NOVEL,
     OWN_ARRAYS,
-    PERSONALIZE,
     PROPERTIES,
-    RECIPE,
     ClientResult,
     Report,
+    by_client,
     own_key,
     record_of,
 )
 from hyperfl_flwr.models.recipe import Recipe
+from hyperfl_flwr.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE
 
 DATA, OUTPUT, EPSILON, DELTA = "novel-data", "novel-output", "novel-epsilon", "novel-delta"
 """Node config of a novel client: its samples, the folder of its results, and the noise on its descriptor."""
@@ -96,8 +94,7 @@ class NovelNode:
         work = {DESCRIBE: self._describe, PERSONALIZE: self._personalize}[message.metadata.message_type]
         try:
             recipe = Recipe.of(dict(record_of(message.content, RECIPE, ConfigRecord)))
-            received = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
-            num_examples = work(OnDemandClient(self.owner, recipe), received, content)
+            num_examples = work(OnDemandClient(self.owner, recipe), message, content)
             result = ClientResult(client=self.partition, num_examples=num_examples, metrics={})
             report = Report(results=[result], process=NOVEL)
         except Exception as error:  # noqa: BLE001 - what the server learns of a failure is decided here
@@ -107,10 +104,13 @@ class NovelNode:
         content[CLIENTS] = report.to_record()
         return Message(content, reply_to=message)
 
-    def _describe(self, client: OnDemandClient, received: SharedArrays, content: RecordDict) -> int:
-        arrays, num_examples = client.describe(received)
+    def _describe(self, client: OnDemandClient, message: Message, content: RecordDict) -> int:
+        arrays, num_examples = client.describe(unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord)))
         content[OWN_ARRAYS] = pack_arrays({own_key(self.partition, key): value for key, value in arrays.items()})
         return num_examples
 
-    def _personalize(self, client: OnDemandClient, received: SharedArrays, _: RecordDict) -> int:
-        return client.personalize(received)
+    def _personalize(self, client: OnDemandClient, message: Message, _: RecordDict) -> int:
+        own = by_client(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
+        if set(own) != {self.partition}:
+            raise ValueError(f"the message has models of the clients {sorted(own)}, this is client {self.partition}")
+        return client.personalize(own[self.partition])
