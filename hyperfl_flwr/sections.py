@@ -98,6 +98,9 @@ class PFedHNConfig(Section):
     server_momentum: Annotated[float, Field(ge=0, lt=1)]
     server_weight_decay: NonNegativeFloat
     server_clip_norm: NonNegativeFloat
+    embedding_learning_rate: Auto | PositiveFloat
+    embedding_weight_decay: Auto | NonNegativeFloat
+    embedding_std: Auto | PositiveFloat
     combine: Combine
 
     def dimension(self, num_clients: int) -> int:
