@@ -114,6 +114,9 @@ class ITPFLConfig(Section):
     fine_tune_rounds: NonNegative
     encoder_learning_rate: PositiveFloat
     encoder_steps: NonNegative
+    encoder_batch_size: Positive
+    encoder_optimiser: Literal["mean", "adam"]
+    encoder_server_learning_rate: PositiveFloat
     pooling: Pooling
 
     def fine_tunes(self, server_round: int, num_rounds: int) -> bool:
