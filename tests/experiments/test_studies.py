@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from experiments.audit_cell import PREFIX
 from experiments.cells import Begun, begin, is_finished, run_cells, seeds_in
+from experiments.collecting import collect
 from experiments.figures import draw
 from experiments.processes import descendants, process_table
 from experiments.studies import FOLDER, Cell, load_study, study_names
-from experiments.tables import collect, comma_separated, latex, markdown, write_tables
+from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli import cli
 from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
