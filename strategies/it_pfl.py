@@ -19,9 +19,10 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.queries import DESCRIPTOR, Question
 from hyperfl_flwr.rng import torch_generator
+from strategies.asking import Answers, ask, descriptors_of
 from strategies.base import Setting
-from strategies.describing import DESCRIPTOR, Descriptions, ask_for_descriptors
 from strategies.pfedhn import PFedHN
 
 KEPT = "federation/"
@@ -44,7 +45,7 @@ class ITPFL(PFedHN):
         self.kept: dict[str, Tensor] = {}
         self.descriptors: dict[int, Tensor] = {}
         self._dimension = self.server.hypernetwork.embedding_dim
-        self._asked_for = Descriptions()
+        self._asked_for = Answers()
 
     def phase(self, server_round: int) -> str:
         """Return `embeddings` or `fine-tuning`."""
@@ -99,7 +100,7 @@ class ITPFL(PFedHN):
 
     def _prepare(self, server_round: int, encoder: ArrayRecord, grid: Grid, clients: Sequence[int]) -> None:
         """Have the descriptors of some clients, of all of them when the second phase begins."""
-        self._asked_for = Descriptions()
+        self._asked_for = Answers()
         if self.phase(server_round) == EMBEDDINGS:
             return
         wanted: Iterable[int] = clients
@@ -107,10 +108,9 @@ class ITPFL(PFedHN):
             self._begin_fine_tuning(server_round)
             wanted = range(self.setting.config.num_clients)
         if missing := set(wanted) - set(self.descriptors):
-            found = ask_for_descriptors(grid, self.setting, server_round, encoder, missing, self._dimension)
-            self.descriptors |= {
-                client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.descriptors.items()
-            }
+            query = descriptors_of(missing, encoder, self._dimension, Question())
+            found = ask(grid, self.setting, server_round, query)
+            self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
             found.failures = [failure for failure in found.failures if failure.client in clients]
             self._asked_for = found
 

@@ -35,13 +35,13 @@ from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
     CONFIG,
-    DESCRIBE,
     OWN_ARRAYS,
     Report,
     Request,
     by_client,
     record_of,
 )
+from hyperfl_flwr.queries import DESCRIBE, Question
 from hyperfl_flwr.recording import read_manifest
 
 LOCAL, SERVER_RATE = 0.05, 0.5
@@ -257,9 +257,9 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     """Client 2 fails when the second phase begins, in round 2: it is named in that round and trained in the next."""
     describe, calls = ITPFLClient.describe, []
 
-    def broken(self: ITPFLClient, received: SharedArrays) -> tuple[SharedArrays, int]:
+    def broken(self: ITPFLClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
         calls.append(self.setting.client)
-        arrays, number = describe(self, received)
+        arrays, number = describe(self, received, question)
         if self.setting.client == 2 and calls.count(2) == 1:
             if fault == "raises":
                 raise RuntimeError("the camera is broken")
