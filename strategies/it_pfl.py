@@ -7,11 +7,13 @@ embeddings (equation 9); as it was before it is kept, for the clients of the fed
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays
@@ -40,11 +42,13 @@ class ITPFL(PFedHN):
         descriptors: g(D_i) [d] of the clients that have sent it.
     """
 
+    ways: ClassVar[tuple[str, ...]] = ("descriptor",)
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.kept: dict[str, Tensor] = {}
         self.descriptors: dict[int, Tensor] = {}
-        self._dimension = self.server.hypernetwork.embedding_dim
+        self.descriptor_dimension = self.server.hypernetwork.embedding_dim
         self._asked_for = Answers()
 
     def phase(self, server_round: int) -> str:
@@ -66,7 +70,7 @@ class ITPFL(PFedHN):
         """Return the encoder's ordinary initial values."""
         config = self.setting.config
         encoder = build_encoder(
-            config.target, self.setting.federation.input_shape, self._dimension, config.it_pfl.pooling
+            config.target, self.setting.federation.input_shape, self.descriptor_dimension, config.it_pfl.pooling
         )
         return {"encoder": ordinary_parameters(encoder, torch_generator(config.seed, "encoder"))}
 
@@ -82,6 +86,15 @@ class ITPFL(PFedHN):
         return {
             client: {**networks[client], DESCRIPTOR: row[None].numpy()}
             for client, row in zip(clients, rows, strict=True)
+        }
+
+    def models_of(self, descriptors: Mapping[int, NDArray[Any]]) -> Mapping[int, SharedArrays]:
+        """Return what the hypernetwork makes of descriptors [1, d] of clients that were not trained."""
+        clients = list(descriptors)
+        rows = torch.cat([torch.tensor(descriptors[client]) for client in clients]) if clients else torch.zeros(0)
+        return {
+            client: {f"{self.group}/{name}": value[None].numpy() for name, value in tensors.items()}
+            for client, tensors in (self.server.generate(clients, rows) if clients else {}).items()
         }
 
     def configure_train(
@@ -108,7 +121,7 @@ class ITPFL(PFedHN):
             self._begin_fine_tuning(server_round)
             wanted = range(self.setting.config.num_clients)
         if missing := set(wanted) - set(self.descriptors):
-            query = descriptors_of(missing, encoder, self._dimension, Question())
+            query = descriptors_of(missing, encoder, self.descriptor_dimension, Question())
             found = ask(grid, self.setting, server_round, query)
             self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
             found.failures = [failure for failure in found.failures if failure.client in clients]
@@ -140,7 +153,7 @@ class ITPFL(PFedHN):
         state = super().server_state()
         if self.kept:
             number = self.setting.config.num_clients
-            state["descriptors"] = np.zeros((number, self._dimension), np.float32)
+            state["descriptors"] = np.zeros((number, self.descriptor_dimension), np.float32)
             state["described"] = np.zeros(number, np.uint8)
             for client, row in self.descriptors.items():
                 state["descriptors"][client], state["described"][client] = row.numpy(), 1
