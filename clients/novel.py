@@ -74,13 +74,14 @@ def classifier_gradients(member: BaseClient, received: SharedArrays, question: Q
         question: Which samples.
 
     Returns:
-        `CLASSIFIERS` [M, D + 1] and the number of samples in that half.
+        `CLASSIFIERS` [M, D + 1] and the number of samples, of both halves.
 
     Raises:
         ValueError: If the classifiers do not fit the samples.
     """
     classifiers, samples, _, sides = _opposed(member.setting, received, question)
-    return {CLASSIFIERS: gradients(classifiers, samples, sides).cpu().numpy()}, len(samples)
+    total = question.samples or len(member.setting.data.train_images)
+    return {CLASSIFIERS: gradients(classifiers, samples, sides).cpu().numpy()}, total
 
 
 def classifier_errors(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:

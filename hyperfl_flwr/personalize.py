@@ -83,7 +83,7 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
         std=std,
         classes=class_names(config.dataset, num_classes),
         pooling=config.it_pfl.pooling,
-        descriptor_length=strategy.server.hypernetwork.embedding_dim,
+        descriptor_length=strategy.descriptor_dimension,
     )
     return Source(config=config, strategy=strategy, encoder=encoder, recipe=recipe, notes=_notes(run, strategy))
 

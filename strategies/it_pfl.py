@@ -7,12 +7,13 @@ embeddings (equation 9); as it was before it is kept, for the clients of the fed
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
@@ -49,6 +50,7 @@ class ITPFL(PFedHN):
         descriptors: g(D_i) [d] of the clients that have sent it.
     """
 
+    ways: ClassVar[tuple[str, ...]] = ("descriptor",)
     rates: ClassVar[ServerRates] = ServerRates(
         learning_rate=2e-2, embedding_learning_rate=2.0, embedding_weight_decay=0.0
     )
@@ -58,10 +60,12 @@ class ITPFL(PFedHN):
         super().__init__(setting)
         self.kept: dict[str, Tensor] = {}
         self.descriptors: dict[int, Tensor] = {}
-        self._dimension = self.server.hypernetwork.embedding_dim
+        self.descriptor_dimension = self.server.hypernetwork.embedding_dim
         self._asked_for = Answers()
         config = setting.config
-        encoder = build_encoder(config.target, setting.federation.input_shape, self._dimension, config.it_pfl.pooling)
+        encoder = build_encoder(
+            config.target, setting.federation.input_shape, self.descriptor_dimension, config.it_pfl.pooling
+        )
         self._initial_encoder = rectifier_parameters(encoder, torch_generator(config.seed, "encoder"))
         self._adam = (
             ServerAdam(self._initial_encoder, config.it_pfl.encoder_server_learning_rate)
@@ -102,6 +106,15 @@ class ITPFL(PFedHN):
             for client, row in zip(clients, rows, strict=True)
         }
 
+    def models_of(self, descriptors: Mapping[int, NDArray[Any]]) -> Mapping[int, SharedArrays]:
+        """Return what the hypernetwork makes of descriptors [1, d] of clients that were not trained."""
+        clients = list(descriptors)
+        rows = torch.cat([torch.tensor(descriptors[client]) for client in clients]) if clients else torch.zeros(0)
+        return {
+            client: {f"{self.group}/{name}": value[None].numpy() for name, value in tensors.items()}
+            for client, tensors in (self.server.generate(clients, rows) if clients else {}).items()
+        }
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
@@ -126,7 +139,7 @@ class ITPFL(PFedHN):
             self._begin_fine_tuning(server_round)
             wanted = range(self.setting.config.num_clients)
         if missing := set(wanted) - set(self.descriptors):
-            query = descriptors_of(missing, encoder, self._dimension, Question())
+            query = descriptors_of(missing, encoder, self.descriptor_dimension, Question())
             found = ask(grid, self.setting, server_round, query)
             self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
             found.failures = [failure for failure in found.failures if failure.client in clients]
@@ -165,7 +178,7 @@ class ITPFL(PFedHN):
         state = super().server_state()
         if self.kept:
             number = self.setting.config.num_clients
-            state["descriptors"] = np.zeros((number, self._dimension), np.float32)
+            state["descriptors"] = np.zeros((number, self.descriptor_dimension), np.float32)
             state["described"] = np.zeros(number, np.uint8)
             for client, row in self.descriptors.items():
                 state["descriptors"][client], state["described"][client] = row.numpy(), 1

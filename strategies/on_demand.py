@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hyperfl_flwr.arrays import SharedArrays, num_bytes, unpack_arrays
+from hyperfl_flwr.arrays import num_bytes, unpack_arrays
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import Federation, Node, greet
 from hyperfl_flwr.messages import Failure
@@ -53,12 +52,6 @@ class Served:
         )
 
 
-def model_of(strategy: ITPFL, descriptor: NDArray[np.float32]) -> SharedArrays:
-    """Return the model h(g(D)) of a descriptor [d], keyed `model/name`."""
-    (tensors,) = strategy.server.generate([0], torch.tensor(descriptor)[None]).values()
-    return {f"{strategy.group}/{name}": value.numpy() for name, value in tensors.items()}
-
-
 def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, timeout: float) -> list[Served]:
     """Make a model for each novel node of a grid.
 
@@ -77,15 +70,17 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     records = {RECIPE: ConfigRecord(recipe.values())}
     query = descriptors_of(clients, encoder, recipe.descriptor_length, Question())
     described = ask(grid, setting, strategy.progress.round, replace(query, records=records))
-    rows = {client: arrays[DESCRIPTOR][0] for client, arrays in described.arrays.items()}
-    models = {client: model_of(strategy, row) for client, row in rows.items()}
+    rows = {client: arrays[DESCRIPTOR] for client, arrays in described.arrays.items()}
+    models = {
+        client: {key: value[0] for key, value in arrays.items()} for client, arrays in strategy.models_of(rows).items()
+    }
     query = Query(kind=PERSONALIZE, clients=list(models), expected={}, own=models, records=records)
     personalized = ask(grid, setting, strategy.progress.round, query)
     _refuse_failures([*described.failures, *personalized.failures], len(clients))
     return [
         Served(
             client=client,
-            descriptor=row,
+            descriptor=row[0],
             num_examples=described.num_examples[client],
             bytes_up=row.nbytes,
             bytes_encoder=num_bytes(unpack_arrays(encoder)),

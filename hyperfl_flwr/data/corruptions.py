@@ -85,9 +85,10 @@ def _transform(name: str) -> Transform:
 
     if name == "blur":
         return lambda image, sigma: functional.gaussian_blur(image, [KERNEL_SIZE, KERNEL_SIZE], [sigma, sigma])
-    return {
+    transforms: dict[str, Transform] = {
         "rotation": functional.rotate,
         "brightness": functional.adjust_brightness,
         "contrast": functional.adjust_contrast,
         "saturation": functional.adjust_saturation,
-    }[name]
+    }
+    return transforms[name]

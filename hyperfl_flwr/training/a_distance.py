@@ -2,8 +2,8 @@
 
 Ben-David, Blitzer, Crammer, Pereira: "Analysis of Representations for Domain Adaptation", NIPS 2006: the distance of
 two distributions is 2 (1 - 2 err), where err is the error of the best classifier that tells samples of one from samples
-of the other. "Inference-Time Personalized Federated Learning" (under review at ICLR 2022), section 6.2 (3c), finds with it
-the training client that is nearest to a novel one, without either giving away samples: each sends the gradients of a
+of the other. "Inference-Time Personalized Federated Learning" (under review at ICLR 2022), section 6.2 (3c), finds with
+it the training client that is nearest to a novel one, without either giving away samples: each sends the gradients of a
 linear classifier that both of them share.
 
 Here a classifier of a pair is logistic regression, learned by gradient descent from zero:
@@ -36,9 +36,11 @@ def split(samples: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         Two tensors [h, D] and [n - h, D] with h = (n + 1) // 2; a single sample serves as both.
     """
     flat = samples.flatten(1)
+    if len(flat) == 1:
+        return flat, flat
     order = torch.from_numpy(rng.permutation(len(flat))).to(flat.device)
     half = (len(flat) + 1) // 2
-    return flat[order[:half]], flat[order[half:]] if len(flat) > 1 else flat
+    return flat[order[:half]], flat[order[half:]]
 
 
 def gradients(classifiers: Tensor, samples: Tensor, sides: Tensor) -> Tensor:

@@ -102,13 +102,14 @@ def convolved(values: dict[str, Tensor], images: Tensor, first: str, second: str
 
 
 def descriptor(values: dict[str, Tensor], images: Tensor) -> Tensor:
-    """g(D) with means of unit vectors, written out."""
+    """g(D) with means of unit vectors, standardised, written out."""
     features = convolved(values, images, "encoder/body.1", "encoder/body.4")
     phi = layer(values, features, "encoder/body.8").clamp(min=0)
     found = (phi / phi.norm(dim=1, keepdim=True)).mean(dim=0)
-    found = layer(values, found, "encoder/head.0").clamp(min=0)
-    found = layer(values, found, "encoder/head.2").clamp(min=0)
-    return layer(values, found, "encoder/head.4")
+    found = (found - found.mean()) / (found.var(unbiased=False) + 1e-5).sqrt()
+    found = layer(values, found, "encoder/head.1").clamp(min=0)
+    found = layer(values, found, "encoder/head.3").clamp(min=0)
+    return layer(values, found, "encoder/head.5")
 
 
 SHAPES = {
@@ -351,8 +352,8 @@ def test_messages_that_are_no_good_are_answered_with_a_failure(run: Path, photog
         message = descriptor_message(run)
         message.content[RECIPE] = ConfigRecord(recipe | bad)
         assert failure(reply_to(grid, message)).startswith("ValueError")
-    fewer = descriptor_message(run, lambda arrays: {k: v for k, v in arrays.items() if "head.4" not in k})
-    assert "arrays are missing: encoder/head.4.bias" in failure(reply_to(grid, fewer))
+    fewer = descriptor_message(run, lambda arrays: {k: v for k, v in arrays.items() if "head.5" not in k})
+    assert "arrays are missing: encoder/head.5.bias" in failure(reply_to(grid, fewer))
     broken = descriptor_message(run, lambda arrays: {k: v * np.float32("nan") for k, v in arrays.items()})
     assert "not finite" in failure(reply_to(grid, broken))
     assert not (tmp_path / "out" / "release.npz").exists()

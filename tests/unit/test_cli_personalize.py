@@ -16,7 +16,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     settings = {
         "mean": {"method": "it-pfl", "it-pfl.pooling": "mean"},
-        "maximum": {"method": "it-pfl"},
+        "maximum": {"method": "it-pfl", "it-pfl.pooling": "mean-max"},
         "untuned": {"method": "it-pfl", "it-pfl.fine-tune-rounds": 0, "num-rounds": 1},
         "fedavg": {"method": "fedavg", "num-rounds": 1},
     }
