@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.targets import Target, build_target
 from hyperfl_flwr.privacy.upload import protect
+from hyperfl_flwr.queries import Question
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL, PrivateState
 from hyperfl_flwr.training.sgd import Epochs, Predict
@@ -41,6 +42,8 @@ class ClientSetting:
         learning_rate: The setting, or the data set's own where that is `auto`.
         global_test: All test images of the data set and their labels, where they are evaluated after the last round.
         mixing_key: Of the run, for methods that mix what they share; empty without.
+        mean: Per channel, with which the images are normalised.
+        std: Per channel.
     """
 
     config: RunConfig
@@ -51,6 +54,8 @@ class ClientSetting:
     learning_rate: float
     global_test: tuple[Tensor, Tensor] | None = None
     mixing_key: bytes = b""
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
 
 
 def client_setting(
@@ -71,6 +76,8 @@ def client_setting(
         learning_rate=data.dataset.learning_rate if config.learning_rate == "auto" else config.learning_rate,
         global_test=data.global_test if config.data.global_test else None,
         mixing_key=mixing_key,
+        mean=data.dataset.mean,
+        std=data.dataset.std,
     )
 
 
@@ -177,11 +184,12 @@ class BaseClient(NumPyClient):
         sums = self._evaluate()
         return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
 
-    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
+    def describe(self, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
         """Return a descriptor of the client's training data, and their number, for a method that has an encoder.
 
         Args:
             received: The encoder.
+            question: Which data, and how they are protected.
 
         Raises:
             ValueError: If the method has none.

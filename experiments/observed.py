@@ -164,7 +164,7 @@ def record_round(target: Target, folder: Path) -> Observed:
     """
     config, method = target.config, METHODS[target.config.method]
     grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
-    federation = handshake(grid, config.num_clients, config.node_timeout)
+    federation = handshake(grid, config.hosted_clients, config.node_timeout)
     experiment = read_manifest(target.trained)["experiment"] if target.trained else EXPERIMENT
     strategy = method.strategy(
         Setting(

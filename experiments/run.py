@@ -26,7 +26,7 @@ from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, DeviceError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
-from hyperfl_flwr.methods import METHODS, check_target
+from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.state import PrivateState
@@ -102,6 +102,7 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
     resolve_device(config.device)
     data = load_federated_data(config.data_settings())
     check_target(config, data.dataset.input_shape, data.dataset.num_classes)
+    check_novel(config, data.dataset.input_shape)
     return _laid_out(config, data, num_nodes)
 
 

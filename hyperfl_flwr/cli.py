@@ -29,6 +29,9 @@ cli = typer.Typer(
 cli.add_typer(studies)
 cli.add_typer(audits)
 
+SHOWN = ("is left out", "novel client", "warning:")
+"""Lines of the server's log with one of these are shown with the progress."""
+
 
 @cli.command()
 def run(
@@ -194,7 +197,7 @@ class _Progress:
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():
             is_phase = not self._quiet and "the phase " in line
-            if self._verbose or is_phase or "is left out" in line or "warning:" in line:
+            if self._verbose or is_phase or any(word in line for word in SHOWN):
                 self._bar.console.print(line, markup=False)
 
     def _on_note(self, note: str) -> None:

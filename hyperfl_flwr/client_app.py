@@ -26,9 +26,10 @@ from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.messages import DESCRIBE, Request
+from hyperfl_flwr.messages import Request
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.mixing import read_key, run_key
+from hyperfl_flwr.queries import QUERIES
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
@@ -65,7 +66,7 @@ class NodeApp:
                 f"--node-config 'partition-id=0 num-partitions=2'"
             )
         self.partition, self.num_nodes = int(owner["partition-id"]), int(owner["num-partitions"])
-        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.num_clients)
+        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         ray = sys.modules.get("ray")
         self.simulated = bool(owner.get(SIMULATED)) or (ray is not None and ray.is_initialized())
         self.state_directory = owner.get("state-dir")
@@ -166,11 +167,14 @@ def evaluate(message: Message, context: Context) -> Message:
     return adapter.evaluate(NodeApp(context).cohort(request), message)
 
 
-@app.query(DESCRIBE.removeprefix("query."))
-def describe(message: Message, context: Context) -> Message:
-    """Tell the server what an encoder makes of the data of clients of this node."""
+def answer(message: Message, context: Context) -> Message:
+    """Answer a query about the data of clients of this node."""
     request = Request.of(message.content)
-    return adapter.describe(NodeApp(context).cohort(request), message)
+    return adapter.answer(NodeApp(context).cohort(request), message)
+
+
+for query in QUERIES:
+    app.query(query.removeprefix("query."))(answer)
 
 
 @app.query("hello")

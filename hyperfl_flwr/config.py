@@ -28,6 +28,7 @@ from hyperfl_flwr.sections import (
     HyperFLConfig,
     ITPFLConfig,
     NonNegativeFloat,
+    NovelConfig,
     PFedHNConfig,
     Positive,
     PositiveFloat,
@@ -49,6 +50,12 @@ RESUMABLE_CHANGES = frozenset(
         "failure-budget",
         "max-failed-rounds",
         "node-timeout",
+        "novel.a-distance-learning-rate",
+        "novel.a-distance-rounds",
+        "novel.corruptions",
+        "novel.delta",
+        "novel.epsilons",
+        "novel.samples",
         "num-rounds",
         "output",
         "resume",
@@ -56,7 +63,7 @@ RESUMABLE_CHANGES = frozenset(
         "threads",
     }
 )
-"""Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is computed."""
+"""Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is trained."""
 
 
 class RunConfig(Section):
@@ -90,6 +97,7 @@ class RunConfig(Section):
     pfedhn: PFedHNConfig
     it_pfl: ITPFLConfig
     priv_hfl: PrivHFLConfig
+    novel: NovelConfig
     privacy: PrivacyConfig
     audit: AuditConfig
 
@@ -146,12 +154,18 @@ class RunConfig(Section):
         except ValidationError as error:
             raise ConfigError(_explain(error)) from None
 
+    @property
+    def hosted_clients(self) -> int:
+        """Number of clients that nodes host: N that are trained, with ids from 0, and after them the novel ones."""
+        return self.num_clients + self.novel.clients
+
     def data_settings(self) -> DataSettings:
         """Return what decides which samples each client holds."""
         return DataSettings(
             dataset=self.dataset,
             data_root=self.data_root,
-            num_clients=self.num_clients,
+            num_clients=self.hosted_clients,
+            novel_clients=self.novel.clients,
             partition=self.data.partition,
             seed=self.data.seed,
             train_samples=self.data.train_samples,

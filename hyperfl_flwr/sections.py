@@ -1,10 +1,13 @@
 """The sections of a run's settings, typed; `hyperfl_flwr.config` puts them together."""
 
+import math
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from hyperfl_flwr.data.corruptions import CORRUPTIONS
 from hyperfl_flwr.models.encoder import Pooling
 from hyperfl_flwr.models.hypernetwork import Initialisation
 from hyperfl_flwr.models.server_hypernetwork import Combine
@@ -148,6 +151,60 @@ class PrivHFLConfig(Section):
         if value and info.data.get("realisation") == "mean":
             raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
         return value
+
+
+def _texts(what: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
+    """Return a check that every one of the texts between commas is allowed, and none there twice."""
+
+    def check(text: str) -> str:
+        parts = text.split(",")
+        if not all(map(allowed, parts)) or len(set(parts)) < len(parts):
+            raise ValueError(f"must be {what}, each once, with commas between them; got {text!r}")
+        return text
+
+    return check
+
+
+def _is_epsilon(text: str) -> bool:
+    if not re.fullmatch(r"\d+(\.\d+)?([eE][+-]?\d+)?", text):
+        return text == "none"
+    return 0 < float(text) < math.inf
+
+
+_AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+"""A single number may be one."""
+
+Corruptions = Annotated[
+    str, AfterValidator(_texts(f"none or {', '.join(CORRUPTIONS)}", lambda text: text in ("none", *CORRUPTIONS)))
+]
+Amounts = Annotated[
+    str,
+    _AS_TEXT,
+    AfterValidator(_texts("all or whole numbers above 0", lambda text: bool(re.fullmatch(r"all|[1-9]\d*", text)))),
+]
+Epsilons = Annotated[str, _AS_TEXT, AfterValidator(_texts("none or numbers above 0", _is_epsilon))]
+
+
+class NovelConfig(Section):
+    """`novel.*`: clients that are not trained, and how they are assessed after the last round."""
+
+    clients: NonNegative
+    corruptions: Corruptions
+    samples: Amounts
+    epsilons: Epsilons
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    a_distance_rounds: Positive
+    a_distance_learning_rate: PositiveFloat
+
+    @property
+    def amounts(self) -> list[int | None]:
+        """Numbers of samples that a descriptor is made of; None for all of a client's."""
+        return [None if text == "all" else int(text) for text in self.samples.split(",")]
+
+    @property
+    def budgets(self) -> list[float | None]:
+        """The epsilons; None without noise."""
+        return [None if text == "none" else float(text) for text in self.epsilons.split(",")]
 
 
 class PrivacyConfig(Section):

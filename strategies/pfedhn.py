@@ -22,6 +22,8 @@ from strategies.base import BaseStrategy, Setting
 class PFedHN(BaseStrategy):
     """Generates the group `model`, the whole target network."""
 
+    ways: ClassVar[tuple[str, ...]] = ("sampled", "ensemble", "nearest")
+
     group: ClassVar[str] = "model"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=1e-2)
     """What `auto` means; the public code's."""
@@ -77,6 +79,14 @@ class PFedHN(BaseStrategy):
             for client, tensors in self.server.generate(clients, self.inputs(clients)).items()
         }
 
+    def models(self, arrays: SharedArrays) -> SharedArrays:
+        """Return the models of all clients of the federation, in the order of their ids."""
+        generated = self.server.generate(range(self.setting.config.num_clients)).values()
+        return {
+            f"{self.group}/{name}": torch.stack([tensors[name] for tensors in generated]).numpy()
+            for name in self.server.hypernetwork.shapes
+        }
+
     def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
         """Step the hypernetwork and the embeddings along the clients' changes."""
         self.server.update(
@@ -102,6 +112,8 @@ class PFedHN(BaseStrategy):
 
 class PFedHNPC(PFedHN):
     """Generates the group `extractor`; every client has a classifier of its own."""
+
+    ways: ClassVar[tuple[str, ...]] = ()
 
     group: ClassVar[str] = "extractor"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=5e-2)

@@ -85,8 +85,9 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
     """Build the encoder that goes with a target network.
 
     With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
-    standardisation, its linear layers with their activations, and a linear layer to the descriptor. With `mlp`, whose inputs may be feature vectors
-    [n, D]: three linear layers of 500 units with ReLU, pooling after the first, and a linear layer to the descriptor.
+    standardisation, its linear layers with their activations, and a linear layer to the descriptor. With `mlp`, whose
+    inputs may be feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and standardisation after
+    the first, and a linear layer to the descriptor.
 
     Args:
         target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.

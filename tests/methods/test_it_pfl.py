@@ -35,13 +35,13 @@ from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
     CONFIG,
-    DESCRIBE,
     OWN_ARRAYS,
     Report,
     Request,
     by_client,
     record_of,
 )
+from hyperfl_flwr.queries import DESCRIBE, Question
 from hyperfl_flwr.recording import read_manifest
 
 LOCAL, SERVER_RATE = 0.05, 0.5
@@ -199,6 +199,26 @@ def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
             assert kind == DESCRIBE or not arrays["embedding/weight"].any()
 
 
+def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: Federate) -> None:
+    """In a round of some clients their embeddings are moved together; differences between clients are the table's."""
+    grids: list[OwnArraysGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> OwnArraysGrid:
+        grids.append(OwnArraysGrid(num_nodes, settings))
+        return grids[-1]
+
+    changes = {"num_rounds": 3, "checkpoint_every": 1, "fraction_train": 0.5, "it-pfl.fine-tune-rounds": 0}
+    run = federate("it-pfl", grid=make, **changes)
+    table = Checkpoints(run / "checkpoints").load(1)[0]["server/embeddings"]
+    sent = [own for kind, request, own in grids[0].sent if kind == MessageType.TRAIN and request.round == 2]
+    rows = {client: arrays["embedding/weight"][0] for own in sent for client, arrays in own.items()}
+    clients = sorted(rows)
+    assert 1 < len(clients) < NUM_CLIENTS
+    found = np.stack([rows[client] for client in clients])
+    np.testing.assert_allclose(found.mean(axis=0), table.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(found - found[0], table[clients] - table[clients[0]], atol=1e-6)
+
+
 def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -> None:
     """Three rounds of embeddings, two of fine-tuning; the encoder's loss is told as long as it is trained."""
     run = federate("it-pfl", num_rounds=5, checkpoint_every=5, **{"it-pfl.fine-tune-rounds": 2})
@@ -263,9 +283,9 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     """Client 2 fails when the second phase begins, in round 2: it is named in that round and trained in the next."""
     describe, calls = ITPFLClient.describe, []
 
-    def broken(self: ITPFLClient, received: SharedArrays) -> tuple[SharedArrays, int]:
+    def broken(self: ITPFLClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
         calls.append(self.setting.client)
-        arrays, number = describe(self, received)
+        arrays, number = describe(self, received, question)
         if self.setting.client == 2 and calls.count(2) == 1:
             if fault == "raises":
                 raise RuntimeError("the camera is broken")

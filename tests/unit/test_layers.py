@@ -22,9 +22,11 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(
         (
-            "hyperfl_flwr.messages", "hyperfl_flwr.arrays", "hyperfl_flwr.cohort", "hyperfl_flwr.grid",
+            "hyperfl_flwr.messages", "hyperfl_flwr.queries", "hyperfl_flwr.arrays",
+            "hyperfl_flwr.cohort", "hyperfl_flwr.grid",
             "hyperfl_flwr.in_process",
-            "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.summary",
+            "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.novel_results",
+            "hyperfl_flwr.summary",
             "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
             "hyperfl_flwr.ray_pool",
         ),
