@@ -173,7 +173,7 @@ def test_the_two_optimisers_of_hyperfl_leave_out_the_same_units(
 def test_convolutions_refuse_them(target: str, digits: Callable[[int], Settings], federate: Federate) -> None:
     """Before anything is written: when a run is planned, and when the server has heard of the nodes' data."""
     settings = digits(90) | {"target": target}
-    message = rf"the {target} target needs images .*, got vectors of the shape \(64,\); choose another target"
+    message = rf"{target} target needs images .*, got vectors of the shape \(64,\), which mlp and mlp-500 take; choose"
     with pytest.raises(ConfigError, match=message):
         federate("fedavg", **settings)
     with pytest.raises(ConfigError, match=message):
