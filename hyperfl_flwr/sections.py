@@ -98,6 +98,9 @@ class PFedHNConfig(Section):
     server_momentum: Annotated[float, Field(ge=0, lt=1)]
     server_weight_decay: NonNegativeFloat
     server_clip_norm: NonNegativeFloat
+    embedding_learning_rate: Auto | PositiveFloat
+    embedding_weight_decay: Auto | NonNegativeFloat
+    embedding_std: Auto | PositiveFloat
     combine: Combine
 
     def dimension(self, num_clients: int) -> int:
@@ -111,6 +114,9 @@ class ITPFLConfig(Section):
     fine_tune_rounds: NonNegative
     encoder_learning_rate: PositiveFloat
     encoder_steps: NonNegative
+    encoder_batch_size: Positive
+    encoder_optimiser: Literal["mean", "adam"]
+    encoder_server_learning_rate: PositiveFloat
     pooling: Pooling
 
     def fine_tunes(self, server_round: int, num_rounds: int) -> bool:

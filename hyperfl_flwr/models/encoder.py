@@ -6,6 +6,9 @@ the set, and linear layers psi make the descriptor of what was pooled:
 
     g(D) = psi(pool of phi(x) over x in D)
 
+psi begins by standardising the pooled vector over its units (layer normalisation without parameters), which the paper
+does not have: what a mean of unit vectors tells of a client is small beside what all clients have in common.
+
 Pooled is over ALL samples of a set, however they are divided into batches. The paper averages the descriptors of
 batches, so that a sample of a short last batch counts more than others.
 """
@@ -81,10 +84,10 @@ class Encoder(nn.Module):
 def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, pooling: Pooling) -> Encoder:
     """Build the encoder that goes with a target network.
 
-    With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling, its linear
-    layers with their activations, and a linear layer to the descriptor. With `mlp` and `mlp-500`, whose inputs may be
-    feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling after the first, and a linear layer to
-    the descriptor.
+    With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
+    standardisation, its linear layers with their activations, and a linear layer to the descriptor. With `mlp` and
+    `mlp-500`, whose inputs may be feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and
+    standardisation after the first, and a linear layer to the descriptor.
 
     Args:
         target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
@@ -115,7 +118,7 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
         activation = after[1]
     with torch.device("meta"):
         body = [*convolutions, nn.Linear(inputs, units), copy.deepcopy(activation)]
-        head: list[nn.Module] = []
+        head: list[nn.Module] = [nn.LayerNorm(units, elementwise_affine=False)]
         for before, width in zip([units, *widths], widths, strict=False):
             head += [nn.Linear(before, width), copy.deepcopy(activation)]
         head.append(nn.Linear(widths[-1], embedding_dim))
