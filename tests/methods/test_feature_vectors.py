@@ -92,8 +92,9 @@ def test_the_same_seed_is_bit_equal_whatever_the_nodes_are_called(
 def test_the_number_of_nodes_does_not_change_the_dropout(
     method: str, digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """One round on 1, 2 and 5 nodes. Tolerance: float32 sums in another order."""
-    settings: dict[str, Any] = digits(180) | {"target": "mlp-500", "num_rounds": 1, "it-pfl.fine-tune-rounds": 0}
+    """One round on 1, 2 and 5 nodes. Tolerance: float32 sums in another order, whose rounding Adam would enlarge."""
+    settings: dict[str, Any] = digits(180) | {"target": "mlp-500", "num_rounds": 1}
+    settings |= {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}
     runs = [federate(method, nodes, **settings) for nodes in (1, 2, 5)]
     expected, _ = last_checkpoint(runs[0])
     for run in runs[1:]:

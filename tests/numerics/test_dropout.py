@@ -13,7 +13,7 @@ from hyperfl_flwr.rng import torch_generator
 
 def layer(seed: int = 0, probability: float = 0.2) -> Dropout:
     made = Dropout(probability)
-    seed_dropout(made, torch_generator(seed, "dropout"))
+    seed_dropout([made], torch_generator(seed, "dropout"))
     return made
 
 
