@@ -44,10 +44,9 @@ class Federation:
     nodes: Sequence[Node]
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape (channels, height, width) of the clients' images."""
-        channels, height, width = self.nodes[0].properties["input-shape"]
-        return channels, height, width
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape (channels, height, width) of the clients' images, or (D,) of their feature vectors."""
+        return tuple(self.nodes[0].properties["input-shape"])
 
     @property
     def num_classes(self) -> int:

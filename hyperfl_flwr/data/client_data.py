@@ -28,9 +28,9 @@ class ClientData:
     """One client's samples, ready for a model.
 
     Attributes:
-        train_images: float32 [n, C, H, W], normalised.
+        train_images: float32 [n, C, H, W], normalised; or feature vectors [n, D].
         train_labels: int64 [n].
-        test_images: float32 [m, C, H, W], normalised.
+        test_images: float32 [m, C, H, W], normalised; or feature vectors [m, D].
         test_labels: int64 [m].
         augmentation: For training batches; None where the data set is used without.
         num_classes: K.
@@ -143,8 +143,8 @@ class FederatedData:
 
     def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
         images = split.scaled(indices)
-        images -= _per_channel(self.dataset.mean)
-        images /= _per_channel(self.dataset.std)
+        images -= _per_channel(self.dataset.mean, images.ndim)
+        images /= _per_channel(self.dataset.std, images.ndim)
         # Copies, in memory that torch has aligned: vectorised kernels may round by where memory begins.
         return torch.tensor(images), torch.tensor(split.labels[indices])
 
@@ -182,5 +182,6 @@ def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
     return FederatedData(dataset=dataset, partition=name, train=train, test=test)
 
 
-def _per_channel(values: tuple[float, ...]) -> npt.NDArray[np.float32]:
-    return np.array(values, dtype=np.float32)[:, None, None]
+def _per_channel(values: tuple[float, ...], ndim: int) -> npt.NDArray[np.float32]:
+    """Return numbers of channels or features as they go with samples of so many dimensions."""
+    return np.array(values, dtype=np.float32).reshape(-1, *[1] * (ndim - 2))
