@@ -478,7 +478,7 @@ def record(**changes: Any) -> NovelRecord:
 def test_means_are_over_clients_with_all_samples_and_without_noise() -> None:
     """0.2, 0.4, 0.9: mean 0.5, variance (0.09 + 0.01 + 0.16) / 2 = 0.13."""
     records = [
-        *(record(client=client, accuracy=share) for client, share in enumerate((0.2, 0.4, 0.9))),
+        *(record(client=client, accuracy=share, bytes_down=client) for client, share in enumerate((0.2, 0.4, 0.9))),
         record(accuracy=1.0, all_samples=False), record(accuracy=1.0, epsilon=2.0),
         record(corruption="blur", accuracy=0.25),
     ]  # fmt: skip
@@ -486,7 +486,10 @@ def test_means_are_over_clients_with_all_samples_and_without_noise() -> None:
     assert found == {
         "novel_global": pytest.approx(0.5), "novel_global_sem": pytest.approx((0.13 / 3) ** 0.5),
         "novel_global_blur": 0.25, "novel_global_blur_sem": None,
+        "novel_global_bytes_down": 1, "novel_global_bytes_up": 0, "novel_global_bytes_of_others": 0,
+        "novel_global_models": 1,
     }  # fmt: skip
+    assert flat_means(records[3:5]) == {}
     assert described(records) == "4 novel clients: global 50.0 +- 20.8, global 25.0 (blur)"
     assert described(records[3:5]) == (
         "1 novel client: see novel.json, none was assessed with all samples and without noise"
