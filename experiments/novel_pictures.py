@@ -78,7 +78,7 @@ def draw_epsilon(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path
         if column.name not in found.get(row.name, {}) and (by_samples := curves(cell.folder(folder), row.way)):
             found.setdefault(row.name, {})[column.name] = by_samples
     rows, columns = _present(study, found)
-    figure = Figure(figsize=(4.6 * len(columns) + 0.4, 3.9 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(max(7.0, 4.6 * len(columns)), 3.9 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(rows), len(columns), sharey=True, squeeze=False)
     for line, row in zip(panels, rows, strict=True):
@@ -146,7 +146,7 @@ def _draw_curve(panel: Axes, curve: Curve, place: int, label: str) -> None:
 
 
 def _saved(figure: Figure, study: Study, begun: Begun, picture: Path, lines: Iterable[Sequence[object]]) -> Path:
-    figure.suptitle(study.title + (", quick settings" if begun.quick else ""))
+    figure.suptitle(study.title + (", quick settings" if begun.quick else ""), fontsize="medium")
     figure.savefig(picture, dpi=120)
     with picture.with_suffix(".csv").open("w", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows(lines)

@@ -12,6 +12,9 @@ from hyperfl_flwr.errors import StateError
 
 FILE = "novel.json"
 
+COSTS = ("bytes_down", "bytes_up", "bytes_of_others", "models")
+"""What giving a client its model takes; attributes of `NovelRecord`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NovelRecord:
@@ -82,13 +85,22 @@ def means(records: Iterable[NovelRecord]) -> Mapping[tuple[str, str], Mean]:
     return {key: mean_of(accuracies) for key, accuracies in found.items()}
 
 
-def flat_means(records: Iterable[NovelRecord]) -> dict[str, float | None]:
-    """Return `means` as summary.json has them: `novel_WAY[_CORRUPTION][_sem]`."""
+def flat_means(records: Sequence[NovelRecord]) -> dict[str, float | None]:
+    """Return `means` as summary.json has them: `novel_WAY[_CORRUPTION][_sem]`, and the mean costs: `novel_WAY_COST`."""
     flat: dict[str, float | None] = {}
     for (way, corruption), found in means(records).items():
         name = f"novel_{way}" if corruption == "none" else f"novel_{way}_{corruption}"
         flat |= {name: found.mean, f"{name}_sem": found.sem}
+    for way in dict.fromkeys(record.way for record in records):
+        plain = [record for record in records if record.way == way and _is_plain(record)]
+        flat |= {
+            f"novel_{way}_{cost}": statistics.fmean(getattr(each, cost) for each in plain) for cost in COSTS if plain
+        }
     return flat
+
+
+def _is_plain(record: NovelRecord) -> bool:
+    return record.corruption == "none" and record.all_samples and record.epsilon is None
 
 
 def described(records: Sequence[NovelRecord]) -> str:
