@@ -21,7 +21,7 @@ process and never copied to the cache: it may be private.
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,38 @@ def read_npz(name: str, path: Path, *, learning_rate: float) -> Dataset:
     )
 
 
+def read_samples(path: Path) -> tuple[ImageArray, list[str]]:
+    """Read samples without labels from a `.npz` file: what `images` or `features` holds.
+
+    Returns:
+        Images [n, C, H, W], uint8 or float32 in [0, 1], or feature vectors [n, D]; and which other keys are there.
+
+    Raises:
+        DataError: The file is missing, is no `.npz` file, or its samples are not what they must be.
+    """
+    arrays, others = _open(path)
+    kinds = [kind for kind in _KINDS if kind in arrays]
+    if len(kinds) != 1:
+        raise _error(path, f"must hold images or features, got {' and '.join(kinds) or 'neither'}", "store one of them")
+    return _reader(kinds[0])(arrays[kinds[0]], kinds[0], path), [key for key in (*arrays, *others) if key != kinds[0]]
+
+
 def _error(path: Path, problem: str, remedy: str) -> DataError:
     return DataError(f"{path}: {problem}; {remedy}")
 
 
 def _read_arrays(path: Path) -> _RawArrays:
-    """Read all known arrays of the file, without ever unpickling."""
+    """Read all known arrays of the file, and see that they are all that is needed."""
+    arrays, _ = _open(path)
+    if missing := _missing(arrays):
+        raise _error(path, f"must hold {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them")
+    if kinds := [key for key in arrays if key.removeprefix("test_") != _kind(arrays) and key not in _OTHERS]:
+        raise _error(path, f"must hold images or features, got {_kind(arrays)} and {', '.join(kinds)}", "drop one kind")
+    return arrays
+
+
+def _open(path: Path) -> tuple[_RawArrays, list[str]]:
+    """Return all known arrays of the file, without ever unpickling, and the names of the others."""
     if not path.is_file():
         raise _error(path, "must be an existing .npz file", "check the path after npz: and data-root")
     arrays: dict[str, npt.NDArray[Any]] = {}
@@ -97,17 +123,18 @@ def _read_arrays(path: Path) -> _RawArrays:
             for key in (*_KINDS, *(f"test_{kind}" for kind in _KINDS), *_OTHERS):
                 if key in archive:
                     arrays[key] = archive[key]
+            others = [name for name in archive.files if name not in arrays]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _error(
             path,
             f"must be an .npz archive of plain arrays (no pickled objects), but reading {key} failed: {error}",
             "write it with numpy.savez from arrays of numbers and strings",
         ) from error
-    if missing := _missing(arrays):
-        raise _error(path, f"must hold {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them")
-    if kinds := [key for key in arrays if key.removeprefix("test_") != _kind(arrays) and key not in _OTHERS]:
-        raise _error(path, f"must hold images or features, got {_kind(arrays)} and {', '.join(kinds)}", "drop one kind")
-    return arrays
+    return arrays, others
+
+
+def _reader(kind: str) -> Callable[[npt.NDArray[Any], str, Path], ImageArray]:
+    return _images if kind == "images" else _features
 
 
 def _kind(arrays: _RawArrays) -> str:
@@ -128,7 +155,7 @@ def _missing(arrays: _RawArrays) -> list[str]:
 
 def _splits(arrays: _RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...] | None]:
     kind = _kind(arrays)
-    read = _images if kind == "images" else _features
+    read = _reader(kind)
     images = read(arrays[kind], kind, path)
     labels = _labels(arrays["labels"], "labels", len(images), path)
     clients, ids = _client_numbers(arrays, len(images), path)
