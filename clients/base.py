@@ -18,10 +18,11 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
+from hyperfl_flwr.models.dropout import seed_dropout
 from hyperfl_flwr.models.targets import Target, build_target
 from hyperfl_flwr.privacy.upload import protect
 from hyperfl_flwr.queries import Question
-from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.rng import numpy_generator, torch_generator
 from hyperfl_flwr.state import INITIAL, PrivateState
 from hyperfl_flwr.training.sgd import Epochs, Predict
 
@@ -130,8 +131,8 @@ class BaseClient(NumPyClient):
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""
-        channels, height, width = self.setting.data.train_images.shape[1:]
-        return build_target(self.setting.config.target, (channels, height, width), self.setting.data.num_classes)
+        data = self.setting.data
+        return build_target(self.setting.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
 
     def epochs(self) -> Epochs:
         """Return the local epochs that the run's settings ask for."""
@@ -168,6 +169,7 @@ class BaseClient(NumPyClient):
         metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
         evaluated = time.perf_counter()
         self._set_mode(training=True)
+        self._seed_dropout(config["round"])
         metrics |= self.train(numpy_generator(setting.config.seed, "training", setting.client, config["round"]))
         trained = time.perf_counter()
         metrics |= _accuracy("own", self._evaluate())
@@ -250,10 +252,20 @@ class BaseClient(NumPyClient):
         self.setting.state.save(version, arrays)
         self.setting.state.forget_before(version, but=kept)
 
+    def networks(self) -> Sequence[nn.Module]:
+        """Return all modules that are called, for what depends on whether they train; these are the groups'."""
+        return list(self.groups.values())
+
     def _set_mode(self, *, training: bool) -> None:
-        """Let BatchNorm use each batch's statistics (training), or the running ones."""
-        for module in self.groups.values():
+        """Let BatchNorm use each batch's statistics (training), or the running ones; let Dropout work, or not."""
+        for module in self.networks():
             module.train(training)
+
+    def _seed_dropout(self, server_round: int) -> None:
+        """Let Dropout draw numbers that belong to the client and the round."""
+        generator = torch_generator(self.setting.config.seed, "dropout", self.setting.client, server_round)
+        for module in self.networks():
+            seed_dropout(module, generator)
 
     def _evaluate(self) -> ClassificationSums:
         data = self.setting.data

@@ -62,7 +62,9 @@ class ITPFLClient(PFedHNClient):
         numbers = super().train(rng)
         if method.fine_tunes(self._round, settings.num_rounds):
             return numbers
-        epochs = replace(self.epochs(), steps=method.encoder_steps) if method.encoder_steps else self.epochs()
+        epochs = replace(
+            self.epochs(), steps=method.encoder_steps or self.epochs().steps, batch_size=method.encoder_batch_size
+        )
         embedding, data = self.embedding.weight[0].detach(), self.setting.data
         distance = self.encoder.descriptor(data.train_images) - embedding
         numbers["embedding-distance"] = float(distance.square().mean())

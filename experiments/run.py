@@ -92,6 +92,8 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
         name = new_run_name(str(settings["method"]), str(settings["dataset"]), int(settings["seed"] or 0))
         settings["output"] = str(Path.cwd() / "runs" / name)
     config = RunConfig.from_flat(settings, methods=METHODS)
+    if config.personalize.run:
+        raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
     if resume:
         num_nodes = _check_resume(config, num_nodes)
     else:

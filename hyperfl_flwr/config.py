@@ -29,6 +29,7 @@ from hyperfl_flwr.sections import (
     ITPFLConfig,
     NonNegativeFloat,
     NovelConfig,
+    PersonalizeConfig,
     PFedHNConfig,
     Positive,
     PositiveFloat,
@@ -37,6 +38,7 @@ from hyperfl_flwr.sections import (
     Section,
     Seed,
     Share,
+    absolute,
 )
 
 Scalar = str | int | float | bool
@@ -98,15 +100,14 @@ class RunConfig(Section):
     it_pfl: ITPFLConfig
     priv_hfl: PrivHFLConfig
     novel: NovelConfig
+    personalize: PersonalizeConfig
     privacy: PrivacyConfig
     audit: AuditConfig
 
     @field_validator("data_root", "output", "resume")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if value and not Path(value).is_absolute():
-            raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
-        return value
+        return absolute(value)
 
     @field_validator("device")
     @classmethod

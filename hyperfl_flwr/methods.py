@@ -148,12 +148,12 @@ def check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:
                 raise ConfigError(f"novel.corruptions must not have {name}: {error}") from None
 
 
-def check_target(config: RunConfig, input_shape: tuple[int, int, int], num_classes: int) -> None:
-    """Refuse a target network that cannot take the images, or that the method cannot train.
+def check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse a target network that cannot take the data, or that the method cannot train.
 
     Args:
         config: The run's settings.
-        input_shape: (channels, height, width).
+        input_shape: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes.
 
     Raises:
@@ -162,9 +162,14 @@ def check_target(config: RunConfig, input_shape: tuple[int, int, int], num_class
     try:
         target = build_target(config.target, input_shape, num_classes)
     except ValueError as error:
-        raise ConfigError(f"{error}; choose another target or other images") from None
+        raise ConfigError(f"{error}; choose another target or other data") from None
+    if len(input_shape) != 3 and config.method == "priv-hfl" and config.priv_hfl.distill:
+        raise ConfigError(
+            f"priv-hfl.distill makes images (channels, height, width), the data are vectors of the shape "
+            f"{input_shape}; set it to false"
+        )
     if has_statistics(target) and METHODS[config.method].client.generated:
         raise ConfigError(
             f"target = {config.target} has running statistics (BatchNorm), which no hypernetwork generates: with "
-            f"{config.method} take cnn, lenet or mlp"
+            f"{config.method} take cnn, lenet, mlp or mlp-500"
         )

@@ -26,6 +26,13 @@ ERRORS = "query.errors"
 """Brings the same; answered with `RATES` float64 [M], the share of the client's samples that each takes for the
 other's."""
 
+PERSONALIZE = "query.personalize"
+"""Brings a novel node the model that was made for it, `model/name`; answered without arrays. This message and DESCRIBE
+hold for a novel node, in `RECIPE`, what `hyperfl_flwr.models.recipe.Recipe.values` returns."""
+
+RECIPE, NOVEL = "recipe", "novel"
+"""Name of that record, and of the property by which a node tells that it is a client that nobody has trained."""
+
 QUERIES = (DESCRIBE, ASSESS, GRADIENTS, ERRORS)
 
 DESCRIPTOR = "embedding/weight"

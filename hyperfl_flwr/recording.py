@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from hyperfl_flwr.config import Scalar, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, StateError
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.storage import write_atomically
@@ -143,6 +144,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
         problem = f"{type(error).__name__}: {error}"
         raise StateError(f"{file} is damaged ({problem}); restore it from a copy or start a new run") from None
     return manifest
+
+
+def settings_of(run: Path) -> dict[str, Scalar]:
+    """Return the settings of a run, which may be of an earlier version.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder.
+    """
+    known = default_settings()
+    return known | {key: value for key, value in read_manifest(run)["settings"].items() if key in known}
 
 
 def read_metrics(path: Path) -> Iterator[Record]:

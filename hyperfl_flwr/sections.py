@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -44,6 +45,13 @@ class Section(BaseModel):
     """A group of settings: names with hyphens, exact types, nothing unknown."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=_kebab)
+
+
+def absolute(value: str) -> str:
+    """Check that a path is absolute, or empty."""
+    if value and not Path(value).is_absolute():
+        raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
+    return value
 
 
 class DataConfig(Section):
@@ -101,6 +109,9 @@ class PFedHNConfig(Section):
     server_momentum: Annotated[float, Field(ge=0, lt=1)]
     server_weight_decay: NonNegativeFloat
     server_clip_norm: NonNegativeFloat
+    embedding_learning_rate: Auto | PositiveFloat
+    embedding_weight_decay: Auto | NonNegativeFloat
+    embedding_std: Auto | PositiveFloat
     combine: Combine
 
     def dimension(self, num_clients: int) -> int:
@@ -114,6 +125,9 @@ class ITPFLConfig(Section):
     fine_tune_rounds: NonNegative
     encoder_learning_rate: PositiveFloat
     encoder_steps: NonNegative
+    encoder_batch_size: Positive
+    encoder_optimiser: Literal["mean", "adam"]
+    encoder_server_learning_rate: PositiveFloat
     pooling: Pooling
 
     def fine_tunes(self, server_round: int, num_rounds: int) -> bool:
@@ -199,6 +213,28 @@ class NovelConfig(Section):
     def budgets(self) -> list[float | None]:
         """The epsilons; None without noise."""
         return [None if text == "none" else float(text) for text in self.epsilons.split(",")]
+
+
+class PersonalizeConfig(Section):
+    """`personalize.*`: models on demand; `data` and what follows is of simulations, where nodes have no owners."""
+
+    run: str
+    data: str
+    output: str
+    epsilon: NonNegativeFloat
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+    @field_validator("run", "data", "output")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        return absolute(value)
+
+    @field_validator("output")
+    @classmethod
+    def _of_data(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("data")):
+            raise ValueError("goes with personalize.data: give both or neither")
+        return value
 
 
 class PrivacyConfig(Section):

@@ -21,6 +21,7 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import Federation, handshake
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
+from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
@@ -37,8 +38,21 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run config describes."""
-    run(grid, RunConfig.from_flat(context.run_config, methods=METHODS))
+    """Run the federation that the run config describes, or make models on demand with one that was trained."""
+    config = RunConfig.from_flat(context.run_config, methods=METHODS)
+    if config.personalize.run:
+        for line in personalize(grid, Path(config.personalize.run)):
+            log(logging.INFO, "%s", line)
+    else:
+        run(grid, config)
+
+
+def personalize(grid: Grid, trained: Path) -> Iterator[str]:
+    """Make a model for each novel node of a grid with a run's hypernetwork; yields what the server saw of each."""
+    source = open_run(trained)
+    yield from source.notes
+    for served in source.serve(grid):
+        yield f"novel client {served.client}: {served.seen()}"
 
 
 def run(grid: Grid, config: RunConfig) -> Path:

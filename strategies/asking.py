@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays
@@ -23,10 +23,11 @@ class Query:
     Attributes:
         kind: A message type, see `hyperfl_flwr.queries`.
         clients: Who is asked.
-        expected: Names, shapes and types of the arrays that each answers with.
+        expected: Names, shapes and types of the arrays that each answers with; empty where none are wanted.
         shared: What all of them get.
         own: What each of them gets alone; empty where nobody does.
         question: About which data.
+        records: What else each node gets.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Query:
     shared: ArrayRecord = field(default_factory=ArrayRecord)
     own: Mapping[int, SharedArrays] = field(default_factory=dict)
     question: Question = field(default_factory=Question)
+    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -100,6 +102,8 @@ def _messages(setting: Setting, server_round: int, query: Query) -> Iterator[tup
             )
             content = RecordDict({ARRAYS: query.shared, CONFIG: request.to_record()})
             content[QUESTION] = query.question.to_record()
+            for name, record in query.records.items():
+                content[name] = record
             if query.own:
                 own = {own_key(client, key): value for client in mine for key, value in query.own[client].items()}
                 content[OWN_ARRAYS] = pack_arrays(own)

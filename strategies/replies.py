@@ -79,14 +79,14 @@ def read_answers(
     Args:
         content: The reply's.
         asked: The clients that the node was asked for, ascending.
-        expected: Names, shapes and types of each client's arrays.
+        expected: Names, shapes and types of each client's arrays; empty where none are wanted.
 
     Raises:
         ValueError: If anything is missing, does not fit, or is not finite.
     """
     report = read_report(content, asked)
     clients = sorted(result.client for result in report.results)
-    return report, _read_own(content, clients, expected) if clients else {}
+    return report, _read_own(content, clients, expected) if clients and expected else {}
 
 
 def _read_own(

@@ -95,7 +95,7 @@ class PublicKnowledge:
 
     method: str
     target: str
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -134,7 +134,7 @@ class PublicKnowledge:
         cls,
         config: RunConfig,
         *,
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         num_classes: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hyperfl_flwr.models.encoder import BATCH, Encoder
+from hyperfl_flwr.models.encoder import BATCH, Encoder, Pooling
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.upload import gaussian
 
@@ -138,11 +138,7 @@ def refuse_unbounded(encoder: Encoder, like: Tensor) -> None:
     Raises:
         ValueError: Saying why there is no bound.
     """
-    if encoder.pooling != "mean":
-        raise ValueError(
-            f"the pooling {encoder.pooling} takes a maximum over samples, which one sample can move as far as the "
-            f"features range, however many samples there are: no noise makes it private; train with pooling = mean"
-        )
+    refuse_maximum(encoder.pooling)
     probes = torch.randn((_PROBES, *like.shape[1:]), generator=torch.Generator().manual_seed(0)).to(like)
     with torch.no_grad():
         together, again = encoder.phi(probes), encoder.phi(probes)
@@ -153,6 +149,19 @@ def refuse_unbounded(encoder: Encoder, like: Tensor) -> None:
         raise ValueError(
             "the encoder's features of a sample depend on the other samples of its batch, as with a normalisation by "
             "the batch's statistics: replacing one sample can move all of them, so that the noise would not suffice"
+        )
+
+
+def refuse_maximum(pooling: Pooling) -> None:
+    """Refuse a pooling that is no mean of unit vectors.
+
+    Raises:
+        ValueError: Saying why there is no bound.
+    """
+    if pooling != "mean":
+        raise ValueError(
+            f"the pooling {pooling} takes a maximum over samples, which one sample can move as far as the features "
+            f"range, however many samples there are: no noise makes it private; train with it-pfl.pooling = mean"
         )
 
 

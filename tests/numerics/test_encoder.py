@@ -49,6 +49,12 @@ def activation(target, inputs):
     return torch.where(inputs > 0, inputs, inputs * (0.01 if target == "cnn" else 0))
 
 
+def standardised(vector):
+    """Over its units; 1e-5 is torch's for a layer normalisation."""
+    centred = vector - vector.mean()
+    return centred / (centred.square().mean() + 1e-5).sqrt()
+
+
 def wanted_descriptor(target, pooling, values, inputs):
     phi = wanted_phi(target, values, inputs)
     if pooling == "mean":
@@ -56,6 +62,7 @@ def wanted_descriptor(target, pooling, values, inputs):
     else:
         half = phi.shape[1] // 2
         pooled = torch.cat([phi[:, :half].mean(dim=0), phi[:, half:].max(dim=0).values])
+    pooled = standardised(pooled)
     names = sorted({name.rpartition(".")[0] for name in values if name.startswith("head")})
     for name in names[:-1]:
         pooled = activation(target, linear(values, pooled, name))

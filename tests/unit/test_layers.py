@@ -33,12 +33,14 @@ LAYERS: dict[str, int] = {
         1,
     ),
     **dict.fromkeys(("strategies", "clients"), 2),
-    **dict.fromkeys(("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods"), 3),
+    **dict.fromkeys(
+        ("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods", "hyperfl_flwr.personalize"), 3
+    ),
     "experiments": 4,
     **dict.fromkeys(
         (
             "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
-            "hyperfl_flwr.__main__",
+            "hyperfl_flwr.cli_personalize", "hyperfl_flwr.__main__",
         ),
         5,
     ),

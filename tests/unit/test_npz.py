@@ -192,7 +192,7 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": None}, "must hold images, got only labels"),
+        ({"images": None}, "must hold images or features, got only labels"),
         ({"labels": None}, "must hold labels"),
         ({"test_images": IMAGES}, "must hold test_labels"),
         ({"test_labels": np.zeros(40, dtype=int)}, "must hold test_images"),
@@ -208,15 +208,15 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
         ({"images": IMAGES.astype(object)}, "no pickled objects"),
         ({"labels": np.zeros(39, dtype=int)}, "labels must be 40 integers"),
         ({"labels": np.zeros((40, 1), dtype=int)}, "labels must be 40 integers"),
-        ({"labels": np.zeros(40)}, "labels must be 40 integers, one per image, got float64"),
+        ({"labels": np.zeros(40)}, "labels must be 40 integers, one per sample, got float64"),
         ({"labels": np.full(40, -1)}, "labels must be 0..K-1, got -1"),
         ({"labels": np.full(40, 2024)}, "got a label 2024"),
         ({"clients": np.zeros(39, dtype=int)}, "clients must be 40 integers or strings"),
         ({"clients": np.zeros(40)}, "clients must be 40 integers or strings"),
         ({"clients": np.array(["a", 1] * 20, dtype=object)}, "no pickled objects"),
-        ({"clients": np.arange(40)}, "every client must have 2 images"),
-        ({"images": IMAGES[:1], "labels": np.zeros(1, dtype=int)}, "must have 2 images"),
-        ({"images": IMAGES[:3], "labels": np.arange(3)}, "must hold a class with 2 images"),
+        ({"clients": np.arange(40)}, "every client must have 2 samples"),
+        ({"images": IMAGES[:1], "labels": np.zeros(1, dtype=int)}, "must have 2 samples"),
+        ({"images": IMAGES[:3], "labels": np.arange(3)}, "must hold a class with 2 samples"),
         ({**TEST, "test_images": IMAGES[:, :5]}, "test_images must have the shape of images"),
         ({**TEST, "test_labels": np.zeros(4, dtype=int)}, "test_labels must be 40 integers"),
         (
