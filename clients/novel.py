@@ -55,6 +55,7 @@ def assess(member: BaseClient, received: SharedArrays, question: Question) -> tu
         ValueError: If the arrays are not models of the client's target network.
         DataError: If the samples cannot be corrupted as asked.
     """
+    _refuse_without_novel_clients(member.setting)
     labels = member.setting.data.test_labels
     images = _corrupted(member.setting, member.setting.data.test_images, question.corruption, "test")
     each, total = [], torch.zeros(())
@@ -95,6 +96,7 @@ def _opposed(
     setting: ClientSetting, received: SharedArrays, question: Question
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return classifiers, samples to learn from and to count errors on, and this client's side of each classifier."""
+    _refuse_without_novel_clients(setting)
     samples = unlabelled(setting, question)
     learned, held = split(samples, numpy_generator(setting.config.seed, "a-distance", setting.client))
     classifiers = torch.tensor(received[CLASSIFIERS], device=setting.device)
@@ -102,6 +104,12 @@ def _opposed(
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
     is_novel = setting.client >= setting.config.num_clients
     return classifiers, learned, held, torch.full((len(classifiers),), int(is_novel), device=setting.device)
+
+
+def _refuse_without_novel_clients(setting: ClientSetting) -> None:
+    """Answer nothing that the run's settings, which every node sees, do not say will be asked."""
+    if not setting.config.novel.clients:
+        raise ValueError("novel.clients is 0, so there is nothing to assess or to compare")
 
 
 @torch.no_grad()
