@@ -87,7 +87,9 @@ def private_unit_mean(features: ArrayLike, epsilon: float, delta: float) -> NDAr
 def private_pooled(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: float) -> NDArray[np.float64]:
     """Return what an encoder pools of all samples as one set, with (epsilon, delta)-private noise, see the module.
 
-    Features are made in evaluation mode, whatever the encoder's mode is. Each call spends (epsilon, delta) anew.
+    Features are made in evaluation mode, whatever the encoder's mode is. Features that are not finite count as zeros: an
+    error would tell whoever chose the encoder's parameters that there is such a sample. Each call spends (epsilon,
+    delta) anew.
 
     Args:
         encoder: With `pooling = mean`. Its parameters must not have been made from these samples.
@@ -100,12 +102,15 @@ def private_pooled(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: 
 
     Raises:
         ValueError: If there is no bound on what one sample changes: the encoder takes a maximum, or a sample's features
-            depend on others, or on chance. Also if epsilon, delta or features are unfit for `private_unit_mean`.
+            depend on others, or on chance. Also if samples are not finite, or epsilon and delta out of range.
     """
+    if not torch.isfinite(samples).all():
+        raise ValueError("samples must be finite")
     with _evaluating(encoder), torch.no_grad():
         refuse_unbounded(encoder, samples[:1])
-        features = [encoder.phi(batch).double().cpu() for batch in torch.split(samples, BATCH)]
-    return private_unit_mean(torch.cat(features).numpy(), epsilon, delta)
+        features = torch.cat([encoder.phi(batch).double().cpu() for batch in torch.split(samples, BATCH)])
+    features[~torch.isfinite(features).all(dim=1)] = 0
+    return private_unit_mean(features.numpy(), epsilon, delta)
 
 
 def from_pooled(encoder: Encoder, pooled: ArrayLike) -> Tensor:

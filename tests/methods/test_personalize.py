@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -218,6 +219,24 @@ def test_the_model_is_used_without_this_package(
     for key in ("target", "input_shape", "mean", "std", "classes"):
         assert json.loads(metadata[key]) == facts[key]
     assert (facts["target"], facts["input_shape"], facts["classes"]) == ("lenet", [3, SIDE, SIDE], ["0", "1", "2"])
+
+
+def test_feature_vectors_get_a_model_too(tmp_path: Path) -> None:
+    """With `mlp-500`, whose dropout does nothing any more: the script beside the model predicts what the table says."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "run.npz", features=rng.normal(3, 2, (90, 6)), labels=np.arange(90) % CLASSES)
+    np.savez(tmp_path / "mine.npz", features=rng.normal(3, 2, (8, 6)))
+    settings = small_settings(
+        method="it-pfl", target="mlp-500", dataset=f"npz:{tmp_path / 'run.npz'}", output=str(tmp_path / "run"),
+        **{"data.partition": "iid", "data.train-samples": 12, "data.test-samples": 4, "it-pfl.pooling": "mean"},
+    )  # fmt: skip
+    output = tmp_path / "out"
+    personalize(trained(settings), owner(tmp_path / "mine.npz", output, 1.0), {})
+    script = runpy.run_path(str(output / "use_model.py"))
+    with np.load(tmp_path / "mine.npz") as file:
+        classes, found = script["predict"](script["load_model"](), torch.tensor(file["features"]).float())
+    assert classes == [row["class"] for row in predictions(output)]
+    np.testing.assert_allclose(found, [float(row["confidence"]) for row in predictions(output)], atol=2e-6)
 
 
 class HearingGrid(InProcessGrid):

@@ -133,6 +133,14 @@ def test_normalisations_of_one_sample_are_not_refused() -> None:
     np.testing.assert_allclose(pooled, [-math.sqrt(0.5), math.sqrt(0.5)], atol=1e-4)
 
 
+def test_a_sample_that_overflows_is_not_told_of() -> None:
+    """1e38 times 10 is infinite: the vector counts as zero, so that the mean of (1, 0) and it is (0.5, 0)."""
+    scale = nn.Linear(2, 2, bias=False)
+    scale.weight.data = 10 * torch.eye(2)
+    pooled = private_pooled(linear_encoder(scale), torch.tensor([[1.0, 0.0], [1e38, 1e38]]), **NO_NOISE)
+    np.testing.assert_allclose(pooled, [0.5, 0.0], atol=1e-5)
+
+
 def test_samples_that_are_not_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         private_descriptor(linear_encoder(), torch.tensor([[math.nan, 1.0]]), epsilon=1.0, delta=0.01)
