@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -169,8 +169,9 @@ class BaseClient(NumPyClient):
         metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
         evaluated = time.perf_counter()
         self._set_mode(training=True)
-        self._seed_dropout(config["round"])
-        metrics |= self.train(numpy_generator(setting.config.seed, "training", setting.client, config["round"]))
+        path = (setting.client, config["round"])
+        seed_dropout(self.networks(), torch_generator(setting.config.seed, "dropout", *path))
+        metrics |= self.train(numpy_generator(setting.config.seed, "training", *path))
         trained = time.perf_counter()
         metrics |= _accuracy("own", self._evaluate())
         if config["round"] == setting.config.num_rounds:
@@ -261,12 +262,6 @@ class BaseClient(NumPyClient):
         for module in self.networks():
             module.train(training)
 
-    def _seed_dropout(self, server_round: int) -> None:
-        """Let Dropout draw numbers that belong to the client and the round."""
-        generator = torch_generator(self.setting.config.seed, "dropout", self.setting.client, server_round)
-        for module in self.networks():
-            seed_dropout(module, generator)
-
     def _evaluate(self) -> ClassificationSums:
         data = self.setting.data
         self._set_mode(training=False)
@@ -278,15 +273,10 @@ class BaseClient(NumPyClient):
             return {}
         images, labels = self.setting.global_test
         predict, device = self.predictor(), self.setting.device
-        sums = sum(
-            (evaluate(predict, *(part.to(device) for part in chunk)) for chunk in _chunks(images, labels)),
-            ClassificationSums(),
-        )
+        parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
+        each = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
+        sums = sum(each, ClassificationSums())
         return {f"{kind}-global-accuracy": sums.accuracy}
-
-
-def _chunks(images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
 
 
 def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:

@@ -124,7 +124,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     target = Target(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
     )
-    target.data()  # whose absence is to be told before anything else
+    target.knowledge()  # takes the data, whose absence is to be told before anything else
     return target
 
 

@@ -69,17 +69,24 @@ class Target:
         return load_federated_data(self.config.data_settings())
 
     def knowledge(self) -> PublicKnowledge:
-        """Return what the server knows anyway."""
+        """Return what the server knows anyway.
+
+        Raises:
+            ConfigError: If no attack of this project applies to the data or to the target network.
+        """
         dataset, rate = self.data().dataset, self.config.learning_rate
-        return PublicKnowledge.of(
-            self.config,
-            input_shape=dataset.input_shape,
-            num_classes=dataset.num_classes,
-            mean=dataset.mean,
-            std=dataset.std,
-            learning_rate=dataset.learning_rate if rate == "auto" else rate,
-            augmented=dataset.augment,
-        )
+        try:
+            return PublicKnowledge.of(
+                self.config,
+                input_shape=dataset.input_shape,
+                num_classes=dataset.num_classes,
+                mean=dataset.mean,
+                std=dataset.std,
+                learning_rate=dataset.learning_rate if rate == "auto" else rate,
+                augmented=dataset.augment,
+            )
+        except ValueError as error:
+            raise ConfigError(f"{error}; that is no proof of safety") from None
 
 
 class Observed(Sequence[Observation]):

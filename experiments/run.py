@@ -122,7 +122,8 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None) -> 
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
     threads = suitable_threads(machine, num_nodes) if config.threads == "auto" else config.threads
     config = config.model_copy(update={"threads": threads})
-    leaks = leak_warnings(config, [len(data.train_indices(client)) for client in range(config.num_clients)])
+    samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
+    leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []  # of images
     warnings = [*METHODS[config.method].strategy.warnings(config), *leaks]
     return Plan(config=config, num_nodes=num_nodes, threads=threads, chosen_for=chosen_for, warnings=warnings)
 

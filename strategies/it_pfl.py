@@ -99,7 +99,7 @@ class ITPFL(PFedHN):
     def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return each client's network and the embedding or descriptor that it was generated of."""
         inputs = self.inputs(clients)
-        rows = self.server.embeddings.detach()[list(clients)] if inputs is None else inputs
+        rows = self._targets(clients) if inputs is None else inputs
         networks = super().own_arrays(clients)
         return {
             client: {**networks[client], DESCRIPTOR: row[None].numpy()}
@@ -114,6 +114,17 @@ class ITPFL(PFedHN):
             client: {f"{self.group}/{name}": value[None].numpy() for name, value in tensors.items()}
             for client, tensors in (self.server.generate(clients, rows) if clients else {}).items()
         }
+
+    def _targets(self, clients: Sequence[int]) -> Tensor:
+        """Return what the encoder is to learn in a round of some clients: their embeddings [B, d], moved together.
+
+        Their mean is moved to that of all embeddings. Otherwise an encoder that does not tell clients apart yet is
+        mostly drawn to the mean of the round's clients, to another one in each round. With all clients in a round, or
+        with one, the embeddings are as they are.
+        """
+        embeddings = self.server.embeddings.detach()
+        mine = embeddings[list(clients)]
+        return mine - mine.mean(dim=0) + embeddings.mean(dim=0) if 1 < len(clients) < len(embeddings) else mine
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -3,6 +3,9 @@
 torch's own layer draws from the global generator, which other work in the process moves on.
 """
 
+import itertools
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -44,9 +47,9 @@ class Dropout(nn.Module):
         return f"p={self.probability}"
 
 
-def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
-    """Let all `Dropout` layers of a network draw from one CPU generator."""
-    for layer in module.modules():
+def seed_dropout(networks: Iterable[nn.Module], generator: torch.Generator) -> None:
+    """Let all `Dropout` layers of some networks draw from one CPU generator."""
+    for layer in itertools.chain.from_iterable(network.modules() for network in networks):
         if isinstance(layer, Dropout):
             layer.generator = generator
 

@@ -61,7 +61,8 @@ class ChannelsLast(nn.Module):
 def _image_shape(target: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(input_shape) != 3:
         raise ValueError(
-            f"the {target} target needs images (channels, height, width), got vectors of the shape {input_shape}"
+            f"the {target} target needs images (channels, height, width), got vectors of the shape {input_shape}, "
+            f"which {' and '.join(sorted(PERCEPTRONS))} take"
         )
     channels, height, width = input_shape
     return channels, height, width

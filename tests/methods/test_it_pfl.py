@@ -199,6 +199,27 @@ def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
             assert kind == DESCRIBE or not arrays["embedding/weight"].any()
 
 
+def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: Federate) -> None:
+    """In a round of some clients their embeddings are moved together; differences between clients are the table's."""
+    grids: list[OwnArraysGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> OwnArraysGrid:
+        grids.append(OwnArraysGrid(num_nodes, settings))
+        return grids[-1]
+
+    changes = {"checkpoint_every": 1, "fraction_train": 0.5, "it-pfl.fine-tune-rounds": 0}
+    shorter = federate("it-pfl", num_rounds=2, **changes)  # its first round is the longer one's
+    table = Checkpoints(shorter / "checkpoints").load(1)[0]["server/embeddings"]
+    federate("it-pfl", grid=make, num_rounds=3, **changes)
+    sent = [own for kind, request, own in grids[0].sent if kind == MessageType.TRAIN and request.round == 2]
+    rows = {client: arrays["embedding/weight"][0] for own in sent for client, arrays in own.items()}
+    clients = sorted(rows)
+    assert 1 < len(clients) < NUM_CLIENTS
+    found = np.stack([rows[client] for client in clients])
+    np.testing.assert_allclose(found.mean(axis=0), table.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(found - found[0], table[clients] - table[clients[0]], atol=1e-6)
+
+
 def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -> None:
     """Three rounds of embeddings, two of fine-tuning; the encoder's loss is told as long as it is trained."""
     run = federate("it-pfl", num_rounds=5, checkpoint_every=5, **{"it-pfl.fine-tune-rounds": 2})

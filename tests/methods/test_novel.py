@@ -162,7 +162,7 @@ def test_a_descriptor_becomes_a_model(federate: Federate) -> None:
 
     With much noise the descriptor is another in every run, with next to none it is the one without noise.
     """
-    changes: dict[str, Any] = {"it-pfl.pooling": "mean", "novel.samples": "all,8", "novel.epsilons": "none,0.1,1e6"}
+    changes: dict[str, Any] = {"it-pfl.pooling": "mean", "novel.samples": "all,8", "novel.epsilons": "none,0.1,1e9"}
     grids: list[QueryGrid] = []
 
     def make(num_nodes: int, settings: Settings) -> QueryGrid:
@@ -178,7 +178,7 @@ def test_a_descriptor_becomes_a_model(federate: Federate) -> None:
     network, data = hypernetwork_of(arrays, hidden_width=8), data_of(run)
     records = read_novel(run)
     asked = [(record.samples, record.all_samples, record.epsilon) for record in records if record.client == NOVEL[0]]
-    assert asked == [(amount, amount == 40, epsilon) for amount in (40, 8) for epsilon in (None, 0.1, 1e6)]
+    assert asked == [(amount, amount == 40, epsilon) for amount in (40, 8) for epsilon in (None, 0.1, 1e9)]
     plain, noisy, nearly = (grids[0].answers[DESCRIBE][position] for position in range(3))
     for client in NOVEL:
         mine = data.client(client)
@@ -367,7 +367,11 @@ def test_natural_novel_clients_are_drawn(groups: tuple[RunConfig, FederatedData]
         ("local", {}, "novel.clients must be 0 with local: its clients keep model to themselves"),
         ("priv-hfl", {}, "take one of fedavg, pfedhn, it-pfl"),
         ("pfedhn-pc", {}, "keep classifier to themselves"),
-        ("it-pfl", {"novel.epsilons": "none,1", "it-pfl.pooling": "mean-max"}, "none,1 needs it-pfl.pooling = mean, got mean-max"),
+        (
+            "it-pfl",
+            {"novel.epsilons": "none,1", "it-pfl.pooling": "mean-max"},
+            "none,1 needs it-pfl.pooling = mean, got mean-max",
+        ),
         ("fedavg", {"novel.corruptions": "saturation"}, "must not have saturation: .* 1 channels"),
     ],
 )

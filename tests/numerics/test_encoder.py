@@ -9,7 +9,7 @@ from torch.nn import functional
 import hyperfl_flwr.models.encoder
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initial import ordinary_parameters
-from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.encoder import train_encoder
 from hyperfl_flwr.training.sgd import Epochs
@@ -88,6 +88,7 @@ def test_the_descriptor_is_that_of_the_formula(target, pooling):
         ("lenet", (3, 32, 32), 200, (120, 84, DIM)),
         ("mlp", (1280, 1, 1), 500, (500, 500, DIM)),
         ("mlp", (1280,), 500, (500, 500, DIM)),
+        ("mlp-500", (1280,), 500, (500, 500, DIM)),
     ],
 )
 def test_the_layers_are_the_papers(target, shape, units, head):
@@ -96,7 +97,7 @@ def test_the_layers_are_the_papers(target, shape, units, head):
     linears = [layer for layer in made.body if isinstance(layer, torch.nn.Linear)]
     assert [layer.out_features for layer in linears] == [units]
     assert tuple(layer.out_features for layer in made.head if isinstance(layer, torch.nn.Linear)) == head
-    if target != "mlp":
+    if target not in PERCEPTRONS:
         extractor = dict(build_target(target, shape, 2).extractor.named_parameters())
         assert linears[0].in_features == extractor["fc.weight" if target == "cnn" else "fc1.weight"].shape[1]
         convolutions = [value.shape for name, value in extractor.items() if name.startswith("conv")]
