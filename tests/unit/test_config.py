@@ -49,6 +49,8 @@ def test_values_arrive_where_they_are_read() -> None:
             continue
         owner = config if hasattr(config, field.name) and field.name != "seed" else config.data
         assert getattr(data, field.name) == getattr(owner, field.name)
+    with_novel = read(**{"num-clients": 7, "novel.clients": 2, "method": "fedavg"}).data_settings()
+    assert (with_novel.num_clients, with_novel.novel_clients) == (9, 2)
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
