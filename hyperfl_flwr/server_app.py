@@ -28,14 +28,13 @@ from hyperfl_flwr.summary import summarise
 from strategies.base import Setting
 from strategies.recorded import RecordedStrategy
 
-replace_dead_actors()
-
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes."""
+    replace_dead_actors()
     run(grid, RunConfig.from_flat(context.run_config, methods=METHODS))
 
 
