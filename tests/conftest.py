@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.methods import METHODS
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background; what tests start would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = ("experiments", "simulation")
@@ -35,9 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give this process's tests locks of the cores of their own: no other run of this user holds them up."""
+    """Let no other run of this user hold up this process's tests.
+
+    They have locks of the cores of their own, and Ray's workers, which are nice to all others, are as quick as these.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        patch.setenv("RAY_worker_niceness", "0")
         yield
 
 
