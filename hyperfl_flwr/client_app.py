@@ -33,11 +33,8 @@ from hyperfl_flwr.messages import Request
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.mixing import read_key, run_key
 from hyperfl_flwr.queries import PERSONALIZE, QUERIES
-from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
-
-replace_dead_actors()
 
 app = ClientApp()
 
