@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from experiments.followed import Followed, require_history
 from experiments.neighbours import attackable
@@ -285,6 +284,8 @@ def _rank_correlation(counts: NDArray[np.float64], labels: IntArray) -> float:
     truth = np.bincount(labels, minlength=len(counts))
     if np.ptp(truth) == 0 or np.ptp(counts) == 0:
         return math.nan
+    from scipy.stats import spearmanr  # deferred: takes half a second, and only this needs it
+
     return float(spearmanr(counts, truth).statistic)
 
 

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.cells import Begun, is_finished, seeds_in
-from experiments.embeddings import pictures_of
 from experiments.novel_pictures import draw_divergence, draw_epsilon
-from experiments.pseudo_data import draw_pseudo_data
 from experiments.studies import Cell, Study
 from hyperfl_flwr.config import nearest
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
@@ -72,12 +70,16 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
     with_some = [cell for cell in finished if "embedding" in METHODS[cell.config.method].client.private]
     if not with_some:
         raise RunDirectoryError(f"no finished cell in {folder} is of a method whose clients keep embeddings")
+    from experiments.embeddings import pictures_of  # deferred: only these pictures need scikit-learn, a second
+
     return pictures_of(
         [(f"{cell.row}-{cell.column}-seed-{cell.seed}", cell.folder(folder)) for cell in with_some], folder
     )
 
 
 def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
+    from experiments.pseudo_data import draw_pseudo_data  # deferred, as above
+
     pictures = []
     for cell in cells:
         if cell.config.priv_hfl.distill and cell.config.priv_hfl.keep_generators:

@@ -84,23 +84,41 @@ def run_audit(
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
-        if checkpoint is not None:
-            _refuse_beside("--checkpoint", named)
-            settings = settings_of(checkpoint)
-        else:
-            settings = default_settings() | {key: value for key, value in named.items() if value is not None}
-        merged = {**settings, **local, **changes}
-        merged = {**merged, **passes(merged, options), **changes}
-        target = make_target(merged, options, checkpoint and checkpoint.absolute())
+        target = _fresh_target(named, local, changes, options, checkpoint)
     chosen_attacks(options.attacks, target)
-    device = resolve_device(target.config.device)
-    lpips = None if lpips_weights is None else Lpips(lpips_weights, device)
+    lpips = None if lpips_weights is None else Lpips(lpips_weights, resolve_device(target.config.device))
     with _bars() as bars:
         findings = audit(target, options, observed, on_finding=bars.done, progress=bars.progress)
     output.mkdir(parents=True, exist_ok=True)
     written = write_audit(target, findings, output.absolute(), lpips)
     _print_verdicts(target, findings)
     out.print(str(written[-1]), markup=False)
+
+
+def _fresh_target(
+    named: Mapping[str, str | None],
+    local: Mapping[str, Scalar],
+    changes: Mapping[str, Scalar],
+    options: Options,
+    checkpoint: Path | None,
+) -> Target:
+    """Return what a round of its own attacks, from the initial model or from where a run has ended.
+
+    Args:
+        named: Method and data set, None where they are not given.
+        local: The clients' steps.
+        changes: Any other settings; they win.
+        options: See `experiments.audit`.
+        checkpoint: The run's folder.
+    """
+    if checkpoint is not None:
+        _refuse_beside("--checkpoint", named)
+        settings = settings_of(checkpoint)
+    else:
+        settings = default_settings() | {key: value for key, value in named.items() if value is not None}
+    merged = {**settings, **local, **changes}
+    merged = {**merged, **passes(merged, options), **changes}
+    return make_target(merged, options, checkpoint and checkpoint.absolute())
 
 
 @audits.command("attacks")

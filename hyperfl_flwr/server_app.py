@@ -31,14 +31,13 @@ from strategies.base import Setting
 from strategies.novel import assess_novel_clients
 from strategies.recorded import RecordedStrategy
 
-replace_dead_actors()
-
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes, or make models on demand with one that was trained."""
+    replace_dead_actors()
     config = RunConfig.from_flat(context.run_config, methods=METHODS)
     if config.personalize.run:
         for line in personalize(grid, Path(config.personalize.run)):

@@ -2,8 +2,9 @@
 
 import itertools
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,37 @@ from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.methods import METHODS
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background; what tests start would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST = ("experiments", "simulation")
+"""Folders of tests that begin first, so that the processes of `make test` end at about the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first, and say which stay in one process of `make test`.
+
+    Those of a file do, for its fixtures, and those of `tests/experiments`, which share the studies that they run.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    order = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (order.get(item.path.parent.name, len(order)), item.path not in slow))
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder == "experiments" else item.path.stem))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let no other run of this user hold up this process's tests.
+
+    They have locks of the cores of their own, and Ray's workers, which are nice to all others, are as quick as these.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        patch.setenv("RAY_worker_niceness", "0")
+        yield
 
 
 @pytest.fixture

@@ -38,8 +38,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.decomposition import FastICA
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from hyperfl_flwr.attacks.head_gradient import invert
@@ -168,6 +166,9 @@ def _unmixing(basis: Tensor, seed: int) -> Tensor:
 
     Of several starts the one that ends with the sparsest components, by their mean absolute value at unit variance.
     """
+    from sklearn.decomposition import FastICA  # deferred: takes a second, and no other attack needs it
+    from sklearn.exceptions import ConvergenceWarning
+
     rank, length = basis.shape
     samples = basis.T.numpy() * np.sqrt(length)
     found: list[tuple[float, NDArray[np.float64]]] = []

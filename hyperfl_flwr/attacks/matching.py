@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import wilcoxon
 
 Images = NDArray[np.float32]
 
@@ -119,6 +118,8 @@ def verdict(comparisons: Sequence[Comparison]) -> Verdict:
     clear = advantages >= CLEAR_MARGIN
     if len(advantages) < 5:
         return "recovered" if clear.all() else "recovered some" if clear.any() else "recovered nothing"
+    from scipy.stats import wilcoxon  # deferred: takes half a second, and only this needs it
+
     # A rank test needs finite numbers; an exact reconstruction is larger than any other.
     finite = np.nan_to_num(advantages, nan=-1e3, posinf=1e3, neginf=-1e3)
     significant = np.any(finite) and wilcoxon(finite, alternative="greater").pvalue < SIGNIFICANCE

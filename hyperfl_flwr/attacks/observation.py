@@ -160,13 +160,7 @@ class PublicKnowledge:
             augmented: Whether the data set is used with augmentation.
         """
         hyperfl, distills = config.method == "hyperfl", config.method == "priv-hfl" and config.priv_hfl.distill
-        weight_decay, clip_norm = config.weight_decay, _clip_norm(config)
-        if config.method == "hyperfl-frozen":  # FedRep's round at other rates
-            method = config.hyperfl
-            hidden = frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
-            factor = 1 + float(hidden.square().sum())
-            learning_rate, weight_decay = learning_rate * factor, weight_decay / factor
-            clip_norm = method.clip_norm / math.sqrt(factor)
+        learning_rate, weight_decay, clip_norm = _rates(config, learning_rate)
         return cls(
             method=config.method,
             target=config.target,
@@ -197,6 +191,18 @@ class PublicKnowledge:
         """Return how many steps a client takes on what is shared, for a reply that has so many samples behind it."""
         own = math.ceil(num_examples / self.summed_clients)
         return self.local_steps or self.local_epochs * math.ceil(own / self.batch_size)
+
+
+def _rates(config: RunConfig, learning_rate: float) -> tuple[float, float, float]:
+    """Return learning rate, weight decay and clip norm of the steps on what is shared."""
+    weight_decay, clip_norm = config.weight_decay, _clip_norm(config)
+    if config.method == "hyperfl-frozen":  # FedRep's round at other rates
+        method = config.hyperfl
+        hidden = frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
+        factor = 1 + float(hidden.square().sum())
+        learning_rate, weight_decay = learning_rate * factor, weight_decay / factor
+        clip_norm = method.clip_norm / math.sqrt(factor)
+    return learning_rate, weight_decay, clip_norm
 
 
 def _local_steps(config: RunConfig) -> int:

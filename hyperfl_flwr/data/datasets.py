@@ -5,6 +5,7 @@ An entry of `DATASETS` holds what the data set is and the sizes and rates that H
 normalises it is computed from the training images.
 """
 
+import importlib.util
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from hyperfl_flwr.data.npz import NPZ_PREFIX, read_npz
 from hyperfl_flwr.data.omniglot import DRAWERS, load_omniglot, sources
 from hyperfl_flwr.data.splits import Dataset, Split, channel_statistics, split_train_test
 from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES, load_arrays
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.errors import DataError, InstallationError
 from hyperfl_flwr.rng import numpy_generator
 
 __all__ = ["DATASETS", "NPZ_PREFIX", "Dataset", "DatasetInfo", "Split", "default_data_root", "load_dataset"]
@@ -266,10 +267,11 @@ def _dataset(name: str, train: Split, test: Split, client_ids: tuple[str, ...] |
 
 def _digits() -> tuple[Split, Split]:
     """Return scikit-learn's digits, 0..16 scaled to 0..255, in a fixed split that keeps the class proportions."""
-    from sklearn.datasets import load_digits  # deferred: only this data set needs scikit-learn
-
-    bunch = load_digits()
-    images = np.rint(bunch.images[:, None] * (255.0 / 16.0)).astype(np.uint8)
-    labels = bunch.target.astype(np.int64)
+    package = importlib.util.find_spec("sklearn")  # its file is read: to import it takes a second of every process
+    if package is None or package.origin is None:
+        raise InstallationError("the package 'sklearn' (scikit-learn) is missing, in which the data set digits lies")
+    rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", delimiter=",")
+    images = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
+    labels = rows[:, -1].astype(np.int64)
     train, test = split_train_test(labels, numpy_generator(_DIGITS_SPLIT_SEED, "digits", "split"))
     return Split(images=images[train], labels=labels[train]), Split(images=images[test], labels=labels[test])

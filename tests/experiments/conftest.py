@@ -1,12 +1,37 @@
-"""Studies' tests have locks of the cores of their own: another run of this user does not hold them up."""
+"""Quick forms of studies, for the tests that look at what they leave."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from hyperfl_flwr.cli import cli
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield
+@pytest.fixture(scope="session")
+def quick_study(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that runs a study's quick form by the command line, once, and returns its folder.
+
+    One process runs it: another one's start takes longer than the cells. Whoever adds runs to it, or removes anything,
+    takes a copy.
+    """
+
+    @functools.cache
+    def run(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("study") / name
+        words = [
+            "study",
+            name,
+            "--quick",
+            "--jobs",
+            "1",
+            "--output",
+            str(folder),
+        ]  # each process takes seconds to start
+        result = CliRunner().invoke(cli, words, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return folder
+
+    return run

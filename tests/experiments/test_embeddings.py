@@ -1,6 +1,7 @@
 """What is said of clients' embeddings: read only when asked for, and measured against chance."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -43,23 +44,24 @@ def test_groups_are_those_of_the_partition():
 
 
 @pytest.mark.slow
-def test_embeddings_are_drawn_only_when_asked_for(tmp_path):
+def test_embeddings_are_drawn_only_when_asked_for(quick_study, tmp_path):
     """Without the word: an error that tells it, and no picture. With it: the stored embeddings of the last round."""
     study = load_study("figure-8")
-    begin(tmp_path, BEGUN)
     (cell,) = study.cells(quick=True, rows=["hyperfl"])
-    run_cells(study, [cell], tmp_path, 1, lambda cell, problem: None, quick=True)
+    others = [row.name for row in study.rows if row.name != "hyperfl"]
+    folder = tmp_path / "copy"
+    shutil.copytree(quick_study("figure-8"), folder, ignore=shutil.ignore_patterns(*others, "*.png"))
     with pytest.raises(ConfigError, match="--open-private-state"):
-        draw(study, BEGUN, tmp_path, "embeddings")
-    assert not list(tmp_path.glob("*.png"))
-    (picture,) = draw(study, BEGUN, tmp_path, "embeddings", open_private_state=True)
+        draw(study, BEGUN, folder, "embeddings")
+    assert not list(folder.glob("*.png"))
+    (picture,) = draw(study, BEGUN, folder, "embeddings", open_private_state=True)
     assert picture.is_file()
     assert json.loads(picture.with_suffix(".json").read_text())["clients"] == 6
-    run = cell.folder(tmp_path)
+    run = cell.folder(folder)
     _, progress = last_checkpoint(run)
     stored = [read_arrays(run / f"clients/client-{n:05d}/round-{progress.versions[n]:06d}.npz")[0] for n in range(6)]
     assert np.array_equal(read_embeddings(run), np.stack([arrays["embedding/v"] for arrays in stored]))
-    assert len(draw(study, BEGUN, tmp_path, "labels")) == 1
+    assert len(draw(study, BEGUN, folder, "labels")) == 1
 
 
 def test_a_method_without_embeddings_is_refused(federate):
@@ -73,12 +75,12 @@ def test_rows_without_embeddings_are_left_out(tmp_path):
     """Of HyperFL and FedAvg only the former has some; FedAvg alone is an error."""
     study, changes = load_study("ablation"), {"num-clients": 6}
     begun = Begun(study="ablation", quick=True, changes=changes)
-    begin(tmp_path, begun)
     both = study.cells(quick=True, rows=["fedavg", "hyperfl"], changes=changes)
-    fedavg = [cell for cell in both if cell.row == "fedavg"]
-    run_cells(study, fedavg, tmp_path, 1, lambda cell, problem: None, quick=True)
+    folder, fedavg = tmp_path / "both", tmp_path / "fedavg"
+    begin(folder, begun)
+    run_cells(study, both, folder, 1, lambda cell, problem: None, quick=True)
+    shutil.copytree(folder, fedavg, ignore=shutil.ignore_patterns("hyperfl"))
     with pytest.raises(RunDirectoryError, match=r"no finished cell in .* keep embeddings"):
-        draw(study, begun, tmp_path, "embeddings", open_private_state=True)
-    run_cells(study, both, tmp_path, 1, lambda cell, problem: None, quick=True)
-    (picture,) = draw(study, begun, tmp_path, "embeddings", open_private_state=True)
+        draw(study, begun, fedavg, "embeddings", open_private_state=True)
+    (picture,) = draw(study, begun, folder, "embeddings", open_private_state=True)
     assert picture.name.startswith("embeddings-hyperfl-")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from experiments.cells import Begun, begin, run_cells
+from experiments.cells import read_begun
 from experiments.figures import draw
 from experiments.pseudo_data import PseudoStudy, gaussian_divergence
 from experiments.studies import load_study
@@ -30,15 +30,10 @@ def test_the_divergence_of_gaussians_is_the_closed_form():
 
 
 @pytest.fixture(scope="module")
-def studied(tmp_path_factory):
+def studied(quick_study):
     """The quick form of the study of figure 7: the study, how it was begun, and its folder."""
-    folder = tmp_path_factory.mktemp("figure-7") / "study"
-    study, begun = load_study("priv-hfl-figure-7"), Begun(study="priv-hfl-figure-7", quick=True, changes={})
-    begin(folder, begun)
-    problems = []
-    run_cells(study, study.cells(quick=True, rows=["faster"]), folder, 1, lambda _, problem: problems.append(problem))
-    assert problems == [""]
-    return study, begun, folder
+    folder = quick_study("priv-hfl-figure-7")
+    return load_study("priv-hfl-figure-7"), read_begun(folder), folder
 
 
 @pytest.mark.slow

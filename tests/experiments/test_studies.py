@@ -2,10 +2,8 @@
 
 import csv
 import json
+import shutil
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,12 @@ from experiments.audit_cell import PREFIX
 from experiments.cells import Begun, begin, is_finished, run_cells, seeds_in
 from experiments.collecting import collect
 from experiments.figures import draw
-from experiments.processes import descendants, process_table
-from experiments.studies import FOLDER, Cell, load_study, study_names
+from experiments.studies import FOLDER, load_study, study_names
 from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli import cli
 from hyperfl_flwr.config import default_settings
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.recording import RunDirectory, read_manifest
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.recording import read_manifest
 
 QUICK = Begun(study="table-1", quick=True, changes={})
 ROWS = ("fedavg", "hyperfl")
@@ -128,9 +125,11 @@ def test_a_folder_belongs_to_one_study(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The quick runs of two rows with two seeds, two at a time."""
-    folder = tmp_path_factory.mktemp("study") / "table-1"
+def finished(quick_study, tmp_path_factory):
+    """The quick runs of two rows; those of a second seed are added, two at a time."""
+    folder = tmp_path_factory.mktemp("finished") / "table-1"
+    others = [row.name for row in load_study("table-1").rows if row.name not in ROWS]
+    shutil.copytree(quick_study("table-1"), folder, ignore=shutil.ignore_patterns(*others, "table.*", "*.png"))
     begin(folder, QUICK)
     study, told = load_study("table-1"), []
     cells = study.cells(quick=True, rows=ROWS, seeds=2)
@@ -218,65 +217,14 @@ def test_a_figure_is_drawn(finished):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
-    """The first cell's process is killed from within; its cell is named, and the next cell has a process again."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "if sys.argv[:1] == ['-m'] and not os.path.exists(os.environ['MARK']):\n"
-        "    open(os.environ['MARK'], 'w').close()\n"
-        "    print('out of memory', file=sys.stderr, flush=True)\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
-    study, told = load_study("table-1"), []
-    cells = study.cells(quick=True, rows=["fedavg", "local"])
-    begin(tmp_path / "study", QUICK)
-    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*exit status -9: out of memory"):
-        run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
-    assert told == [True, False]
-    run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
-    assert told[2:] == [False, False]
-
-
-@pytest.mark.slow
-def test_cells_end_with_the_process_that_runs_them(tmp_path):
-    """Kill -9 of `hyperfl study` in the middle of a long cell: no process of it is left, and the cell can go on."""
-    folder = tmp_path / "study"
-    changes = {"num-rounds": "100000", "checkpoint-every": "1"}
-    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--methods", "fedavg"]
-    with subprocess.Popen([*command, "--output", str(folder), *words]) as process:
-        deadline = time.monotonic() + 60
-        while not list(folder.glob("fedavg/*/*/checkpoints/round-*.npz")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.2)
-        below = descendants([process.pid], process_table())
-        assert any("experiments.cell" in each.command for each in below.values())
-        process.kill()
-    (run,) = (path.parent for path in folder.glob("fedavg/*/*/manifest.json"))
-    while True:
-        try:
-            RunDirectory(run).close()  # refused while another process is writing
-            break
-        except RunDirectoryError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    while any(pid in process_table() for pid in below):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
-def test_every_study_runs_quickly_and_renders(name, tmp_path):
+def test_every_study_runs_quickly_and_renders(name, quick_study):
     """By the command line, all its rows; every cell of the quick form has a number in the table."""
-    folder = str(tmp_path / "study")
-    for command in (["study", name, "--quick"], ["table", name], ["figure", name, "--open-private-state"]):
-        result = CliRunner().invoke(cli, [*command, "--output", folder], catch_exceptions=False)
+    folder = quick_study(name)
+    for command in (["table", name], ["figure", name, "--open-private-state"]):
+        result = CliRunner().invoke(cli, [*command, "--output", str(folder)], catch_exceptions=False)
         assert result.exit_code == 0, result.output
-    with (tmp_path / "study" / "table.csv").open() as stream:
+    with (folder / "table.csv").open() as stream:
         rows = [row for row in csv.DictReader(stream) if row["n"] == "1"]
     study = load_study(name)
     runs = {(cell.row, cell.column) for cell in study.cells(quick=True)}
@@ -287,19 +235,3 @@ def test_every_study_runs_quickly_and_renders(name, tmp_path):
     pictures = [line for line in result.output.split() if line.endswith(".png")]
     assert len(pictures) >= len(load_study(name).figures)
     assert all(Path(picture).is_file() for picture in pictures)
-
-
-@pytest.mark.slow
-def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
-    """One cell's data cannot be found: the error tells the cell and the reason, the other cell is finished."""
-    study = load_study("table-1")
-    good, bad = study.cells(quick=True, rows=["fedavg", "local"])
-    bad = Cell(
-        row=bad.row, column=bad.column, seed=0, config=bad.config.model_copy(update={"dataset": "npz:/nowhere.npz"})
-    )
-    begin(tmp_path / "study", QUICK)
-    told = []
-    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*/nowhere\.npz"):
-        run_cells(study, [bad, good], tmp_path / "study", 1, lambda cell, problem: told.append((cell.row, problem)))
-    assert [(row, bool(problem)) for row, problem in told] == [(bad.row, True), (good.row, False)]
-    assert is_finished(good, tmp_path / "study")

@@ -1,10 +1,17 @@
-"""Cells of studies among other runs, and among those of earlier versions."""
+"""Cells of studies among other runs, and among those of earlier versions; what comes of failures and kills."""
+
+import subprocess
+import sys
+import time
 
 import pytest
 
 from experiments.cells import Begun, begin, differences, is_finished, run_cells
 from experiments.cores import WAITING, CoreSlots, usable_cores
-from experiments.studies import load_study
+from experiments.processes import descendants, process_table
+from experiments.studies import Cell, load_study
+from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.recording import RunDirectory
 
 QUICK = Begun(study="table-1", quick=True, changes={})
 
@@ -35,3 +42,75 @@ def test_a_setting_that_an_older_run_did_not_know_counts_as_its_default():
     assert differences(cell, {"settings": older}) == []
     (other,) = study.cells(quick=True, rows=["fedavg"], changes={"privacy.clip-norm": 1.0})
     assert differences(other, {"settings": older}) == ["privacy.clip-norm 0.0 instead of 1.0"]
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
+    """The first cell's process is killed from within; its cell is named, and the next cell has a process again."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if sys.argv[:1] == ['-m'] and not os.path.exists(os.environ['MARK']):\n"
+        "    open(os.environ['MARK'], 'w').close()\n"
+        "    print('out of memory', file=sys.stderr, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
+    study, told = load_study("table-1"), []
+    cells = study.cells(quick=True, rows=["fedavg", "local"])
+    begin(tmp_path / "study", QUICK)
+    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*exit status -9: out of memory"):
+        run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
+    assert told == [True, False]
+    run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
+    assert told[2:] == [False, False]
+
+
+@pytest.mark.slow
+def test_cells_end_with_the_process_that_runs_them(tmp_path):
+    """Kill -9 of `hyperfl study` in the middle of a long cell: no process of it is left, and the cell can go on."""
+    folder = tmp_path / "study"
+    changes = {"num-rounds": "100000", "checkpoint-every": "1"}
+    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "hyperfl_flwr", "study", "table-1", "--quick", "--methods", "fedavg"]
+    with subprocess.Popen([*command, "--output", str(folder), *words]) as process:
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("fedavg/*/*/checkpoints/round-*.npz")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.2)
+        deadline = time.monotonic() + 120
+        below = descendants([process.pid], process_table())
+        assert any("experiments.cell" in each.command for each in below.values())
+        process.kill()
+    (run,) = (path.parent for path in folder.glob("fedavg/*/*/manifest.json"))
+    while True:
+        try:
+            RunDirectory(run).close()  # refused while another process is writing
+            break
+        except RunDirectoryError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    while any(pid in process_table() for pid in below):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
+    """One cell's data cannot be found: the error tells the cell and the reason, the other cell is finished."""
+    study = load_study("table-1")
+    good, bad = study.cells(quick=True, rows=["fedavg", "local"])
+    bad = Cell(
+        row=bad.row, column=bad.column, seed=0, config=bad.config.model_copy(update={"dataset": "npz:/nowhere.npz"})
+    )
+    folder, told = tmp_path / "study", []
+    begin(folder, QUICK)
+
+    def on_finished(cell, problem):
+        told.append((cell.row, bool(problem)))
+
+    with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*/nowhere\.npz"):
+        run_cells(study, [bad, good], folder, 1, on_finished, quick=True)
+    assert told == [(bad.row, True), (good.row, False)]
+    assert is_finished(good, folder)

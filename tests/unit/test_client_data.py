@@ -1,4 +1,4 @@
-"""What a client holds: its samples, their normalisation, the augmentation, and the report on reuse."""
+"""What a client holds: its samples, their normalisation, and the report on reuse."""
 
 import json
 import os
@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torchvision.transforms import Compose, Normalize, ToTensor
-from torchvision.transforms import functional as transforms
 
 from hyperfl_flwr.data.assignment import assign
-from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.client_data import DataSettings, FederatedData, load_federated_data
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.data.partition import PARTITIONS
@@ -247,43 +245,6 @@ def test_nan_stays_with_its_client(tmp_path):
 def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(DataError, match=re.escape(message)):
         load_federated_data(replace(SETTINGS, **changes))
-
-
-def test_augmentation_is_pad_crop_and_flip_of_torchvision():
-    """Image by image with torchvision's functions, for the offsets that the generator gives."""
-    images = torch.randn(16, 3, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    black = (-2.0, -1.5, -1.0)
-    result = Augmentation(padding=2, pad_value=black)(images, np.random.default_rng(5))
-    draws = np.random.default_rng(5)
-    tops, lefts = draws.integers(0, 5, size=(2, 16, 1))[..., 0]
-    flips = draws.random((16, 1))[:, 0] < 0.5
-    assert 0 < flips.sum() < 16
-    for image, changed, top, left, flip in zip(images, result, tops, lefts, flips, strict=True):
-        padded = torch.stack(
-            [transforms.pad(plane[None], 2, fill=value)[0] for plane, value in zip(image, black, strict=True)]
-        )
-        expected = transforms.crop(padded, int(top), int(left), 9, 7)
-        torch.testing.assert_close(changed, transforms.hflip(expected) if flip else expected, rtol=0, atol=0)
-
-
-def test_augmentation_shifts_and_flips_uniformly():
-    """4,000 images of one bright pixel: each of 9 x 9 places has probability 1/81, i.e. 49 +- 7 (5 sigma: 35)."""
-    images = torch.zeros(4000, 1, 33, 33)
-    images[:, :, 16, 16] = 1  # the centre, where a flip changes nothing
-    moved = Augmentation(pad_value=(0.0,))(images, np.random.default_rng(0))
-    places = moved.sum(dim=(0, 1))
-    assert places.sum() == 4000
-    window = places[12:21, 12:21]
-    assert window.sum() == 4000
-    assert ((window - 4000 / 81).abs() < 35).all()
-
-
-def test_augmentation_can_leave_out_the_flip_and_the_shift():
-    """No padding and no flip: the identity, in a new tensor."""
-    images = torch.randn(5, 1, 4, 4)
-    result = Augmentation(padding=0, pad_value=(0.0,), flip=False)(images, np.random.default_rng(0))
-    torch.testing.assert_close(result, images, rtol=0, atol=0)
-    assert result.data_ptr() != images.data_ptr()
 
 
 def test_the_border_is_black_after_normalisation():

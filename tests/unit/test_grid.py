@@ -1,170 +1,24 @@
-"""The handshake, and what becomes of messages and replies."""
+"""What becomes of messages and replies."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from scripted import A, Answer, B, C, ScriptedGrid, fails, from_the_superlink, is_silent, says
 
 from hyperfl_flwr import grid as grid_module
-from hyperfl_flwr.cohort import clients_of_node
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.grid import Federation, exchange, handshake, match
-from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
-from hyperfl_flwr.messages import PROPERTIES, record_of
-
-A, B, C = FIRST_NODE_ID, FIRST_NODE_ID + 1, FIRST_NODE_ID + 2
-Answer = Callable[[Message], Message | None]
-
-
-def introduction(partition: int, num_nodes: int, num_clients: int, **changes: Any) -> RecordDict:
-    properties = {
-        "partition": partition,
-        "num-nodes": num_nodes,
-        "clients": clients_of_node(partition, num_nodes, num_clients),
-        "input-shape": [1, 8, 8],
-        "num-classes": 10,
-        **{key.replace("_", "-"): value for key, value in changes.items()},
-    }
-    return RecordDict({PROPERTIES: ConfigRecord(properties)})
-
-
-class ScriptedGrid(InProcessGrid):
-    """Answers as the test says: per node a list of answers, of which the last is repeated."""
-
-    def __init__(self, answers: dict[int, Sequence[Answer]], arrivals: Sequence[int] | None = None) -> None:
-        super().__init__(ClientApp(), len(answers), {})
-        self.script = {node: list(each) for node, each in answers.items()}
-        self.present = [*answers] if arrivals is None else []
-        self.arrivals = list(arrivals or ())
-        self.asked: list[int] = []
-
-    def get_node_ids(self) -> Sequence[int]:
-        if self.arrivals:
-            self.present.append(self.arrivals.pop(0))
-        return self.present
-
-    def answer(self, message: Message) -> Any:
-        node = message.metadata.dst_node_id
-        self.asked.append(node)
-        answers = self.script[node]
-        return (answers.pop(0) if len(answers) > 1 else answers[0])(message)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        return [reply for reply in super().pull_messages(message_ids) if reply is not None]
-
-
-def says(content: RecordDict) -> Answer:
-    return lambda message: Message(content, reply_to=message)
-
-
-def fails(code: int, reason: str = "out of memory") -> Answer:
-    return lambda message: Message(Error(code=code, reason=reason), reply_to=message)
-
-
-def is_silent(message: Message) -> None:
-    return None
-
-
-def from_the_superlink(code: int) -> Answer:
-    """An error that the SuperLink makes up names the message but comes from its own node id 1."""
-
-    def answer(message: Message) -> Message:
-        reply = Message(Error(code=code, reason="gone"), reply_to=message)
-        reply.metadata.__dict__["_src_node_id"] = 1
-        return reply
-
-    return answer
+from hyperfl_flwr.grid import exchange, match
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.messages import record_of
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_module, "POLL_SECONDS", 0.0)
-
-
-def nodes_of(num_nodes: int, num_clients: int, **changes: Any) -> dict[int, Sequence[Answer]]:
-    return {
-        FIRST_NODE_ID + number: [says(introduction(number, num_nodes, num_clients, **changes))]
-        for number in range(num_nodes)
-    }
-
-
-def hosts(federation: Federation) -> list[tuple[int, list[int]]]:
-    return [(node.id, list(node.clients)) for node in federation.nodes]
-
-
-def test_nodes_come_in_the_order_of_their_numbers() -> None:
-    """Node p of 2 hosts p, p + 2, ...; the grid lists node 1 first."""
-    grid = ScriptedGrid(nodes_of(2, 5))
-    grid.present.reverse()
-    assert hosts(handshake(grid, 5, 10.0)) == [(A, [0, 2, 4]), (B, [1, 3])]
-
-
-def test_late_nodes_are_waited_for_and_asked_once() -> None:
-    grid = ScriptedGrid(nodes_of(3, 3), arrivals=[C, A, B])
-    assert hosts(handshake(grid, 3, 10.0)) == [(A, [0]), (B, [1]), (C, [2])]
-    assert grid.asked == [C, A, B]
-
-
-def test_more_nodes_than_clients() -> None:
-    """Nodes 2 and 3 of 4 have no client, for 2 clients."""
-    assert [clients for _, clients in hosts(handshake(ScriptedGrid(nodes_of(4, 2)), 2, 10.0))] == [[0], [1], [], []]
-
-
-def test_a_node_that_does_not_come() -> None:
-    answers = nodes_of(3, 3)
-    grid = ScriptedGrid(answers, arrivals=[A, B])
-    with pytest.raises(RunFailedError, match=r"only 2 of 3 nodes answered within node-timeout = 0\.05 s"):
-        handshake(grid, 3, 0.05)
-    with pytest.raises(RunFailedError, match="only 0 of an unknown number of nodes"):
-        handshake(ScriptedGrid({}), 3, 0.05)
-
-
-def test_two_nodes_that_claim_one_client() -> None:
-    answers = {A: [says(introduction(0, 2, 4))], B: [says(introduction(0, 2, 4))]}
-    with pytest.raises(RunFailedError, match="both claim client 0; give each node its own partition-id"):
-        handshake(ScriptedGrid(answers), 4, 10.0)
-
-
-def test_clients_that_nobody_hosts() -> None:
-    """Two nodes that believe in 4 clients leave 4 and 5 of 6 to nobody."""
-    with pytest.raises(RunFailedError, match=r"no node hosts the clients \[4, 5\] of 6"):
-        handshake(ScriptedGrid(nodes_of(2, 4)), 6, 10.0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no data here"), "no data here"),
-        (is_silent, "no reply in time"),
-    ],
-)
-def test_a_node_that_refuses(answer: Answer, text: str) -> None:
-    answers = nodes_of(2, 4) | {B: [answer]}
-    with pytest.raises(RunFailedError, match=f"node {B} cannot take part: {text}"):
-        handshake(ScriptedGrid(answers), 4, 0.05)
-
-
-@pytest.mark.parametrize("change", [{"input_shape": [3, 8, 8]}, {"num_classes": 11}])
-def test_nodes_whose_data_differ(change: dict[str, Any]) -> None:
-    answers = nodes_of(2, 4) | {B: [says(introduction(1, 2, 4, **change))]}
-    with pytest.raises(RunFailedError, match=f"differ in {next(iter(change)).replace('_', '-')}"):
-        handshake(ScriptedGrid(answers), 4, 10.0)
-
-
-def test_label_counts_are_those_of_the_right_client() -> None:
-    """Written by hand: two classes, node 0 hosts clients 0 and 2, node 1 hosts client 1."""
-    answers = {
-        A: [
-            says(introduction(0, 2, 3, num_classes=2, train_label_counts=[1, 2, 5, 6], test_label_counts=[7, 8, 0, 1]))
-        ],
-        B: [says(introduction(1, 2, 3, num_classes=2, train_label_counts=[3, 4], test_label_counts=[9, 9]))],
-    }
-    counts = handshake(ScriptedGrid(answers), 3, 10.0).label_counts()
-    assert counts == {"train": {0: [1, 2], 1: [3, 4], 2: [5, 6]}, "test": {0: [7, 8], 1: [9, 9], 2: [0, 1]}}
-    assert handshake(ScriptedGrid(nodes_of(2, 3)), 3, 10.0).label_counts() == {}
 
 
 def ask(*nodes: int) -> list[Message]:
