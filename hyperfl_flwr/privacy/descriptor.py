@@ -87,7 +87,7 @@ def private_unit_mean(features: ArrayLike, epsilon: float, delta: float) -> NDAr
 def private_pooled(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: float) -> NDArray[np.float64]:
     """Return what an encoder pools of all samples as one set, with (epsilon, delta)-private noise, see the module.
 
-    Features are made in evaluation mode, whatever the encoder's mode is. Features that are not finite count as zeros: an
+    Features are made in evaluation mode, whatever the encoder's mode is. Those that are not finite count as zeros: an
     error would tell whoever chose the encoder's parameters that there is such a sample. Each call spends (epsilon,
     delta) anew.
 
