@@ -1,13 +1,15 @@
 """The bridge between Flower's Message API and the NumPyClients of a node."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
-from hyperfl_flwr.arrays import not_finite, pack_arrays, unpack_arrays
-from hyperfl_flwr.cohort import CohortResult, MakeClient, Received, Trainer, evaluate_cohort, failure_of, train_cohort
+from clients.base import BaseClient
+from clients.novel import assess, classifier_errors, classifier_gradients
+from hyperfl_flwr.arrays import SharedArrays, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
@@ -24,6 +26,7 @@ from hyperfl_flwr.messages import (
     weights_record,
 )
 from hyperfl_flwr.metrics.memory import peak_memory, process_name
+from hyperfl_flwr.queries import ASSESS, DESCRIBE, ERRORS, GRADIENTS, Question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class Cohort:
         send_details: Whether a failure's text and traceback leave the node.
     """
 
-    make_client: MakeClient
+    make_client: Callable[[int], BaseClient]
     trainer: Trainer
     reductions: Mapping[str, Reduction]
     send_details: bool
@@ -68,25 +71,35 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
     return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
 
 
-def describe(cohort: Cohort, message: Message) -> Message:
-    """Answer a DESCRIBE message: what the encoder in it makes of each client's data, and a report."""
+def answer(cohort: Cohort, message: Message) -> Message:
+    """Answer a query about clients' data: arrays of each client, and a report."""
     began = time.perf_counter()
-    received, request = _received(message), Request.of(message.content)
+    received, request, question = _received(message), Request.of(message.content), Question.of(message.content)
+    work = _WORK[message.metadata.message_type]
     result = CohortResult()
     for client in request.clients:
         try:
-            descriptor, num_examples = cohort.make_client(client).describe(received.shared)
-            if key := not_finite(descriptor):
+            arrays, num_examples = work(cohort.make_client(client), received.of(client), question)
+            if key := not_finite(arrays):
                 raise FloatingPointError(f"{key} is not finite")
         except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
             result.failures.append(failure_of(client, error, send_details=cohort.send_details))
             continue
-        result.own[client] = descriptor
+        result.own[client] = arrays
         result.results.append(ClientResult(client=client, num_examples=num_examples, metrics={}))
     content = RecordDict({CLIENTS: _report(result, began).to_record()})
     if result.own:
         content[OWN_ARRAYS] = _pack_own(result)
     return Message(content, reply_to=message)
+
+
+_WORK: Mapping[str, Callable[[BaseClient, SharedArrays, Question], tuple[SharedArrays, int]]] = {
+    DESCRIBE: lambda member, received, question: member.describe(received, question),
+    ASSESS: assess,
+    GRADIENTS: classifier_gradients,
+    ERRORS: classifier_errors,
+}
+"""How a client answers a query."""
 
 
 def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:

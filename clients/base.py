@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,9 +18,11 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
+from hyperfl_flwr.models.dropout import seed_dropout
 from hyperfl_flwr.models.targets import Target, build_target
 from hyperfl_flwr.privacy.upload import protect
-from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.queries import Question
+from hyperfl_flwr.rng import numpy_generator, torch_generator
 from hyperfl_flwr.state import INITIAL, PrivateState
 from hyperfl_flwr.training.sgd import Epochs, Predict
 
@@ -41,6 +43,8 @@ class ClientSetting:
         learning_rate: The setting, or the data set's own where that is `auto`.
         global_test: All test images of the data set and their labels, where they are evaluated after the last round.
         mixing_key: Of the run, for methods that mix what they share; empty without.
+        mean: Per channel, with which the images are normalised.
+        std: Per channel.
     """
 
     config: RunConfig
@@ -51,6 +55,8 @@ class ClientSetting:
     learning_rate: float
     global_test: tuple[Tensor, Tensor] | None = None
     mixing_key: bytes = b""
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
 
 
 def client_setting(
@@ -71,6 +77,8 @@ def client_setting(
         learning_rate=data.dataset.learning_rate if config.learning_rate == "auto" else config.learning_rate,
         global_test=data.global_test if config.data.global_test else None,
         mixing_key=mixing_key,
+        mean=data.dataset.mean,
+        std=data.dataset.std,
     )
 
 
@@ -123,8 +131,8 @@ class BaseClient(NumPyClient):
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""
-        channels, height, width = self.setting.data.train_images.shape[1:]
-        return build_target(self.setting.config.target, (channels, height, width), self.setting.data.num_classes)
+        data = self.setting.data
+        return build_target(self.setting.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
 
     def epochs(self) -> Epochs:
         """Return the local epochs that the run's settings ask for."""
@@ -161,7 +169,9 @@ class BaseClient(NumPyClient):
         metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
         evaluated = time.perf_counter()
         self._set_mode(training=True)
-        metrics |= self.train(numpy_generator(setting.config.seed, "training", setting.client, config["round"]))
+        path = (setting.client, config["round"])
+        seed_dropout(self.networks(), torch_generator(setting.config.seed, "dropout", *path))
+        metrics |= self.train(numpy_generator(setting.config.seed, "training", *path))
         trained = time.perf_counter()
         metrics |= _accuracy("own", self._evaluate())
         if config["round"] == setting.config.num_rounds:
@@ -177,11 +187,12 @@ class BaseClient(NumPyClient):
         sums = self._evaluate()
         return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
 
-    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
+    def describe(self, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
         """Return a descriptor of the client's training data, and their number, for a method that has an encoder.
 
         Args:
             received: The encoder.
+            question: Which data, and how they are protected.
 
         Raises:
             ValueError: If the method has none.
@@ -242,9 +253,13 @@ class BaseClient(NumPyClient):
         self.setting.state.save(version, arrays)
         self.setting.state.forget_before(version, but=kept)
 
+    def networks(self) -> Sequence[nn.Module]:
+        """Return all modules that are called, for what depends on whether they train; these are the groups'."""
+        return list(self.groups.values())
+
     def _set_mode(self, *, training: bool) -> None:
-        """Let BatchNorm use each batch's statistics (training), or the running ones."""
-        for module in self.groups.values():
+        """Let BatchNorm use each batch's statistics (training), or the running ones; let Dropout work, or not."""
+        for module in self.networks():
             module.train(training)
 
     def _evaluate(self) -> ClassificationSums:
@@ -258,15 +273,10 @@ class BaseClient(NumPyClient):
             return {}
         images, labels = self.setting.global_test
         predict, device = self.predictor(), self.setting.device
-        sums = sum(
-            (evaluate(predict, *(part.to(device) for part in chunk)) for chunk in _chunks(images, labels)),
-            ClassificationSums(),
-        )
+        parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
+        each = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
+        sums = sum(each, ClassificationSums())
         return {f"{kind}-global-accuracy": sums.accuracy}
-
-
-def _chunks(images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
 
 
 def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:

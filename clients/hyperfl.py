@@ -1,7 +1,7 @@
 """HyperFL's client: shares the hypernetwork, keeps embedding and classifier (Guo et al., AAAI 2025, algorithm 1)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -90,6 +90,10 @@ class HyperFLClient(BaseClient):
         classifier = ordinary_parameters(self.classifier, torch_generator(seed, "classifier"))
         last = torch.full((self.hypernetwork.head_bias.numel(),), float("nan"))
         return {"embedding": {"v": v}, "classifier": classifier, "last": {"theta": last}}
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Return the groups' modules, and the feature extractor, which is no group since its weights are generated."""
+        return [*super().networks(), self.extractor]
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss`, the hypernetwork's health after it, and how far theta has gone.

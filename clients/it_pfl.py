@@ -14,10 +14,13 @@ from flwr.common import Scalar
 from numpy.typing import NDArray
 from torch import nn
 
+from clients.novel import unlabelled
 from clients.pfedhn import PFedHNClient
 from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.models.encoder import build_encoder
+from hyperfl_flwr.privacy.descriptor import private_descriptor
+from hyperfl_flwr.queries import DESCRIPTOR, Question
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.training.encoder import train_encoder
 
@@ -59,7 +62,9 @@ class ITPFLClient(PFedHNClient):
         numbers = super().train(rng)
         if method.fine_tunes(self._round, settings.num_rounds):
             return numbers
-        epochs = replace(self.epochs(), steps=method.encoder_steps) if method.encoder_steps else self.epochs()
+        epochs = replace(
+            self.epochs(), steps=method.encoder_steps or self.epochs().steps, batch_size=method.encoder_batch_size
+        )
         embedding, data = self.embedding.weight[0].detach(), self.setting.data
         distance = self.encoder.descriptor(data.train_images) - embedding
         numbers["embedding-distance"] = float(distance.square().mean())
@@ -83,15 +88,20 @@ class ITPFLClient(PFedHNClient):
             for key, before, after in zip(self.keys(), received, uploaded, strict=True)
         ]
 
-    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
-        """Return the descriptor g(D) [1, d] of the training samples D without their labels, and the number of samples.
+    def describe(self, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+        """Return the descriptor g(D) [1, d] of training samples D without their labels, and the number of samples.
 
         Args:
             received: The encoder g, keyed `encoder/name`.
+            question: Which samples, and the noise.
 
         Raises:
-            ValueError: If the arrays are not an encoder's.
+            ValueError: If the arrays are not an encoder's, or noise cannot protect what it makes.
         """
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
-        images = self.setting.data.train_images
-        return {"embedding/weight": self.encoder.descriptor(images).cpu().numpy()[np.newaxis]}, len(images)
+        samples = unlabelled(self.setting, question)
+        if question.epsilon is None:
+            descriptor = self.encoder.descriptor(samples)
+        else:
+            descriptor = private_descriptor(self.encoder, samples, epsilon=question.epsilon, delta=question.delta)
+        return {DESCRIPTOR: descriptor.cpu().numpy()[np.newaxis]}, len(samples)

@@ -80,14 +80,13 @@ class PrivHFLClient(BaseClient):
         is_mean = self.rule.realisation == "mean"
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
-        self.generator = new_generator(
-            self.setting.config, tuple(self.setting.data.train_images.shape[1:]), self.setting.data.num_classes
-        )
-        nothing = Vector(0)
+        config, data, nothing = self.setting.config, self.setting.data, Vector(0)
+        if config.priv_hfl.distill:
+            self.generator = new_generator(config, tuple(data.train_images.shape[1:]), data.num_classes)
         return {
             "changes": self.received if is_mean else nothing,
             "force": nothing if is_mean else self.received,
-            "generator": self.generator if self.setting.config.priv_hfl.distill else nothing,
+            "generator": self.generator if config.priv_hfl.distill else nothing,
             "model": self.model,
             "accumulated": self.accumulated,
         }

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.followed import Followed, require_history
 from experiments.neighbours import attackable
-from experiments.observed import Observed, Target, View, leaked_activations, record_round, settings_of, view
+from experiments.observed import Observed, Target, View, leaked_activations, record_round, view
 from hyperfl_flwr.attacks.inversion import Optimisation, Progress
 from hyperfl_flwr.attacks.matching import Comparison, compare
 from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
@@ -24,6 +24,7 @@ from hyperfl_flwr.config import RunConfig, Scalar, nearest
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import settings_of
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
 
@@ -122,7 +123,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     target = Target(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
     )
-    target.data()  # whose absence is to be told before anything else
+    target.knowledge()  # takes the data, whose absence is to be told before anything else
     return target
 
 

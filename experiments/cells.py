@@ -78,7 +78,7 @@ def read_begun(folder: Path) -> Begun:
 
 def _of_the_study(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     machines = RESUMABLE_CHANGES - {"num-rounds"}
-    return {key: value for key, value in sorted(changes.items()) if key not in machines}
+    return {key: value for key, value in sorted(changes.items()) if key not in machines or key.startswith("novel.")}
 
 
 def seeds_in(folder: Path) -> int:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.cells import Begun, is_finished, seeds_in
+from experiments.novel_pictures import draw_divergence, draw_epsilon
 from experiments.studies import Cell, Study
 from hyperfl_flwr.config import nearest
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
@@ -24,6 +25,9 @@ STYLES = [(line, marker) for line in ("-", "--", ":", "-.") for marker in ("o", 
 MARKS = 8
 """Markers along a curve."""
 
+NOVEL = {"novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon}
+"""Figures of novel clients."""
+
 
 def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_state: bool = False) -> list[Path]:
     """Draw a figure of a study's finished cells.
@@ -33,8 +37,9 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
         begun: What the folder was begun with.
         folder: The study's.
         what: A number of metrics.jsonl's `train` lines; `labels`, how many samples of each class the clients have;
-            `embeddings`, see `experiments.embeddings`; `pseudo-data`, see `experiments.pseudo_data`; `NUMBER@SETTING`,
-            a number of summary.json against a setting of the columns. `labels` are drawn of the first seed.
+            `embeddings`, see `experiments.embeddings`; `pseudo-data`, see `experiments.pseudo_data`;
+            `novel-divergence` and `novel-epsilon`, see `experiments.novel_pictures`; `NUMBER@SETTING`, a number of
+            summary.json against a setting of the columns. `labels` are drawn of the first seed.
         open_private_state: Allows `embeddings` to read what simulated clients keep to themselves.
 
     Returns:
@@ -45,7 +50,7 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
         RunDirectoryError: If no run holds what is to be drawn.
     """
     cells = study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes)
-    if what not in ("labels", "embeddings", "pseudo-data"):
+    if what not in ("labels", "embeddings", "pseudo-data", *NOVEL):
         return [_draw_curves(study, begun, folder, cells, what)]
     finished = [cell for cell in cells if is_finished(cell, folder)]
     if not finished:
@@ -53,6 +58,8 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
     if what == "labels":  # which are the same for every row and seed
         of_columns = {cell.column: cell for cell in reversed(finished)}.values()
         return [picture for cell in of_columns if (picture := _draw_labels(cell, folder)) is not None]
+    if what in NOVEL:
+        return NOVEL[what](study, begun, finished, folder)
     if what == "pseudo-data":
         return _draw_pseudo_data(finished, folder)
     if not open_private_state:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.observed import Observed, Target, settings_of
+from experiments.observed import Observed, Target
 from hyperfl_flwr.attacks.observation import Observation, observation_path
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import settings_of
 
 
 class Followed(Observed):

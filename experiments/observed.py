@@ -20,13 +20,13 @@ from hyperfl_flwr.attacks.observation import (
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.grid import exchange, handshake
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.recording import read_manifest, settings_of
 from strategies.base import Setting
 from strategies.recorded import restore
 
@@ -69,17 +69,24 @@ class Target:
         return load_federated_data(self.config.data_settings())
 
     def knowledge(self) -> PublicKnowledge:
-        """Return what the server knows anyway."""
+        """Return what the server knows anyway.
+
+        Raises:
+            ConfigError: If no attack of this project applies to the data or to the target network.
+        """
         dataset, rate = self.data().dataset, self.config.learning_rate
-        return PublicKnowledge.of(
-            self.config,
-            input_shape=dataset.input_shape,
-            num_classes=dataset.num_classes,
-            mean=dataset.mean,
-            std=dataset.std,
-            learning_rate=dataset.learning_rate if rate == "auto" else rate,
-            augmented=dataset.augment,
-        )
+        try:
+            return PublicKnowledge.of(
+                self.config,
+                input_shape=dataset.input_shape,
+                num_classes=dataset.num_classes,
+                mean=dataset.mean,
+                std=dataset.std,
+                learning_rate=dataset.learning_rate if rate == "auto" else rate,
+                augmented=dataset.augment,
+            )
+        except ValueError as error:
+            raise ConfigError(f"{error}; that is no proof of safety") from None
 
 
 class Observed(Sequence[Observation]):
@@ -164,7 +171,7 @@ def record_round(target: Target, folder: Path) -> Observed:
     """
     config, method = target.config, METHODS[target.config.method]
     grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
-    federation = handshake(grid, config.num_clients, config.node_timeout)
+    federation = handshake(grid, config.hosted_clients, config.node_timeout)
     experiment = read_manifest(target.trained)["experiment"] if target.trained else EXPERIMENT
     strategy = method.strategy(
         Setting(
@@ -190,16 +197,6 @@ def record_round(target: Target, folder: Path) -> Observed:
     if target.by_neighbours:
         keep_next(strategy.own_arrays([0, config.num_clients - 1]), folder)
     return Observed([observation_path(folder, current, client) for client in target.clients])
-
-
-def settings_of(run: Path) -> dict[str, Scalar]:
-    """Return the settings of a run, which may be of an earlier version.
-
-    Raises:
-        RunDirectoryError: If the folder is no run folder.
-    """
-    known = default_settings()
-    return known | {key: value for key, value in read_manifest(run)["settings"].items() if key in known}
 
 
 def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = False) -> tuple[Target, Observed]:

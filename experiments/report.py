@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.methods import METHODS, Method
+from hyperfl_flwr.novel_results import means, read_novel
 from hyperfl_flwr.plots import clients_figure, labels_figure, run_figure
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.storage import write_atomically
@@ -50,7 +51,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         f"<h1>{_text(summary['method'])} on {_text(summary['dataset'])}</h1>",
         f"<p>{_text(title)} ({_text(method.paper)}). {_text(_state(manifest, summary))}</p>",
         "<h2>Result</h2>",
-        _rows(_result(summary)),
+        _rows(_result(path, summary)),
         _image(run_figure(path), "accuracy and training loss over the rounds"),
         "<h2>Clients</h2>",
         _image(clients_figure(summary["test_accuracy_per_client"]), "own accuracy of each client, sorted"),
@@ -80,7 +81,7 @@ def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     return f"{state}: {summary['rounds']} rounds, {clients}.{problem}"
 
 
-def _result(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _result(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     names = {
         "test_accuracy": "own accuracy (after local training), mean over the clients",
         "test_accuracy_aggregate": "aggregate accuracy (as received), mean over the clients",
@@ -98,6 +99,8 @@ def _result(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for key, name in of_all.items():
         if summary[key] is not None:
             yield name, f"{100 * summary[key]:.2f} %"
+    for (way, corruption), found in means(read_novel(path)).items():
+        yield f"novel clients, {way}" + ("" if corruption == "none" else f", {corruption}"), f"{found} %"
     yield "seconds per round (median)", f"{summary['seconds_per_round']:.2f}"
     yield "peak memory", f"{summary['peak_memory_mb']:.0f} MB"
 

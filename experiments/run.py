@@ -26,7 +26,7 @@ from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, DeviceError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
-from hyperfl_flwr.methods import METHODS, check_target
+from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.state import PrivateState
@@ -92,6 +92,8 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
         name = new_run_name(str(settings["method"]), str(settings["dataset"]), int(settings["seed"] or 0))
         settings["output"] = str(Path.cwd() / "runs" / name)
     config = RunConfig.from_flat(settings, methods=METHODS)
+    if config.personalize.run:
+        raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
     if resume:
         num_nodes = _check_resume(config, num_nodes)
     else:
@@ -102,6 +104,7 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
     resolve_device(config.device)
     data = load_federated_data(config.data_settings())
     check_target(config, data.dataset.input_shape, data.dataset.num_classes)
+    check_novel(config, data.dataset.input_shape)
     return _laid_out(config, data, num_nodes)
 
 
@@ -119,7 +122,8 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None) -> 
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
     threads = suitable_threads(machine, num_nodes) if config.threads == "auto" else config.threads
     config = config.model_copy(update={"threads": threads})
-    leaks = leak_warnings(config, [len(data.train_indices(client)) for client in range(config.num_clients)])
+    samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
+    leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []  # of images
     warnings = [*METHODS[config.method].strategy.warnings(config), *leaks]
     return Plan(config=config, num_nodes=num_nodes, threads=threads, chosen_for=chosen_for, warnings=warnings)
 

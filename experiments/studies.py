@@ -9,6 +9,7 @@ A study is a file `experiments/studies/NAME.toml`::
     num-nodes = 2                  # of every run: bits depend on it
     paper = "table-1.csv"          # of experiments/expected; may be left out
     beside = "the paper's number"  # what these numbers are; may be left out
+    standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; may be left out
     figures = ["own_accuracy"]     # drawn unless told otherwise: numbers of metrics.jsonl, `labels`, `embeddings`
     [settings]                     # of every run, beside the defaults
     [quick]                        # of every run, last, with --quick; `rows` and `columns` say which are run then
@@ -16,6 +17,8 @@ A study is a file `experiments/studies/NAME.toml`::
     [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
     [columns.fashion-mnist-20]     # settings of a column; as a row's
     [columns.x] metric = "ssim"    # a number of its own for a column; may be left out
+    [rows.y] run = "hyperfl"       # shows the runs of another row (a column: of another column), with no settings
+    [rows.y] way = "sampled"       # takes the place of `{way}` in the name of a number: metric = "novel_{way}"
     [grid]                         # may be left out: every row is run with each of a setting's values
     learning-rate = [0.01, 0.1]
 
@@ -23,52 +26,18 @@ A cell is one run: a row, a column and a seed. With the setting `attack.name` it
 `experiments.audit_cell`; `metric` is then a number of its summary.json, for example `psnr`.
 """
 
-import csv
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from experiments.audit_cell import PREFIX, AttackedCell
+from experiments.lines import Expected, Line, Settings, read_expected, read_lines, runs_of, with_grid
 from hyperfl_flwr.config import RunConfig, Scalar, default_settings, flatten, nearest
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 
 FOLDER = Path(__file__).parent
-
-Settings = dict[str, Scalar]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A row or a column of a study.
-
-    Attributes:
-        name: As on the command line and in folders.
-        label: For people.
-        settings: What it changes.
-        missing: Why it cannot be run; empty if it can.
-        on: What it changes in one column only, by the column's name.
-        metric: A number of summary.json that a column shows in the place of the study's.
-        family: The row that a grid made it from; itself without a grid.
-    """
-
-    name: str
-    label: str
-    settings: Settings
-    family: str
-    missing: str = ""
-    metric: str = ""
-    on: Mapping[str, Settings] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """A number that stands beside ours, mostly a paper's: `value` in our unit, and `source`, its table and page."""
-
-    value: float
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +89,19 @@ class Study:
     columns: Sequence[Line]
     expected: Mapping[tuple[str, str, str], Expected]
     beside: str
+    standard_error: str
     figures: Sequence[str]
+
+    def metric_of(self, row: Line, column: Line) -> str:
+        """Return the number of summary.json that a row shows in a column."""
+        return (column.metric or self.metric).replace("{way}", row.way)
 
     @property
     def paper(self) -> dict[tuple[str, str], Expected]:
         """The numbers that stand beside those that the study shows, by (row, column)."""
-        shown = {column.name: column.metric or self.metric for column in self.columns}
+        shown = {(row.name, each.name): self.metric_of(row, each) for row in self.rows for each in self.columns}
         found = self.expected.items()
-        return {(row, column): each for (row, column, metric), each in found if shown.get(column) == metric}
+        return {(row, column): each for (row, column, metric), each in found if shown.get((row, column)) == metric}
 
     def cells(
         self,
@@ -155,6 +129,7 @@ class Study:
             rows, columns = rows or self.quick_rows, columns or self.quick_columns
         chosen_rows = _chosen(self.rows, rows, "row", lambda line: {line.name, line.family})
         chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
+        chosen_rows, chosen_columns = runs_of(chosen_rows, self.rows), runs_of(chosen_columns, self.columns)
         lines = (*chosen_rows, *chosen_columns)
         changed = [line.settings for line in lines] + [each for line in lines for each in line.on.values()]
         own = {"seed", "output", "resume"}.union(*changed)
@@ -215,9 +190,7 @@ def load_study(name: str) -> Study:
         )
     document = tomllib.loads((FOLDER / "studies" / f"{name}.toml").read_text())
     quick = dict(document.get("quick", {}))
-    columns = _lines(document["columns"])
-    metrics = {column.name: column.metric or document["metric"] for column in columns}
-    return Study(
+    study = Study(
         name=name,
         title=document["title"],
         metric=document["metric"],
@@ -228,52 +201,19 @@ def load_study(name: str) -> Study:
         quick_rows=quick.pop("rows", ()),
         quick_columns=quick.pop("columns", ()),
         quick=flatten(quick),
-        rows=_with_grid(_lines(document["rows"]), flatten(document.get("grid", {}))),
-        columns=columns,
-        expected=_expected(FOLDER / "expected" / document["paper"], metrics) if "paper" in document else {},
+        rows=with_grid(read_lines(document["rows"]), flatten(document.get("grid", {}))),
+        columns=read_lines(document["columns"]),
+        expected={},
         beside=document.get("beside", "the paper's number"),
+        standard_error=document.get("standard-error", ""),
         figures=document.get("figures", ("own_accuracy",)),
     )
-
-
-def _lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
-    lines = []
-    for name, table in tables.items():
-        metric = str(table.get("metric", ""))
-        on = {column: flatten(each) for column, each in table.get("on", {}).items()}
-        settings = flatten({key: value for key, value in table.items() if key not in ("on", "metric")})
-        label, missing = str(settings.pop("label", name)), str(settings.pop("missing", ""))
-        lines.append(
-            Line(name=name, label=label, settings=settings, family=name, missing=missing, metric=metric, on=on)
-        )
-    return lines
-
-
-def _with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
-    """Return a row for each of the grid's values in the place of each row."""
-    for key, values in grid.items():
-        rows = [
-            replace(
-                row,
-                name=f"{row.name}@{value}",
-                label=f"{row.label}, {key} {value}",
-                settings={**row.settings, key: value},
-            )
-            for row in rows
-            for value in values
-        ]
-    return rows
-
-
-def _expected(file: Path, metrics: Mapping[str, str]) -> dict[tuple[str, str, str], Expected]:
-    """Read numbers by (row, column, metric): columns row, column, value, source; without `metric` the column's own."""
-    with file.open(newline="") as stream:
-        return {
-            (line["row"], line["column"], line.get("metric") or metrics[line["column"]]): Expected(
-                value=float(line["value"]), source=line["source"]
-            )
-            for line in csv.DictReader(stream)
-        }
+    if "paper" not in document:
+        return study
+    rows, columns = ({line.name: line for line in lines} for lines in (study.rows, study.columns))
+    file = FOLDER / "expected" / document["paper"]
+    expected = read_expected(file, lambda row, column: study.metric_of(rows[row], columns[column]))
+    return replace(study, expected=expected)
 
 
 def _chosen(lines: Sequence[Line], names: Collection[str], kind: str, called: Callable[[Line], set[str]]) -> list[Line]:

@@ -16,6 +16,7 @@ from experiments.run import Observer, launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_output import err, out, parse_setting
+from hyperfl_flwr.cli_personalize import personal
 from hyperfl_flwr.cli_studies import studies
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
 from hyperfl_flwr.data.datasets import DATASETS
@@ -28,6 +29,10 @@ cli = typer.Typer(
 )  # fmt: skip
 cli.add_typer(studies)
 cli.add_typer(audits)
+cli.add_typer(personal)
+
+SHOWN = ("is left out", "novel client", "warning:")
+"""Lines of the server's log with one of these are shown with the progress."""
 
 
 @cli.command()
@@ -194,7 +199,7 @@ class _Progress:
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():
             is_phase = not self._quiet and "the phase " in line
-            if self._verbose or is_phase or "is left out" in line or "warning:" in line:
+            if self._verbose or is_phase or any(word in line for word in SHOWN):
                 self._bar.console.print(line, markup=False)
 
     def _on_note(self, note: str) -> None:

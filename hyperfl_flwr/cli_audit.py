@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments.audit import Finding, Options, audit, chosen_attacks, make_target, passes
 from experiments.audit_report import measure, sentence, write_audit
-from experiments.observed import Observed, Target, recorded_round, settings_of
+from experiments.observed import Observed, Target, recorded_round
 from hyperfl_flwr.attacks.inversion import Progress as OnProgress
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.cli_output import err, out, parse_setting
@@ -19,7 +19,7 @@ from hyperfl_flwr.config import Scalar, default_settings
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.metrics.images import Lpips
-from hyperfl_flwr.recording import refuse_used_directory
+from hyperfl_flwr.recording import refuse_used_directory, settings_of
 
 audits = typer.Typer()
 

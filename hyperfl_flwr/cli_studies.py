@@ -10,10 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from experiments.cells import Begun, begin, default_folder, read_begun, run_cells
+from experiments.collecting import collect, showing
 from experiments.figures import draw
 from experiments.layout import Machine, suitable_jobs
 from experiments.studies import Cell, load_study, study_names
-from experiments.tables import collect, markdown, showing, write_tables
+from experiments.tables import markdown, write_tables
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.device import resolve_device
 
@@ -76,7 +77,8 @@ def figure(
     number: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of metrics.jsonl's `train` lines; or labels, embeddings, pseudo-data; or NUMBER@SETTING; repeatable."
+            help="Of metrics.jsonl's `train` lines; or NUMBER@SETTING, labels, embeddings, pseudo-data, "
+            "novel-divergence, novel-epsilon; repeatable."
         ),
     ] = None,
     open_private_state: Annotated[

@@ -1,7 +1,8 @@
 """Flower's client app: a message comes in, the node's clients are built, and the adapter answers.
 
 The node's owner decides about its machine: `device`, `threads`, `data-root`, `dataset` and `state-dir` in the node
-config win over the run's settings, and `mixing-key-file` is its secret.
+config win over the run's settings, and `mixing-key-file` is its secret. With `novel-data` the node is a client that was
+never trained and takes a model on demand, see `clients.on_demand_node`.
 """
 
 from hyperfl_flwr.packages import APP, refuse_foreign_packages
@@ -20,15 +21,17 @@ from flwr.supercore.utils import get_flwr_home
 
 from clients import adapter
 from clients.base import BaseClient, client_setting
+from clients.on_demand_node import NovelNode
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cohort import OneByOne, clients_of_node
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.messages import DESCRIBE, Request
+from hyperfl_flwr.messages import Request
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.mixing import read_key, run_key
+from hyperfl_flwr.queries import PERSONALIZE, QUERIES
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
 
@@ -42,6 +45,17 @@ MIXING_KEY_FILE = "mixing-key-file"
 
 SIMULATED = "simulated"
 """Node config by which an in-process node says that nobody's own data are at stake."""
+
+
+def is_simulated(context: Context) -> bool:
+    """Say whether nobody's own data are at stake."""
+    ray = sys.modules.get("ray")
+    return bool(context.node_config.get(SIMULATED)) or (ray is not None and ray.is_initialized())
+
+
+def novel_node(context: Context) -> NovelNode | None:
+    """Return the novel client that the node is; None if it is none."""
+    return NovelNode.of(context, simulated=is_simulated(context))
 
 
 class NodeApp:
@@ -62,9 +76,8 @@ class NodeApp:
                 f"--node-config 'partition-id=0 num-partitions=2'"
             )
         self.partition, self.num_nodes = int(owner["partition-id"]), int(owner["num-partitions"])
-        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.num_clients)
-        ray = sys.modules.get("ray")
-        self.simulated = bool(owner.get(SIMULATED)) or (ray is not None and ray.is_initialized())
+        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
+        self.simulated = is_simulated(context)
         self.state_directory = owner.get("state-dir")
         self.mixing_secret = self._mixing_secret(owner.get(MIXING_KEY_FILE))
         self.device = resolve_device(self.config.device)
@@ -163,14 +176,33 @@ def evaluate(message: Message, context: Context) -> Message:
     return adapter.evaluate(NodeApp(context).cohort(request), message)
 
 
-@app.query(DESCRIBE.removeprefix("query."))
-def describe(message: Message, context: Context) -> Message:
-    """Tell the server what an encoder makes of the data of clients of this node."""
+def answer(message: Message, context: Context) -> Message:
+    """Answer a query about the data of clients of this node."""
+    if novel := novel_node(context):
+        return novel.answer(message)
     request = Request.of(message.content)
-    return adapter.describe(NodeApp(context).cohort(request), message)
+    return adapter.answer(NodeApp(context).cohort(request), message)
+
+
+for query in QUERIES:
+    app.query(query.removeprefix("query."))(answer)
+
+
+@app.query(PERSONALIZE.removeprefix("query."))
+def personalize(message: Message, context: Context) -> Message:
+    """Take the model that was made on demand.
+
+    Raises:
+        ValueError: If the node is no novel client.
+    """
+    if novel := novel_node(context):
+        return novel.answer(message)
+    raise ValueError("this node is no novel client and takes no model on demand")
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Tell the server which clients this node hosts."""
+    if novel := novel_node(context):
+        return novel.introduce(message)
     return adapter.introduce(message, NodeApp(context).properties())

@@ -37,9 +37,6 @@ class CohortClient(Protocol):
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Evaluate; see `flwr.client.NumPyClient.evaluate`."""
 
-    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
-        """Return what an encoder makes of the training samples, and their number."""
-
 
 MakeClient = Callable[[int], CohortClient]
 """Builds the client with an id."""

@@ -28,6 +28,8 @@ from hyperfl_flwr.sections import (
     HyperFLConfig,
     ITPFLConfig,
     NonNegativeFloat,
+    NovelConfig,
+    PersonalizeConfig,
     PFedHNConfig,
     Positive,
     PositiveFloat,
@@ -36,6 +38,7 @@ from hyperfl_flwr.sections import (
     Section,
     Seed,
     Share,
+    absolute,
 )
 
 Scalar = str | int | float | bool
@@ -49,6 +52,12 @@ RESUMABLE_CHANGES = frozenset(
         "failure-budget",
         "max-failed-rounds",
         "node-timeout",
+        "novel.a-distance-learning-rate",
+        "novel.a-distance-rounds",
+        "novel.corruptions",
+        "novel.delta",
+        "novel.epsilons",
+        "novel.samples",
         "num-rounds",
         "output",
         "resume",
@@ -56,7 +65,7 @@ RESUMABLE_CHANGES = frozenset(
         "threads",
     }
 )
-"""Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is computed."""
+"""Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is trained."""
 
 
 class RunConfig(Section):
@@ -90,15 +99,15 @@ class RunConfig(Section):
     pfedhn: PFedHNConfig
     it_pfl: ITPFLConfig
     priv_hfl: PrivHFLConfig
+    novel: NovelConfig
+    personalize: PersonalizeConfig
     privacy: PrivacyConfig
     audit: AuditConfig
 
     @field_validator("data_root", "output", "resume")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if value and not Path(value).is_absolute():
-            raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
-        return value
+        return absolute(value)
 
     @field_validator("device")
     @classmethod
@@ -146,12 +155,18 @@ class RunConfig(Section):
         except ValidationError as error:
             raise ConfigError(_explain(error)) from None
 
+    @property
+    def hosted_clients(self) -> int:
+        """Number of clients that nodes host: N that are trained, with ids from 0, and after them the novel ones."""
+        return self.num_clients + self.novel.clients
+
     def data_settings(self) -> DataSettings:
         """Return what decides which samples each client holds."""
         return DataSettings(
             dataset=self.dataset,
             data_root=self.data_root,
-            num_clients=self.num_clients,
+            num_clients=self.hosted_clients,
+            novel_clients=self.novel.clients,
             partition=self.data.partition,
             seed=self.data.seed,
             train_samples=self.data.train_samples,

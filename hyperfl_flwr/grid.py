@@ -44,10 +44,9 @@ class Federation:
     nodes: Sequence[Node]
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape (channels, height, width) of the clients' images."""
-        channels, height, width = self.nodes[0].properties["input-shape"]
-        return channels, height, width
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape (channels, height, width) of the clients' images, or (D,) of their feature vectors."""
+        return tuple(self.nodes[0].properties["input-shape"])
 
     @property
     def num_classes(self) -> int:
@@ -86,9 +85,6 @@ class Exchange:
 def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
     """Wait for all nodes and learn which clients each hosts.
 
-    In a simulation the server starts before all nodes are registered, and nobody tells it how many there will be: the
-    first node's answer does.
-
     Args:
         grid: Flower's grid.
         num_clients: Number of clients N; the nodes together must host 0 .. N-1, each once.
@@ -96,6 +92,22 @@ def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
 
     Raises:
         RunFailedError: If a node refuses, a client is missing after `timeout`, or two nodes claim the same one.
+    """
+    return _agreed(greet(grid, timeout), num_clients)
+
+
+def greet(grid: Grid, timeout: float) -> list[Node]:
+    """Wait for all nodes and return them in the order of their numbers.
+
+    In a simulation the server starts before all nodes are registered, and nobody tells it how many there will be: the
+    first node's answer does.
+
+    Args:
+        grid: Flower's grid.
+        timeout: Longest wait in seconds.
+
+    Raises:
+        RunFailedError: If a node refuses, or not all are there after `timeout`.
     """
     end = time.monotonic() + timeout
     nodes: dict[int, Node] = {}
@@ -106,7 +118,7 @@ def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
             nodes[answer.node] = _introduce(answer)
         expected = max((int(node.properties["num-nodes"]) for node in nodes.values()), default=None)
         if expected is not None and len(nodes) >= expected:
-            return _agreed(sorted(nodes.values(), key=lambda node: node.partition), num_clients)
+            return sorted(nodes.values(), key=lambda node: node.partition)
         if time.monotonic() > end:
             raise RunFailedError(
                 f"only {len(nodes)} of {expected or 'an unknown number of'} nodes answered within "

@@ -13,8 +13,7 @@ A node hosts several clients and answers once, with
 - `weights`: the two weights, and nothing else;
 - `clients`: a `Report`, the per-client numbers.
 
-A DESCRIBE message holds `arrays` (an encoder) and `config`, its answer `own-arrays` (descriptors) and `clients`.
-Private groups are in none of all these.
+`hyperfl_flwr.queries` has the messages beside these. Private groups are in none of all.
 """
 
 import re
@@ -36,8 +35,7 @@ WEIGHTS = "weights"
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 HELLO = "query.hello"
-DESCRIBE = "query.describe"
-"""Types of the handshake's message, and of one that asks for clients' descriptors."""
+"""Type of the handshake's message; `hyperfl_flwr.queries` has what clients are asked later."""
 
 OWN_ARRAYS = "own-arrays"
 NUM_CLIENTS = "num-clients"

@@ -1,6 +1,6 @@
 """The methods: which strategy, client and paper belong together. The table of contents of this project."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clients.base import BaseClient
@@ -13,7 +13,8 @@ from clients.local import LocalClient
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.data.corruptions import require_corruption
+from hyperfl_flwr.errors import ConfigError, DataError
 from hyperfl_flwr.models.resnet import has_statistics
 from hyperfl_flwr.models.targets import build_target
 from strategies.base import BaseStrategy
@@ -113,12 +114,46 @@ METHODS: Mapping[str, Method] = {
 """All methods by name."""
 
 
-def check_target(config: RunConfig, input_shape: tuple[int, int, int], num_classes: int) -> None:
-    """Refuse a target network that cannot take the images, or that the method cannot train.
+def check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:
+    """Refuse settings of novel clients that the method or the data cannot follow.
 
     Args:
         config: The run's settings.
-        input_shape: (channels, height, width).
+        input_shape: Of a sample: (channels, height, width) of an image.
+
+    Raises:
+        ConfigError: Naming the setting and why not.
+    """
+    novel, method = config.novel, METHODS[config.method]
+    if not novel.clients:
+        return
+    if not method.strategy.ways:
+        able = ", ".join(name for name, other in METHODS.items() if other.strategy.ways)
+        raise ConfigError(
+            f"novel.clients must be 0 with {config.method}: its clients keep {', '.join(method.client.private)} to "
+            f"themselves, and a client without labels has no classifier of its own; take one of {able}"
+        )
+    if "descriptor" in method.strategy.ways and any(novel.budgets) and config.it_pfl.pooling != "mean":
+        raise ConfigError(
+            f"novel.epsilons = {novel.epsilons} needs it-pfl.pooling = mean, got {config.it_pfl.pooling}: of a maximum "
+            f"over samples one sample can move the descriptor without bound, so that no noise hides it"
+        )
+    for name in novel.corruptions.split(","):
+        if name != "none" and len(input_shape) != 3:
+            raise ConfigError(f"novel.corruptions must be none, got {name}: the samples are no images")
+        if name != "none":
+            try:
+                require_corruption(name, input_shape[0])
+            except DataError as error:
+                raise ConfigError(f"novel.corruptions must not have {name}: {error}") from None
+
+
+def check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse a target network that cannot take the data, or that the method cannot train.
+
+    Args:
+        config: The run's settings.
+        input_shape: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes.
 
     Raises:
@@ -127,9 +162,14 @@ def check_target(config: RunConfig, input_shape: tuple[int, int, int], num_class
     try:
         target = build_target(config.target, input_shape, num_classes)
     except ValueError as error:
-        raise ConfigError(f"{error}; choose another target or other images") from None
+        raise ConfigError(f"{error}; choose another target or other data") from None
+    if len(input_shape) != 3 and config.method == "priv-hfl" and config.priv_hfl.distill:
+        raise ConfigError(
+            f"priv-hfl.distill makes images (channels, height, width), the data are vectors of the shape "
+            f"{input_shape}; set it to false"
+        )
     if has_statistics(target) and METHODS[config.method].client.generated:
         raise ConfigError(
             f"target = {config.target} has running statistics (BatchNorm), which no hypernetwork generates: with "
-            f"{config.method} take cnn, lenet or mlp"
+            f"{config.method} take cnn, lenet, mlp or mlp-500"
         )

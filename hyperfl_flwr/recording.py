@@ -9,18 +9,21 @@
     server.log       what the server and Flower said
     failures/        why a client was left out, by round and client
     plots/           pictures of metrics.jsonl
+    novel.json       how clients did that were not trained, if there were some
     summary.json     the run's result
 """
 
 import fcntl
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from hyperfl_flwr.config import Scalar, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, StateError
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.storage import write_atomically
@@ -77,7 +80,7 @@ class RunDirectory:
         """Let other processes write."""
         self._lock.close()
 
-    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
+    def write_json(self, name: str, document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Replace one of the folder's JSON files, atomically."""
         write_atomically(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
 
@@ -98,9 +101,9 @@ class RunDirectory:
         text = "".join(json.dumps(record) + "\n" for record in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())
         for path in (self.path / "failures").glob("round-*.txt"):
-            if int(path.name.split("-")[1]) > last_round or "-evaluation-" in path.name:
+            if int(path.name.split("-")[1]) > last_round or re.search("-evaluation-|-novel-", path.name):
                 path.unlink()
-        for name in ("summary.json", "plots/run.png"):
+        for name in ("novel.json", "summary.json", "plots/run.png"):
             (self.path / name).unlink(missing_ok=True)
 
     def write_failures(self, prefix: str, failures: Sequence[Failure]) -> None:
@@ -141,6 +144,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
         problem = f"{type(error).__name__}: {error}"
         raise StateError(f"{file} is damaged ({problem}); restore it from a copy or start a new run") from None
     return manifest
+
+
+def settings_of(run: Path) -> dict[str, Scalar]:
+    """Return the settings of a run, which may be of an earlier version.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder.
+    """
+    known = default_settings()
+    return known | {key: value for key, value in read_manifest(run)["settings"].items() if key in known}
 
 
 def read_metrics(path: Path) -> Iterator[Record]:

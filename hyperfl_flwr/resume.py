@@ -7,6 +7,7 @@ from typing import Any
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings
 from hyperfl_flwr.errors import RunDirectoryError
+from hyperfl_flwr.novel_results import FILE
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.state import INITIAL, PrivateState
 
@@ -26,7 +27,8 @@ def resume_round(config: RunConfig, *, keeps_state: bool) -> int:
     manifest = read_manifest(path)
     refuse_changes(manifest["settings"], config.flat())
     done = int(manifest["settings"]["num-rounds"])
-    if manifest.get("status") == "completed" and config.num_rounds <= done:
+    is_complete = manifest.get("status") == "completed" and config.num_rounds <= done
+    if is_complete and not _is_to_assess(path, manifest["settings"], config):
         raise RunDirectoryError(f"the run in {path} is complete after {done} rounds; raise num-rounds to go on with it")
     checkpoints = Checkpoints(path / "checkpoints")
     for number in reversed(checkpoints.rounds()):
@@ -36,6 +38,17 @@ def resume_round(config: RunConfig, *, keeps_state: bool) -> int:
                 _check_states(path / "clients", str(manifest["experiment"]), progress)
             return number
     return 0
+
+
+def _is_to_assess(path: Path, settings: Mapping[str, Scalar], config: RunConfig) -> bool:
+    """Say whether the novel clients of a complete run were not assessed, or not as the settings ask for now."""
+    if not config.novel.clients:
+        return False
+    before, now = (
+        {key: value for key, value in flat.items() if key.startswith("novel.")}
+        for flat in ({**default_settings(), **settings}, config.flat())
+    )
+    return before != now or not (path / FILE).is_file()
 
 
 def _fits(progress: Progress, config: RunConfig) -> bool:

@@ -1,10 +1,14 @@
 """The sections of a run's settings, typed; `hyperfl_flwr.config` puts them together."""
 
+import math
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from hyperfl_flwr.data.corruptions import CORRUPTIONS
 from hyperfl_flwr.models.encoder import Pooling
 from hyperfl_flwr.models.hypernetwork import Initialisation
 from hyperfl_flwr.models.server_hypernetwork import Combine
@@ -41,6 +45,13 @@ class Section(BaseModel):
     """A group of settings: names with hyphens, exact types, nothing unknown."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=_kebab)
+
+
+def absolute(value: str) -> str:
+    """Check that a path is absolute, or empty."""
+    if value and not Path(value).is_absolute():
+        raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
+    return value
 
 
 class DataConfig(Section):
@@ -98,6 +109,9 @@ class PFedHNConfig(Section):
     server_momentum: Annotated[float, Field(ge=0, lt=1)]
     server_weight_decay: NonNegativeFloat
     server_clip_norm: NonNegativeFloat
+    embedding_learning_rate: Auto | PositiveFloat
+    embedding_weight_decay: Auto | NonNegativeFloat
+    embedding_std: Auto | PositiveFloat
     combine: Combine
 
     def dimension(self, num_clients: int) -> int:
@@ -111,6 +125,9 @@ class ITPFLConfig(Section):
     fine_tune_rounds: NonNegative
     encoder_learning_rate: PositiveFloat
     encoder_steps: NonNegative
+    encoder_batch_size: Positive
+    encoder_optimiser: Literal["mean", "adam"]
+    encoder_server_learning_rate: PositiveFloat
     pooling: Pooling
 
     def fine_tunes(self, server_round: int, num_rounds: int) -> bool:
@@ -141,6 +158,82 @@ class PrivHFLConfig(Section):
     def _of_a_chain(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("realisation") == "mean":
             raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
+        return value
+
+
+def _texts(what: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
+    """Return a check that every one of the texts between commas is allowed, and none there twice."""
+
+    def check(text: str) -> str:
+        parts = text.split(",")
+        if not all(map(allowed, parts)) or len(set(parts)) < len(parts):
+            raise ValueError(f"must be {what}, each once, with commas between them; got {text!r}")
+        return text
+
+    return check
+
+
+def _is_epsilon(text: str) -> bool:
+    if not re.fullmatch(r"\d+(\.\d+)?([eE][+-]?\d+)?", text):
+        return text == "none"
+    return 0 < float(text) < math.inf
+
+
+_AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+"""A single number may be one."""
+
+Corruptions = Annotated[
+    str, AfterValidator(_texts(f"none or {', '.join(CORRUPTIONS)}", lambda text: text in ("none", *CORRUPTIONS)))
+]
+Amounts = Annotated[
+    str,
+    _AS_TEXT,
+    AfterValidator(_texts("all or whole numbers above 0", lambda text: bool(re.fullmatch(r"all|[1-9]\d*", text)))),
+]
+Epsilons = Annotated[str, _AS_TEXT, AfterValidator(_texts("none or numbers above 0", _is_epsilon))]
+
+
+class NovelConfig(Section):
+    """`novel.*`: clients that are not trained, and how they are assessed after the last round."""
+
+    clients: NonNegative
+    corruptions: Corruptions
+    samples: Amounts
+    epsilons: Epsilons
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    a_distance_rounds: Positive
+    a_distance_learning_rate: PositiveFloat
+
+    @property
+    def amounts(self) -> list[int | None]:
+        """Numbers of samples that a descriptor is made of; None for all of a client's."""
+        return [None if text == "all" else int(text) for text in self.samples.split(",")]
+
+    @property
+    def budgets(self) -> list[float | None]:
+        """The epsilons; None without noise."""
+        return [None if text == "none" else float(text) for text in self.epsilons.split(",")]
+
+
+class PersonalizeConfig(Section):
+    """`personalize.*`: models on demand; `data` and what follows is of simulations, where nodes have no owners."""
+
+    run: str
+    data: str
+    output: str
+    epsilon: NonNegativeFloat
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+    @field_validator("run", "data", "output")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        return absolute(value)
+
+    @field_validator("output")
+    @classmethod
+    def _of_data(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("data")):
+            raise ValueError("goes with personalize.data: give both or neither")
         return value
 
 

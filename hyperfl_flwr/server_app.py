@@ -9,6 +9,7 @@ import contextlib
 import logging
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -19,13 +20,15 @@ from hyperfl_flwr import manifest
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import Federation, handshake
-from hyperfl_flwr.methods import METHODS, check_target
+from hyperfl_flwr.methods import METHODS, check_novel, check_target
+from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.summary import summarise
 from strategies.base import Setting
+from strategies.novel import assess_novel_clients
 from strategies.recorded import RecordedStrategy
 
 app = ServerApp()
@@ -33,9 +36,22 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run config describes."""
+    """Run the federation that the run config describes, or make models on demand with one that was trained."""
     replace_dead_actors()
-    run(grid, RunConfig.from_flat(context.run_config, methods=METHODS))
+    config = RunConfig.from_flat(context.run_config, methods=METHODS)
+    if config.personalize.run:
+        for line in personalize(grid, Path(config.personalize.run)):
+            log(logging.INFO, "%s", line)
+    else:
+        run(grid, config)
+
+
+def personalize(grid: Grid, trained: Path) -> Iterator[str]:
+    """Make a model for each novel node of a grid with a run's hypernetwork; yields what the server saw of each."""
+    source = open_run(trained)
+    yield from source.notes
+    for served in source.serve(grid):
+        yield f"novel client {served.client}: {served.seen()}"
 
 
 def run(grid: Grid, config: RunConfig) -> Path:
@@ -49,8 +65,9 @@ def run(grid: Grid, config: RunConfig) -> Path:
     if not config.resume:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config)
         refuse_used_directory(path)
-        federation = handshake(grid, config.num_clients, config.node_timeout)
+        federation = handshake(grid, config.hosted_clients, config.node_timeout)
         check_target(config, federation.input_shape, federation.num_classes)
+        check_novel(config, federation.input_shape)
         directory = RunDirectory.create(path)
         directory.write_json("manifest.json", manifest.new(config.flat(), federation))
         last_round = 0
@@ -58,7 +75,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
         directory = RunDirectory(Path(config.resume))
         try:
             last_round = resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
-            federation = handshake(grid, config.num_clients, config.node_timeout)
+            federation = handshake(grid, config.hosted_clients, config.node_timeout)
             refuse_other_nodes(read_manifest(directory.path), len(federation.nodes))
         except BaseException:
             directory.close()
@@ -81,9 +98,12 @@ def _train(grid: Grid, config: RunConfig, federation: Federation, directory: Run
             run_directory=str(directory.path),
         )
     )
-    strategy = RecordedStrategy(inner, directory, announce=lambda line: log(logging.INFO, "%s", line))
+    announce = partial(log, logging.INFO, "%s")
+    strategy = RecordedStrategy(inner, directory, announce)
     arrays = strategy.resume(last_round) if last_round else inner.initial_arrays()
-    strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
+    result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
+    if config.novel.clients:
+        assess_novel_clients(grid, inner, result.arrays, directory, announce)
     directory.write_json("summary.json", summarise(directory.path))
     plot_run(directory.path)
 

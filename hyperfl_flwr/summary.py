@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.checkpoint import Checkpoints
+from hyperfl_flwr.novel_results import flat_means, read_novel
 from hyperfl_flwr.recording import Record, read_manifest, read_metrics
 from hyperfl_flwr.state import largest_state
 
@@ -59,6 +60,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "server_state_bytes": checkpoints.server_state_bytes(stored[-1]) if stored else None,
         "client_state_bytes": _client_state_bytes(path, is_simulated="label_counts" in manifest),
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
+        **flat_means(read_novel(path)),
     }
 
 

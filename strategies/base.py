@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from hyperfl_flwr.messages import (
     ARRAYS,
     CONFIG,
     OWN_ARRAYS,
-    ClientResult,
     Failure,
     Reduction,
     Report,
@@ -33,7 +32,9 @@ from hyperfl_flwr.metrics.memory import process_name
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL
 from strategies.observing import observe
+from strategies.outcome import Outcome
 from strategies.replies import read_report, read_training
+from strategies.ways import Ways
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +56,7 @@ class Setting:
     run_directory: str
 
 
-@dataclass(kw_only=True)
-class Outcome:
-    """What came of one phase (training or evaluation) of a round.
-
-    Attributes:
-        results: Clients that finished, by ascending id.
-        failures: Clients that did not.
-        bytes_down: A client's own payload from the server: the arrays of its message.
-        bytes_up: A client's own payload to the server.
-        bytes_on_wire: Serialised contents of all messages and replies between the server and its nodes.
-        processes: Peak memory in bytes of the other processes that ran clients, by machine and process id.
-    """
-
-    results: list[ClientResult] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    bytes_on_wire: int = 0
-    processes: dict[str, int] = field(default_factory=dict)
-
-
-class BaseStrategy(Strategy):
+class BaseStrategy(Ways, Strategy):
     """Samples clients, sends each node one message, and divides the sums that come back once.
 
     A method's own strategy says with which shared parameters the run starts.
@@ -88,7 +68,12 @@ class BaseStrategy(Strategy):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.progress = Progress(
-            versions={client: INITIAL for node in setting.federation.nodes for client in node.clients}
+            versions={
+                client: INITIAL
+                for node in setting.federation.nodes
+                for client in node.clients
+                if client < setting.config.num_clients
+            }
         )
         self.durable_versions: dict[int, int] = {}
         self.outcome = Outcome()

@@ -5,9 +5,12 @@ Data", AISTATS 2017, algorithm 1.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
+from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.models.initial import initial_state
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
@@ -16,6 +19,12 @@ from strategies.base import BaseStrategy
 
 class FedAvg(BaseStrategy):
     """Shares the group `model`."""
+
+    ways: ClassVar[tuple[str, ...]] = ("global",)
+
+    def models(self, arrays: SharedArrays) -> SharedArrays:
+        """Return the one model."""
+        return {key: value[np.newaxis] for key, value in arrays.items()}
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the ordinary initial values of the target network."""

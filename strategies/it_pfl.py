@@ -7,25 +7,36 @@ embeddings (equation 9); as it was before it is kept, for the clients of the fed
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.initial import rectifier_parameters
+from hyperfl_flwr.models.server_hypernetwork import ServerRates
+from hyperfl_flwr.queries import DESCRIPTOR, Question
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.server_adam import ServerAdam
+from strategies.asking import Answers, ask, descriptors_of
 from strategies.base import Setting
-from strategies.describing import DESCRIPTOR, Descriptions, ask_for_descriptors
 from strategies.pfedhn import PFedHN
 
 KEPT = "federation/"
 """Prefix, in the server's state, of the hypernetwork as it was at the end of the first phase."""
+
+ADAM = "encoder-optimiser/"
+"""Prefix, in the server's state, of what the encoder's optimiser remembers."""
+
+ENCODER = "encoder/"
+"""Prefix of the encoder's arrays as they travel."""
 
 EMBEDDINGS, FINE_TUNING = "embeddings", "fine-tuning"
 """Names of the phases."""
@@ -39,12 +50,28 @@ class ITPFL(PFedHN):
         descriptors: g(D_i) [d] of the clients that have sent it.
     """
 
+    ways: ClassVar[tuple[str, ...]] = ("descriptor",)
+    rates: ClassVar[ServerRates] = ServerRates(
+        learning_rate=2e-2, embedding_learning_rate=2.0, embedding_weight_decay=0.0
+    )
+    embedding_std: ClassVar[float] = 0.1
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.kept: dict[str, Tensor] = {}
         self.descriptors: dict[int, Tensor] = {}
-        self._dimension = self.server.hypernetwork.embedding_dim
-        self._asked_for = Descriptions()
+        self.descriptor_dimension = self.server.hypernetwork.embedding_dim
+        self._asked_for = Answers()
+        config = setting.config
+        encoder = build_encoder(
+            config.target, setting.federation.input_shape, self.descriptor_dimension, config.it_pfl.pooling
+        )
+        self._initial_encoder = rectifier_parameters(encoder, torch_generator(config.seed, "encoder"))
+        self._adam = (
+            ServerAdam(self._initial_encoder, config.it_pfl.encoder_server_learning_rate)
+            if config.it_pfl.encoder_optimiser == "adam"
+            else None
+        )
 
     def phase(self, server_round: int) -> str:
         """Return `embeddings` or `fine-tuning`."""
@@ -62,12 +89,8 @@ class ITPFL(PFedHN):
         ]
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the encoder's ordinary initial values."""
-        config = self.setting.config
-        encoder = build_encoder(
-            config.target, self.setting.federation.input_shape, self._dimension, config.it_pfl.pooling
-        )
-        return {"encoder": ordinary_parameters(encoder, torch_generator(config.seed, "encoder"))}
+        """Return the encoder's initial values."""
+        return {"encoder": self._initial_encoder}
 
     def inputs(self, clients: Sequence[int]) -> Tensor | None:
         """Return the descriptors [B, d] of some clients in the second phase."""
@@ -76,12 +99,32 @@ class ITPFL(PFedHN):
     def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return each client's network and the embedding or descriptor that it was generated of."""
         inputs = self.inputs(clients)
-        rows = self.server.embeddings.detach()[list(clients)] if inputs is None else inputs
+        rows = self._targets(clients) if inputs is None else inputs
         networks = super().own_arrays(clients)
         return {
             client: {**networks[client], DESCRIPTOR: row[None].numpy()}
             for client, row in zip(clients, rows, strict=True)
         }
+
+    def models_of(self, descriptors: Mapping[int, NDArray[Any]]) -> Mapping[int, SharedArrays]:
+        """Return what the hypernetwork makes of descriptors [1, d] of clients that were not trained."""
+        clients = list(descriptors)
+        rows = torch.cat([torch.tensor(descriptors[client]) for client in clients]) if clients else torch.zeros(0)
+        return {
+            client: {f"{self.group}/{name}": value[None].numpy() for name, value in tensors.items()}
+            for client, tensors in (self.server.generate(clients, rows) if clients else {}).items()
+        }
+
+    def _targets(self, clients: Sequence[int]) -> Tensor:
+        """Return what the encoder is to learn in a round of some clients: their embeddings [B, d], moved together.
+
+        Their mean is moved to that of all embeddings. Otherwise an encoder that does not tell clients apart yet is
+        mostly drawn to the mean of the round's clients, to another one in each round. With all clients in a round, or
+        with one, the embeddings are as they are.
+        """
+        embeddings = self.server.embeddings.detach()
+        mine = embeddings[list(clients)]
+        return mine - mine.mean(dim=0) + embeddings.mean(dim=0) if 1 < len(clients) < len(embeddings) else mine
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -99,7 +142,7 @@ class ITPFL(PFedHN):
 
     def _prepare(self, server_round: int, encoder: ArrayRecord, grid: Grid, clients: Sequence[int]) -> None:
         """Have the descriptors of some clients, of all of them when the second phase begins."""
-        self._asked_for = Descriptions()
+        self._asked_for = Answers()
         if self.phase(server_round) == EMBEDDINGS:
             return
         wanted: Iterable[int] = clients
@@ -107,10 +150,9 @@ class ITPFL(PFedHN):
             self._begin_fine_tuning(server_round)
             wanted = range(self.setting.config.num_clients)
         if missing := set(wanted) - set(self.descriptors):
-            found = ask_for_descriptors(grid, self.setting, server_round, encoder, missing, self._dimension)
-            self.descriptors |= {
-                client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.descriptors.items()
-            }
+            query = descriptors_of(missing, encoder, self.descriptor_dimension, Question())
+            found = ask(grid, self.setting, server_round, query)
+            self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
             found.failures = [failure for failure in found.failures if failure.client in clients]
             self._asked_for = found
 
@@ -131,20 +173,32 @@ class ITPFL(PFedHN):
         self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Reduce as always; a frozen encoder is a constant, free of rounding."""
+        """Reduce as always, and step the encoder along the mean; a frozen one is a constant, free of rounding."""
         arrays, weights = super().reduce(exchanges)
-        return pack_arrays(self._current) if arrays is not None and self.kept else arrays, weights
+        if arrays is None:
+            return None, weights
+        if self.kept:
+            return pack_arrays(self._current), weights
+        if self._adam is None:
+            return arrays, weights
+        stepped = self._adam.step(_encoder(self._current), _encoder(unpack_arrays(arrays)))
+        return pack_arrays({ENCODER + name: value.numpy() for name, value in stepped.items()}), weights
 
     def server_state(self) -> SharedArrays:
         """Return pFedHN's state, and in the second phase the hypernetwork of before and the descriptors [N, d]."""
         state = super().server_state()
         if self.kept:
             number = self.setting.config.num_clients
-            state["descriptors"] = np.zeros((number, self._dimension), np.float32)
+            state["descriptors"] = np.zeros((number, self.descriptor_dimension), np.float32)
             state["described"] = np.zeros(number, np.uint8)
             for client, row in self.descriptors.items():
                 state["descriptors"][client], state["described"][client] = row.numpy(), 1
-        return state | {KEPT + name: value.numpy() for name, value in self.kept.items()}
+        remembered = self._adam.state() if self._adam and not self.kept else {}
+        return (
+            state
+            | {KEPT + name: value.numpy() for name, value in self.kept.items()}
+            | {ADAM + name: value.numpy() for name, value in remembered.items()}
+        )
 
     def load_server_state(self, arrays: SharedArrays) -> None:
         """Go back to a state that `server_state` returned."""
@@ -152,5 +206,12 @@ class ITPFL(PFedHN):
         self.kept = {
             name.removeprefix(KEPT): torch.tensor(value) for name, value in arrays.items() if name.startswith(KEPT)
         }
+        if self._adam:
+            remembered = {name.removeprefix(ADAM): value for name, value in arrays.items() if name.startswith(ADAM)}
+            self._adam.load({name: torch.tensor(value) for name, value in remembered.items()})
         known = np.flatnonzero(arrays["described"]).tolist() if self.kept else []
         self.descriptors = {client: torch.tensor(arrays["descriptors"][client]) for client in known}
+
+
+def _encoder(arrays: SharedArrays) -> dict[str, Tensor]:
+    return {key.removeprefix(ENCODER): torch.tensor(value) for key, value in arrays.items() if key.startswith(ENCODER)}

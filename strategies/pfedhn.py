@@ -5,6 +5,7 @@ section 4.1 (PC: a personal classifier that never leaves the client).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -21,9 +22,12 @@ from strategies.base import BaseStrategy, Setting
 class PFedHN(BaseStrategy):
     """Generates the group `model`, the whole target network."""
 
+    ways: ClassVar[tuple[str, ...]] = ("sampled", "ensemble", "nearest")
+
     group: ClassVar[str] = "model"
-    learning_rate: ClassVar[float] = 1e-2
-    """The public code's."""
+    rates: ClassVar[ServerRates] = ServerRates(learning_rate=1e-2)
+    """What `auto` means; the public code's."""
+    embedding_std: ClassVar[float] = 1.0
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -35,15 +39,26 @@ class PFedHN(BaseStrategy):
             hidden_width=method.hidden_width,
             hidden_layers=method.hidden_layers,
         )
-        rate = method.server_learning_rate
-        rates = ServerRates(
-            learning_rate=self.learning_rate if rate == "auto" else rate,
+        chosen = {
+            "learning_rate": method.server_learning_rate,
+            "embedding_learning_rate": method.embedding_learning_rate,
+            "embedding_weight_decay": method.embedding_weight_decay,
+        }
+        rates = replace(
+            self.rates,
             momentum=method.server_momentum,
             weight_decay=method.server_weight_decay,
             clip_norm=method.server_clip_norm,
             combine=method.combine,
+            **{name: value for name, value in chosen.items() if value != "auto"},
         )
-        self.server = ServerHypernetwork(network, config.num_clients, rates, torch_generator(config.seed, "pfedhn"))
+        self.server = ServerHypernetwork(
+            network,
+            config.num_clients,
+            rates,
+            torch_generator(config.seed, "pfedhn"),
+            self.embedding_std if method.embedding_std == "auto" else method.embedding_std,
+        )
 
     def generated(self, target: Target) -> nn.Module:
         """Return the part of the target network that the hypernetwork generates."""
@@ -62,6 +77,14 @@ class PFedHN(BaseStrategy):
         return {
             client: {f"{self.group}/{name}": value.numpy() for name, value in tensors.items()}
             for client, tensors in self.server.generate(clients, self.inputs(clients)).items()
+        }
+
+    def models(self, arrays: SharedArrays) -> SharedArrays:
+        """Return the models of all clients of the federation, in the order of their ids."""
+        generated = self.server.generate(range(self.setting.config.num_clients)).values()
+        return {
+            f"{self.group}/{name}": torch.stack([tensors[name] for tensors in generated]).numpy()
+            for name in self.server.hypernetwork.shapes
         }
 
     def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
@@ -90,8 +113,10 @@ class PFedHN(BaseStrategy):
 class PFedHNPC(PFedHN):
     """Generates the group `extractor`; every client has a classifier of its own."""
 
+    ways: ClassVar[tuple[str, ...]] = ()
+
     group: ClassVar[str] = "extractor"
-    learning_rate: ClassVar[float] = 5e-2
+    rates: ClassVar[ServerRates] = ServerRates(learning_rate=5e-2)
 
     def generated(self, target: Target) -> nn.Module:
         """Return the feature extractor."""

@@ -19,8 +19,9 @@ from hyperfl_flwr.grid import exchange
 from hyperfl_flwr.messages import ClientResult
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.recording import Record, RunDirectory
-from strategies.base import BaseStrategy, Outcome
+from strategies.base import BaseStrategy
 from strategies.observing import forget_observations
+from strategies.outcome import Outcome
 
 Announce = Callable[[str], None]
 """Prints one line for people."""

@@ -71,22 +71,22 @@ def read_training(
     return TrainingReply(report=report, sums=sums, own=_read_own(content, clients, own) if own and clients else {})
 
 
-def read_descriptions(
-    content: RecordDict, asked: Sequence[int], expected: SharedArrays
+def read_answers(
+    content: RecordDict, asked: Sequence[int], expected: Mapping[int, SharedArrays]
 ) -> tuple[Report, Mapping[int, SharedArrays]]:
-    """Return the report and the descriptors in a reply to a DESCRIBE message.
+    """Return the report and each client's arrays in an answer to a query.
 
     Args:
         content: The reply's.
         asked: The clients that the node was asked for, ascending.
-        expected: Names, shapes and types of one client's.
+        expected: Names, shapes and types of each client's arrays; empty where none are wanted.
 
     Raises:
         ValueError: If anything is missing, does not fit, or is not finite.
     """
     report = read_report(content, asked)
     clients = sorted(result.client for result in report.results)
-    return report, _read_own(content, clients, dict.fromkeys(clients, expected)) if clients else {}
+    return report, _read_own(content, clients, expected) if clients and expected else {}
 
 
 def _read_own(

@@ -3,14 +3,16 @@
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from federations import Federate, MakeGrid, Settings, plain_grid, small_settings
+from federations import Call, Federate, MakeGrid, Settings, plain_grid, small_settings
 
 import hyperfl_flwr.server_app
+from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.methods import METHODS
 
@@ -74,5 +76,25 @@ def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
                 patch.setattr(hyperfl_flwr.server_app, "plot_run", lambda _: None)
             config = RunConfig.from_flat(settings, methods=METHODS)
             return hyperfl_flwr.server_app.run(grid(num_nodes, settings), config)
+
+    return run
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Return a function that runs `hyperfl` in an empty folder: words -> (exit code, stdout, stderr)."""
+    folder = tmp_path / "working"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hyperfl", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run

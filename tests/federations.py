@@ -1,6 +1,7 @@
 """Small federations in one process, grids that disturb them, and what is compared of their run folders."""
 
 import json
+import os
 import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,21 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import Grid
 
+import hyperfl_flwr.server_app
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import CONFIG, Request, record_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_metrics
 from hyperfl_flwr.storage import read_arrays
 
 Settings = dict[str, Scalar]
 MakeGrid = Callable[[int, Settings], Grid]
 Federate = Callable[..., Path]
+Call = Callable[..., tuple[int, str, str]]
+"""Runs `hyperfl`: words -> (exit code, stdout, stderr)."""
 
 NUM_CLIENTS = 5
 SMALL: Settings = {
@@ -57,6 +63,14 @@ def small_settings(**changes: Scalar) -> Settings:
 def plain_grid(num_nodes: int, settings: Settings) -> InProcessGrid:
     """Return a grid that does what it should."""
     return InProcessGrid(app, num_nodes, settings, {"simulated": True})
+
+
+def trained(settings: Settings) -> Path:
+    """Run a federation on one node to its end, without pictures and waiting for the disk; returns its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hyperfl_flwr.server_app, "plot_run", lambda _: None)
+        patch.setattr(os, "fsync", lambda _: None)
+        return hyperfl_flwr.server_app.run(plain_grid(1, settings), RunConfig.from_flat(settings, methods=METHODS))
 
 
 def round_of(message: Message) -> int:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.models.dropout import has_dropout
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.storage import read_arrays, write_arrays
 from hyperfl_flwr.training.dual import DualRule
 from hyperfl_flwr.training.dual_stability import dual_rule
@@ -69,7 +71,7 @@ class PublicKnowledge:
     Attributes:
         method: Name of the method, for example `hyperfl`.
         target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
-        input_shape: (channels, height, width).
+        input_shape: (channels, height, width); the attacks search for images.
         num_classes: K.
         mean: Per channel, subtracted from pixels in [0, 1].
         std: Per channel, divided by.
@@ -95,7 +97,7 @@ class PublicKnowledge:
 
     method: str
     target: str
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -122,8 +124,13 @@ class PublicKnowledge:
         """Check lengths and ranges.
 
         Raises:
-            ValueError: If mean or std do not have one number per channel, or a number is out of range.
+            ValueError: If the data are no images, the target network has dropout, mean or std do not have one number
+                per channel, or a number is out of range.
         """
+        if len(self.input_shape) != 3:
+            raise ValueError(f"the attacks search for images, the data are vectors of the shape {self.input_shape}")
+        if has_dropout(build_target(self.target, self.input_shape, self.num_classes)):
+            raise ValueError(f"the attacks cannot repeat local steps with dropout, which the {self.target} target has")
         if not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise ValueError(f"mean and std need {self.input_shape[0]} numbers, got {self.mean} and {self.std}")
         if not (self.learning_rate > 0 and self.batch_size > 0 and (self.local_epochs > 0 or self.local_steps > 0)):
@@ -134,7 +141,7 @@ class PublicKnowledge:
         cls,
         config: RunConfig,
         *,
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         num_classes: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],

@@ -20,7 +20,7 @@ class DataSettings:
     Attributes:
         dataset: Name for `load_dataset`.
         data_root: Folder of the data sets, "" for the default.
-        num_clients: N.
+        num_clients: All clients, N.
         partition: A name from `PARTITIONS`. A data set that knows whose image is whose is always partitioned naturally.
         seed: Seed of the partition.
         train_samples: Training samples per client, or "auto".
@@ -30,6 +30,8 @@ class DataSettings:
         shards_per_client: At least 1 (shards).
         augmentation: "auto" where the data set is used with augmentation, "none" never.
         validation_fraction: Share in [0, 1) of each client's training samples that takes the place of its test samples.
+        novel_clients: How many of them, the last ones, are not trained. Which clients of a data set these are is drawn
+            (natural); in the other partitions no client is special.
     """
 
     dataset: str
@@ -44,6 +46,7 @@ class DataSettings:
     shards_per_client: int
     augmentation: Literal["auto", "none"]
     validation_fraction: float
+    novel_clients: int = 0
 
     def __post_init__(self) -> None:
         if self.partition not in partition.PARTITIONS:
@@ -86,7 +89,8 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
     rng = numpy_generator(settings.seed, "partition", name, "test")
     samples = None if settings.test_samples == "auto" else settings.test_samples
     if name == "natural" and dataset.test.clients is not None:
-        test = partition.natural(dataset.test.clients, rng, num_clients=settings.num_clients, samples=samples)
+        clients = _numbered(dataset.test.clients, settings)
+        test = partition.natural(clients, rng, num_clients=settings.num_clients, samples=samples)
     else:
         cap = dataset.test_samples if name in partition.EQUAL_SIZES else None
         counts = class_counts(train, dataset.train.labels, dataset.num_classes)
@@ -159,9 +163,29 @@ def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
             "use omniglot or an npz: data set with the key clients, or choose another partition"
         )
     count = int(dataset.train.clients.max()) + 1
+    novel = settings.novel_clients
     if settings.num_clients != count:
+        what = "num-clients + novel.clients" if novel else "num-clients"
+        advice = f"set num-clients to {count - novel}" if count > novel else f"lower novel.clients = {novel}"
         raise DataError(
-            f"num-clients must be the number of client ids in {dataset.name}, which is {count}, "
-            f"got {settings.num_clients}; set num-clients to {count}"
+            f"{what} must be the number of client ids in {dataset.name}, which is {count}, "
+            f"got {settings.num_clients}; {advice}"
         )
-    return dataset.train.clients
+    return _numbered(dataset.train.clients, settings)
+
+
+def _numbered(clients: IntArray, settings: DataSettings) -> IntArray:
+    """Return client ids of a data set as the federation's: those that are drawn to be novel come last.
+
+    Args:
+        clients: In 0..N-1.
+        settings: Of N clients.
+    """
+    if not settings.novel_clients:
+        return clients
+    order = np.arange(settings.num_clients)
+    rng = numpy_generator(settings.seed, "partition", "novel")
+    novel = np.sort(rng.choice(order, settings.novel_clients, replace=False))
+    numbers = np.empty_like(order)
+    numbers[np.concatenate([np.setdiff1d(order, novel), novel])] = order
+    return numbers[clients]

@@ -20,7 +20,7 @@ from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.data.splits import Dataset, IntArray, Split
 
-__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data"]
+__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "normalised"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,9 +28,9 @@ class ClientData:
     """One client's samples, ready for a model.
 
     Attributes:
-        train_images: float32 [n, C, H, W], normalised.
+        train_images: float32 [n, C, H, W], normalised; or feature vectors [n, D].
         train_labels: int64 [n].
-        test_images: float32 [m, C, H, W], normalised.
+        test_images: float32 [m, C, H, W], normalised; or feature vectors [m, D].
         test_labels: int64 [m].
         augmentation: For training batches; None where the data set is used without.
         num_classes: K.
@@ -142,11 +142,8 @@ class FederatedData:
         return self._tensors(self.dataset.test, np.arange(len(self.dataset.test)))
 
     def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
-        images = split.scaled(indices)
-        images -= _per_channel(self.dataset.mean)
-        images /= _per_channel(self.dataset.std)
-        # Copies, in memory that torch has aligned: vectorised kernels may round by where memory begins.
-        return torch.tensor(images), torch.tensor(split.labels[indices])
+        images = normalised(split.scaled(indices), self.dataset.mean, self.dataset.std)
+        return images, torch.tensor(split.labels[indices])
 
     def _checked(self, client: int) -> int:
         if not 0 <= client < self.num_clients:
@@ -182,5 +179,23 @@ def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
     return FederatedData(dataset=dataset, partition=name, train=train, test=test)
 
 
-def _per_channel(values: tuple[float, ...]) -> npt.NDArray[np.float32]:
-    return np.array(values, dtype=np.float32)[:, None, None]
+def normalised(samples: npt.NDArray[np.float32], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return what a model takes of samples.
+
+    Args:
+        samples: Images [n, C, H, W] scaled to [0, 1], or feature vectors [n, D]; they are written over.
+        mean: Per channel or feature.
+        std: Per channel or feature.
+
+    Returns:
+        (samples - mean) / std in memory of its own.
+    """
+    samples -= _per_channel(mean, samples.ndim)
+    samples /= _per_channel(std, samples.ndim)
+    # A copy, in memory that torch has aligned: vectorised kernels may round by where memory begins.
+    return torch.tensor(samples)
+
+
+def _per_channel(values: tuple[float, ...], ndim: int) -> npt.NDArray[np.float32]:
+    """Return numbers of channels or features as they go with samples of so many dimensions."""
+    return np.array(values, dtype=np.float32).reshape(-1, *[1] * (ndim - 2))

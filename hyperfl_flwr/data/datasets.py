@@ -158,7 +158,7 @@ DATASETS: dict[str, DatasetInfo] = {
         learning_rate=0.01,
     ),
     "npz:PATH": DatasetInfo(
-        title="your own images: images, labels and optionally clients and test_* in a numpy .npz file",
+        title="your own data: images or features, labels and optionally clients and test_* in a numpy .npz file",
         source="the file's owner",
         num_classes=None,
         input_shape=None,

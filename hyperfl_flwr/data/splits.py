@@ -1,4 +1,4 @@
-"""What a data set is to this project: images and labels, for training and for testing."""
+"""What a data set is to this project: images or feature vectors, and labels, for training and for testing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Split:
-    """Images with their labels.
+    """Samples with their labels.
 
     Attributes:
-        images: [n, C, H, W], uint8 in 0..255 or float32 in [0, 1]; float32 may hold NaN.
+        images: [n, C, H, W], uint8 in 0..255 or float32 in [0, 1]; float32 may hold NaN. Or feature vectors [n, D],
+            float32, finite.
         labels: [n], in 0..K-1.
         clients: [n], in 0..N-1: whose image it is; None where the data set does not say.
     """
@@ -31,7 +32,7 @@ class Split:
         return len(self.labels)
 
     def scaled(self, indices: IntArray) -> npt.NDArray[np.float32]:
-        """Return the chosen images as a new array, float32 [n, C, H, W] in [0, 1]."""
+        """Return the chosen images as a new array, float32 [n, C, H, W] in [0, 1], or feature vectors [n, D]."""
         chosen = self.images[indices]
         scale = 255.0 if chosen.dtype == np.uint8 else 1.0
         return np.asarray(chosen, dtype=np.float32) / np.float32(scale)
@@ -44,11 +45,11 @@ class Dataset:
     Attributes:
         name: As given to `load_dataset`.
         num_classes: K.
-        input_shape: (C, H, W).
+        input_shape: (C, H, W), or (D,) of feature vectors.
         train: What clients train on.
         test: What clients are tested on; shares no image with `train`.
-        mean: Per channel, of images scaled to [0, 1].
-        std: Per channel, of images scaled to [0, 1].
+        mean: Per channel, of images scaled to [0, 1]; or per feature.
+        std: Per channel, of images scaled to [0, 1]; or per feature.
         augment: Whether training crops and flips at random (see `augmentation.Augmentation`).
         train_samples: The recommended number of training images per client, None for no limit.
         test_samples: The recommended number of test images per client, None for no limit.
@@ -58,7 +59,7 @@ class Dataset:
 
     name: str
     num_classes: int
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     train: Split
     test: Split
     mean: tuple[float, ...]
@@ -91,27 +92,28 @@ def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArr
 
 
 def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute mean and standard deviation per channel, leaving out NaN.
+    """Compute mean and standard deviation per channel, or per feature, leaving out NaN.
 
     Args:
-        images: [n, C, H, W], uint8 or float32 in [0, 1].
+        images: [n, C, H, W], uint8 or float32 in [0, 1]; or feature vectors [n, D].
 
     Returns:
-        Mean and standard deviation of the images scaled to [0, 1]. A channel without any spread (or with nothing but
-        NaN) has the standard deviation 1, so that normalising only shifts it.
+        Mean and standard deviation of the images scaled to [0, 1], or of the features. What has no spread (less
+        than a millionth of its root mean square), or is nothing but NaN, has the standard deviation 1, so that
+        normalising only shifts it.
     """
-    channels = images.shape[1]
+    channels, others = images.shape[1], (0, *range(2, images.ndim))
     count, total, square = np.zeros(channels), np.zeros(channels), np.zeros(channels)
     for start in range(0, len(images), _CHUNK):
         chunk = images[start : start + _CHUNK].astype(np.float64)
-        count += np.sum(~np.isnan(chunk), axis=(0, 2, 3))
-        total += np.nansum(chunk, axis=(0, 2, 3))
-        square += np.nansum(chunk * chunk, axis=(0, 2, 3))
+        count += np.sum(~np.isnan(chunk), axis=others)
+        total += np.nansum(chunk, axis=others)
+        square += np.nansum(chunk * chunk, axis=others)
     scale = 255.0 if images.dtype == np.uint8 else 1.0
     mean = total / np.maximum(count, 1)
-    variance = np.maximum(square / np.maximum(count, 1) - mean**2, 0.0)
-    std = np.sqrt(variance) / scale
-    return _floats(mean / scale), _floats(np.where(std > 1e-6, std, 1.0))
+    squared = square / np.maximum(count, 1)
+    std = np.sqrt(np.maximum(squared - mean**2, 0.0))
+    return _floats(mean / scale), _floats(np.where(std > 1e-6 * np.sqrt(squared), std / scale, 1.0))
 
 
 def _floats(values: Sequence[float] | npt.NDArray[np.float64]) -> tuple[float, ...]:

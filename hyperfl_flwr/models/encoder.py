@@ -6,6 +6,9 @@ the set, and linear layers psi make the descriptor of what was pooled:
 
     g(D) = psi(pool of phi(x) over x in D)
 
+psi begins by standardising the pooled vector over its units (layer normalisation without parameters), which the paper
+does not have: what a mean of unit vectors tells of a client is small beside what all clients have in common.
+
 Pooled is over ALL samples of a set, however they are divided into batches. The paper averages the descriptors of
 batches, so that a sample of a short last batch counts more than others.
 """
@@ -19,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
 
 Pooling = Literal["mean-max", "mean"]
 """`mean-max`: the first half of the units of phi is averaged over the samples, of the second the maximum is taken, as
@@ -81,13 +84,14 @@ class Encoder(nn.Module):
 def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, pooling: Pooling) -> Encoder:
     """Build the encoder that goes with a target network.
 
-    With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling, its linear
-    layers with their activations, and a linear layer to the descriptor. With `mlp`, whose inputs may be feature vectors
-    [n, D]: three linear layers of 500 units with ReLU, pooling after the first, and a linear layer to the descriptor.
+    With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
+    standardisation, its linear layers with their activations, and a linear layer to the descriptor. With `mlp` and
+    `mlp-500`, whose inputs may be feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and
+    standardisation after the first, and a linear layer to the descriptor.
 
     Args:
         target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
-        input_shape: Of a sample: (channels, height, width), for `mlp` of any length.
+        input_shape: Of a sample: (channels, height, width), or for `mlp` and `mlp-500` of any length.
         embedding_dim: Length d of the descriptor.
         pooling: See `Pooling`.
 
@@ -95,19 +99,18 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
         The encoder on the meta device.
 
     Raises:
-        ValueError: If the target is unknown, cannot take such images, or has other layers than convolutions before and
+        ValueError: If the target is unknown, cannot take such inputs, or has other layers than convolutions before and
             linear layers after its layer `flatten`.
     """
-    if target == "mlp":
+    if target in PERCEPTRONS:
         widths, inputs, units = [VECTOR_UNITS, VECTOR_UNITS], math.prod(input_shape), VECTOR_UNITS
         convolutions: list[nn.Module] = [nn.Flatten()]
         activation: nn.Module = nn.ReLU()
     else:
-        channels, height, width = input_shape
-        children = dict(build_target(target, (channels, height, width), 2).extractor.named_children())
+        children = dict(build_target(target, tuple(input_shape), 2).extractor.named_children())
         names = list(children)
         if "flatten" not in names:
-            raise ValueError(f"no encoder is defined for the {target} target: take cnn, lenet or mlp")
+            raise ValueError(f"no encoder is defined for the {target} target: take cnn, lenet, mlp or mlp-500")
         end = names.index("flatten") + 1
         convolutions, after = [children[name] for name in names[:end]], [children[name] for name in names[end:]]
         linear = [layer for layer in after if isinstance(layer, nn.Linear)]
@@ -115,7 +118,7 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
         activation = after[1]
     with torch.device("meta"):
         body = [*convolutions, nn.Linear(inputs, units), copy.deepcopy(activation)]
-        head: list[nn.Module] = []
+        head: list[nn.Module] = [nn.LayerNorm(units, elementwise_affine=False)]
         for before, width in zip([units, *widths], widths, strict=False):
             head += [nn.Linear(before, width), copy.deepcopy(activation)]
         head.append(nn.Linear(widths[-1], embedding_dim))

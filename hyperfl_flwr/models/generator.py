@@ -30,7 +30,7 @@ class Generator(nn.Module):
         width: Number of maps; 64 in the paper's source.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], num_classes: int, width: int = 64) -> None:
+    def __init__(self, image_shape: tuple[int, ...], num_classes: int, width: int = 64) -> None:
         super().__init__()
         channels, height, width_of_image = image_shape
         self.num_classes = num_classes

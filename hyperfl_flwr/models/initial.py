@@ -64,3 +64,24 @@ def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Te
     for name, buffer in module.named_buffers():
         values[name] = torch.full(buffer.shape, float(name.endswith("running_var")))
     return {name: values[name] for name in module.state_dict()}
+
+
+def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw initial values that keep the variance of signals through layers with rectifiers.
+
+    He, Zhang, Ren, Sun: "Delving Deep into Rectifiers", ICCV 2015: weights are normal with variance 2 / fan_in and
+    biases 0. What tells inputs apart is then as large in the output as in the input, where torch's defaults shrink it
+    by sqrt(6) per layer.
+
+    Args:
+        module: A network made of Conv2d and Linear layers; its device does not matter.
+        generator: A CPU generator.
+
+    Returns:
+        float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
+    """
+    values: dict[str, Tensor] = {}
+    for name, layer in weighted_layers(module).items():
+        drawn = torch.randn(layer.weight.shape, generator=generator) * math.sqrt(2 / fan_in(layer))
+        values |= {f"{name}.weight": drawn, f"{name}.bias": torch.zeros(layer.weight.shape[0])}
+    return {name: values[name] for name, _ in module.named_parameters()}

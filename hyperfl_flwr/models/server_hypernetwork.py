@@ -11,7 +11,7 @@ up to the client's step size: a vector-Jacobian product, for which the server ne
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,13 +62,22 @@ class ServerRates:
         weight_decay: L2 coefficient, added to the clipped gradient.
         clip_norm: Largest norm of the joint gradient; 0 does not clip.
         combine: See `Combine`.
+        embedding_learning_rate: Step size of the embeddings; None is `learning_rate`.
+        embedding_weight_decay: L2 coefficient of the embeddings; None is `weight_decay`.
     """
 
     learning_rate: float
-    momentum: float
-    weight_decay: float
-    clip_norm: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
     combine: Combine = "mean"
+    embedding_learning_rate: float | None = None
+    embedding_weight_decay: float | None = None
+
+    def of_embeddings(self) -> dict[str, float]:
+        """Return what differs for the embeddings, as torch's optimisers name it."""
+        own = {"lr": self.embedding_learning_rate, "weight_decay": self.embedding_weight_decay}
+        return {name: value for name, value in own.items() if value is not None}
 
 
 class ServerHypernetwork:
@@ -81,11 +90,18 @@ class ServerHypernetwork:
         hypernetwork: Its parameters are replaced by initial ones: torch's defaults for linear layers, heads included.
         num_clients: Number of clients N, rows of the table.
         rates: See `ServerRates`.
-        generator: Draws the initial values; embeddings are standard normal, as torch's embedding layer has them.
+        generator: Draws the initial values.
+        embedding_std: Standard deviation of the embeddings' initial values, which are normal; 1 is torch's for an
+            embedding layer.
     """
 
     def __init__(
-        self, hypernetwork: DeepHypernetwork, num_clients: int, rates: ServerRates, generator: torch.Generator
+        self,
+        hypernetwork: DeepHypernetwork,
+        num_clients: int,
+        rates: ServerRates,
+        generator: torch.Generator,
+        embedding_std: float = 1.0,
     ) -> None:
         self.hypernetwork, self.rates = hypernetwork, rates
         body = {f"body.{name}": value for name, value in ordinary_parameters(hypernetwork.body, generator).items()}
@@ -95,10 +111,12 @@ class ServerHypernetwork:
             for name in ("head_weight", "head_bias")
         }
         hypernetwork.load_state_dict({**heads, **body}, assign=True)
-        self.embeddings = nn.Parameter(torch.randn(num_clients, hypernetwork.embedding_dim, generator=generator))
+        drawn = torch.randn(num_clients, hypernetwork.embedding_dim, generator=generator)
+        self.embeddings = nn.Parameter(drawn * embedding_std)
         self._parameters = {"embeddings": self.embeddings, **dict(hypernetwork.named_parameters())}
+        embeddings: dict[str, Any] = {"params": [self.embeddings], **rates.of_embeddings()}
         self._optimiser = torch.optim.SGD(
-            self._parameters.values(),
+            [embeddings, {"params": list(hypernetwork.parameters())}],
             lr=rates.learning_rate,
             momentum=rates.momentum,
             weight_decay=rates.weight_decay,

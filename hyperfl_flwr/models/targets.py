@@ -2,7 +2,7 @@
 
 Every target is split as HyperFL (Guo et al., AAAI 2025, section 3.2) splits it: a feature `extractor` with parameters
 theta and a linear `classifier` with parameters phi. The CNNs are those of the paper's experiments (appendix D.1) with
-the shapes of its public code.
+the shapes of its public code. Perceptrons take feature vectors (D,) as well as images (C, H, W).
 """
 
 import math
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.models.dropout import Dropout
 from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet18_extractor
 
 NUM_FEATURES = 128
@@ -29,7 +30,7 @@ class Target(nn.Module):
     """A classifier split into a feature extractor and a last linear layer.
 
     Args:
-        extractor: Maps images [B, C, H, W] to features [B, F].
+        extractor: Maps images [B, C, H, W] or feature vectors [B, D] to features [B, F].
         classifier: Maps features [B, F] to logits [B, K].
     """
 
@@ -39,7 +40,7 @@ class Target(nn.Module):
         self.classifier = classifier
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits [B, K] of images [B, C, H, W]."""
+        """Return the logits [B, K] of images [B, C, H, W] or feature vectors [B, D]."""
         logits: Tensor = self.classifier(self.extractor(images))
         return logits
 
@@ -57,7 +58,17 @@ class ChannelsLast(nn.Module):
         return images.to(memory_format=torch.channels_last) if images.device.type == "cpu" else images
 
 
-def build_cnn(input_shape: tuple[int, int, int], num_classes: int) -> Target:
+def _image_shape(target: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"the {target} target needs images (channels, height, width), got vectors of the shape {input_shape}, "
+            f"which {' and '.join(sorted(PERCEPTRONS))} take"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+def build_cnn(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the CNN of HyperFL's experiments for an image size.
 
     28x28: two 5x5 convolutions of 16 and 32 channels (padding 0 and 1), 2x2 max pooling and LeakyReLU 0.01 after each,
@@ -73,9 +84,9 @@ def build_cnn(input_shape: tuple[int, int, int], num_classes: int) -> Target:
         The target on the meta device; `initialise` gives it values.
 
     Raises:
-        ValueError: If the images are smaller than 8x8.
+        ValueError: If the images are smaller than 8x8, or no images.
     """
-    channels, height, width = input_shape
+    channels, height, width = _image_shape("cnn", input_shape)
     side = min(height, width)
     convolutions = next((layers for smallest, layers in _CONVOLUTIONS.items() if side >= smallest), None)
     if convolutions is None:
@@ -105,7 +116,7 @@ LENET_SMALLEST = 16
 """Smallest image side of the LeNet target."""
 
 
-def build_lenet(input_shape: tuple[int, int, int], num_classes: int) -> Target:
+def build_lenet(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the LeNet of pFedHN's experiments (Shamsian et al., ICML 2021, appendix C, and its public code).
 
     Two 5x5 convolutions of 16 and 32 channels without padding, ReLU and 2x2 max pooling after each, linear layers of
@@ -119,9 +130,9 @@ def build_lenet(input_shape: tuple[int, int, int], num_classes: int) -> Target:
         The target on the meta device.
 
     Raises:
-        ValueError: If the images are smaller than 16x16.
+        ValueError: If the images are smaller than 16x16, or no images.
     """
-    channels, height, width = input_shape
+    channels, height, width = _image_shape("lenet", input_shape)
     if min(height, width) < LENET_SMALLEST:
         raise ValueError(f"the lenet target needs images of at least 16x16 pixels, got {height}x{width}")
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -146,35 +157,64 @@ def build_lenet(input_shape: tuple[int, int, int], num_classes: int) -> Target:
 
 
 MLP_WIDTH = 200
-"""Units of each hidden layer of the MLP target."""
+"""Units of each hidden layer of the `mlp` target."""
+
+WIDE_MLP_WIDTH = 500
+"""Units of each hidden layer of the `mlp-500` target."""
+
+WIDE_MLP_DROPOUT = 0.2
+"""Probability of dropout of the `mlp-500` target."""
 
 
-def build_mlp(input_shape: tuple[int, int, int], num_classes: int) -> Target:
+def build_mlp(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the multi-layer perceptron "2NN" of FedAvg's experiments (McMahan et al., AISTATS 2017, section 3).
 
     Two hidden layers of 200 units with ReLU. At 1x28x28 with ten classes 199,210 parameters.
 
     Args:
-        input_shape: (channels, height, width).
+        input_shape: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes K.
 
     Returns:
         The target on the meta device.
     """
+    return _perceptron(math.prod(input_shape), MLP_WIDTH, num_classes)
+
+
+def build_mlp_500(input_shape: tuple[int, ...], num_classes: int) -> Target:
+    """Build the network for feature vectors of IT-PFL-HN (under review at ICLR 2022, section 6.4 and appendix C).
+
+    "Two Dense layers of size 500 each, followed by a Dropout layer with a dropout probability of 0.2", and the
+    classifier; the paper does not name the layers' activation, which is ReLU here. With vectors of length 1280 and ten
+    classes 896,010 parameters.
+
+    Args:
+        input_shape: (D,) of feature vectors, or (channels, height, width).
+        num_classes: Number of classes K.
+
+    Returns:
+        The target on the meta device.
+    """
+    return _perceptron(math.prod(input_shape), WIDE_MLP_WIDTH, num_classes, {"drop": Dropout(WIDE_MLP_DROPOUT)})
+
+
+def _perceptron(inputs: int, width: int, num_classes: int, last: Mapping[str, nn.Module] | None = None) -> Target:
+    """Build two hidden layers with ReLU, and what follows them before the classifier."""
     with torch.device("meta"):
         extractor = nn.Sequential(
             OrderedDict(
                 flatten=nn.Flatten(),
-                fc1=nn.Linear(math.prod(input_shape), MLP_WIDTH),
+                fc1=nn.Linear(inputs, width),
                 act1=nn.ReLU(),
-                fc2=nn.Linear(MLP_WIDTH, MLP_WIDTH),
+                fc2=nn.Linear(width, width),
                 act2=nn.ReLU(),
+                **(last or {}),
             )
         )
-        return Target(extractor, nn.Linear(MLP_WIDTH, num_classes))
+        return Target(extractor, nn.Linear(width, num_classes))
 
 
-def build_resnet18(input_shape: tuple[int, int, int], num_classes: int) -> Target:
+def build_resnet18(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the ResNet-18 of experiments on CIFAR-10 (He et al., CVPR 2016), see `hyperfl_flwr.models.resnet`.
 
     At 3x32x32 with ten classes 11,173,962 parameters, and running statistics.
@@ -187,29 +227,33 @@ def build_resnet18(input_shape: tuple[int, int, int], num_classes: int) -> Targe
         The target on the meta device.
 
     Raises:
-        ValueError: If the images are smaller than 8x8.
+        ValueError: If the images are smaller than 8x8, or no images.
     """
-    channels, height, width = input_shape
+    channels, height, width = _image_shape("resnet18", input_shape)
     if min(height, width) < RESNET_SMALLEST:
         raise ValueError(f"the resnet18 target needs images of at least 8x8 pixels, got {height}x{width}")
     with torch.device("meta"):
         return Target(resnet18_extractor(channels), nn.Linear(RESNET_FEATURES, num_classes))
 
 
-TARGETS: Mapping[str, Callable[[tuple[int, int, int], int], Target]] = {
+TARGETS: Mapping[str, Callable[[tuple[int, ...], int], Target]] = {
     "cnn": build_cnn,
     "lenet": build_lenet,
     "mlp": build_mlp,
+    "mlp-500": build_mlp_500,
     "resnet18": build_resnet18,
 }
 """Target networks by name."""
 
+PERCEPTRONS = frozenset({"mlp", "mlp-500"})
+"""Those that take feature vectors."""
 
-def build_target(name: str, input_shape: tuple[int, int, int], num_classes: int) -> Target:
+
+def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build a target network on the meta device, see `TARGETS`.
 
     Raises:
-        ValueError: If the name is unknown or the network cannot take such images.
+        ValueError: If the name is unknown or the network cannot take such inputs.
     """
     if name not in TARGETS:
         raise ValueError(f"unknown target network {name!r}; known: {', '.join(TARGETS)}")

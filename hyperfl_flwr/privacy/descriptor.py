@@ -21,13 +21,21 @@ on the mean asks nothing of them. The noise is rounded to floating point and mad
 is not one to the letter (Mironov, CCS 2012), and a delta below 1e-15 means nothing.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
+from hyperfl_flwr.models.encoder import BATCH, Encoder, Pooling
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.upload import gaussian
+
+_PROBES, _PROBE_TOLERANCE = 8, 1e-3
+"""Random samples that show whether features depend on one sample alone, and how far a unit vector may be off then."""
 
 
 def unit_mean(features: ArrayLike) -> NDArray[np.float64]:
@@ -74,3 +82,96 @@ def private_unit_mean(features: ArrayLike, epsilon: float, delta: float) -> NDAr
     mean = unit_mean(features)
     sigma = smallest_sigma(epsilon, delta, unit_mean_sensitivity(np.shape(features)[0]))
     return mean + gaussian(mean.size, sigma)
+
+
+def private_pooled(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: float) -> NDArray[np.float64]:
+    """Return what an encoder pools of all samples as one set, with (epsilon, delta)-private noise, see the module.
+
+    Features are made in evaluation mode, whatever the encoder's mode is. Each call spends (epsilon, delta) anew.
+
+    Args:
+        encoder: With `pooling = mean`. Its parameters must not have been made from these samples.
+        samples: D [n, ...], n > 0, on the encoder's device.
+        epsilon: Above 0.
+        delta: Strictly between 0 and 1.
+
+    Returns:
+        The noisy mean [U]; `from_pooled` makes the descriptor of it.
+
+    Raises:
+        ValueError: If there is no bound on what one sample changes: the encoder takes a maximum, or a sample's features
+            depend on others, or on chance. Also if epsilon, delta or features are unfit for `private_unit_mean`.
+    """
+    with _evaluating(encoder), torch.no_grad():
+        refuse_unbounded(encoder, samples[:1])
+        features = [encoder.phi(batch).double().cpu() for batch in torch.split(samples, BATCH)]
+    return private_unit_mean(torch.cat(features).numpy(), epsilon, delta)
+
+
+def from_pooled(encoder: Encoder, pooled: ArrayLike) -> Tensor:
+    """Return the descriptor [d] that the encoder's layers after the pooling make of a pooled vector [U]."""
+    parameter = next(encoder.parameters())
+    with _evaluating(encoder), torch.no_grad():
+        descriptor: Tensor = encoder.head(torch.tensor(pooled, dtype=parameter.dtype, device=parameter.device))
+    return descriptor
+
+
+def private_descriptor(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: float) -> Tensor:
+    """Return the descriptor [d] of samples [n, ...] with (epsilon, delta)-private noise on the pooled mean.
+
+    Arguments and errors are those of `private_pooled`; the layers after the pooling are post-processing.
+    """
+    return from_pooled(encoder, private_pooled(encoder, samples, epsilon=epsilon, delta=delta))
+
+
+def refuse_unbounded(encoder: Encoder, like: Tensor) -> None:
+    """Refuse an encoder whose pooled vector one sample can move further than a mean of unit vectors.
+
+    Whether features depend on one sample alone is tried, in the encoder's present mode, on random samples that have
+    nothing to do with anybody's: among few, among many, and twice. That holds for any layers, but a layer that mixes
+    samples on some inputs only can pass.
+
+    Args:
+        encoder: The encoder.
+        like: Samples [1, ...] of the shape, type and device of those to come; their values are not used.
+
+    Raises:
+        ValueError: Saying why there is no bound.
+    """
+    refuse_maximum(encoder.pooling)
+    probes = torch.randn((_PROBES, *like.shape[1:]), generator=torch.Generator().manual_seed(0)).to(like)
+    with torch.no_grad():
+        together, again = encoder.phi(probes), encoder.phi(probes)
+        apart = torch.cat([encoder.phi(pair) for pair in torch.split(probes, 2)])
+    if not torch.allclose(together, again, rtol=0, atol=_PROBE_TOLERANCE):
+        raise ValueError("the encoder's features of a sample are random or not finite: a dropout, perhaps, is active")
+    if not torch.allclose(together, apart, rtol=0, atol=_PROBE_TOLERANCE):
+        raise ValueError(
+            "the encoder's features of a sample depend on the other samples of its batch, as with a normalisation by "
+            "the batch's statistics: replacing one sample can move all of them, so that the noise would not suffice"
+        )
+
+
+def refuse_maximum(pooling: Pooling) -> None:
+    """Refuse a pooling that is no mean of unit vectors.
+
+    Raises:
+        ValueError: Saying why there is no bound.
+    """
+    if pooling != "mean":
+        raise ValueError(
+            f"the pooling {pooling} takes a maximum over samples, which one sample can move as far as the features "
+            f"range, however many samples there are: no noise makes it private; train with it-pfl.pooling = mean"
+        )
+
+
+@contextlib.contextmanager
+def _evaluating(encoder: Encoder) -> Iterator[None]:
+    """Have all layers in evaluation mode, and afterwards as they were."""
+    modes = {module: module.training for module in encoder.modules()}
+    encoder.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

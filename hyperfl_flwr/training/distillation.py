@@ -46,8 +46,7 @@ def new_generator(config: RunConfig, image_shape: tuple[int, ...], num_classes: 
         image_shape: (channels, height, width).
         num_classes: K.
     """
-    channels, height, width = image_shape
-    return Generator((channels, height, width), num_classes, config.priv_hfl.generator_width)
+    return Generator(image_shape, num_classes, config.priv_hfl.generator_width)
 
 
 @dataclass(frozen=True, kw_only=True)

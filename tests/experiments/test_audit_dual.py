@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from experiments.audit import Options, audit, chosen_attacks, make_target, passes
 from experiments.audit_cell import run_attack
 from experiments.followed import Followed, attacked_round, require_history
-from experiments.observed import Target, record_round, recorded_round, settings_of
+from experiments.observed import Target, record_round, recorded_round
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.attacks.reconstruction import build_structure
 from hyperfl_flwr.attacks.registry import attacks_on
@@ -23,6 +23,7 @@ from hyperfl_flwr.cli import cli
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.recording import settings_of
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
 

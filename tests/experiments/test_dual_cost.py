@@ -8,9 +8,10 @@ import torch
 from torchvision.models import resnet18
 
 from experiments.cells import Begun
+from experiments.collecting import Collected, Entry, showing
 from experiments.dual_cost import Cost, computed_cost
 from experiments.studies import load_study
-from experiments.tables import Collected, Entry, comma_separated, latex, markdown, showing
+from experiments.tables import comma_separated, latex, markdown
 from hyperfl_flwr.models.targets import build_target
 
 METRICS = [field.name for field in fields(Cost)]

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from experiments.cells import Begun, begin, run_cells
+from experiments.collecting import collect
 from experiments.studies import load_study
-from experiments.tables import collect, latex, markdown
+from experiments.tables import latex, markdown
 from hyperfl_flwr.errors import RunFailedError
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)

@@ -35,13 +35,13 @@ from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
     CONFIG,
-    DESCRIBE,
     OWN_ARRAYS,
     Report,
     Request,
     by_client,
     record_of,
 )
+from hyperfl_flwr.queries import DESCRIBE, Question
 from hyperfl_flwr.recording import read_manifest
 
 LOCAL, SERVER_RATE = 0.05, 0.5
@@ -51,7 +51,7 @@ PLAIN: dict[str, Any] = {
     "target": "mlp", "batch_size": 40, "learning_rate": LOCAL, "momentum": 0.0, "weight_decay": 0.0,
     "pfedhn.clip-norm": 0.0, "pfedhn.server-learning-rate": SERVER_RATE, "pfedhn.server-momentum": 0.0,
     "pfedhn.server-weight-decay": 0.0, "pfedhn.server-clip-norm": 0.0, "checkpoint_every": 1,
-    "pfedhn.hidden-width": 32,
+    "pfedhn.hidden-width": 32, "pfedhn.embedding-learning-rate": SERVER_RATE, "it-pfl.pooling": "mean-max",
 }  # fmt: skip
 
 
@@ -86,8 +86,10 @@ def descriptor(values: dict[str, Tensor], images: Tensor) -> Tensor:
     """The encoder of the mlp target, written out."""
     phi = layer(values, images.flatten(1), "encoder/body.1").clamp(min=0)
     pooled = torch.cat([phi[:, :250].mean(dim=0), phi[:, 250:].max(dim=0).values])
-    hidden = layer(values, layer(values, pooled, "encoder/head.0").clamp(min=0), "encoder/head.2").clamp(min=0)
-    return layer(values, hidden, "encoder/head.4")
+    centred = pooled - pooled.mean()
+    pooled = centred / (centred.square().mean() + 1e-5).sqrt()
+    hidden = layer(values, layer(values, pooled, "encoder/head.1").clamp(min=0), "encoder/head.3").clamp(min=0)
+    return layer(values, hidden, "encoder/head.5")
 
 
 def logits(values: dict[str, Tensor], row: Tensor, images: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ def test_a_round_is_gradient_descent_through_hypernetwork_and_network(
     values = {
         key: value.clone().requires_grad_()
         for key, value in before.items()
-        if key.startswith("server/") and not key.startswith("server/momentum/")
+        if key.startswith("server/") and not key.startswith(("server/momentum/", "server/encoder-optimiser/"))
     }
     loss = torch.zeros(())
     for client in range(NUM_CLIENTS):
@@ -148,10 +150,14 @@ def test_a_round_is_gradient_descent_through_hypernetwork_and_network(
 
 def test_the_first_phase_is_pfedhns(federate: Federate) -> None:
     """Hypernetwork, embeddings and momentum bit by bit: the encoder trains beside them and has no say."""
-    plan = {"num_rounds": 3, "fraction_train": 0.5}
+    plan = {
+        "num_rounds": 3, "fraction_train": 0.5, "pfedhn.server-learning-rate": 0.1, "pfedhn.embedding-std": 0.3,
+        "pfedhn.embedding-learning-rate": 0.5, "pfedhn.embedding-weight-decay": 1e-4,
+    }  # fmt: skip
     mine, _ = last_checkpoint(federate("it-pfl", **plan, **{"it-pfl.fine-tune-rounds": 0}))
     theirs, _ = last_checkpoint(federate("pfedhn", **plan))
-    assert exact({key: value for key, value in mine.items() if key.startswith("server/")}) == exact(theirs)
+    shared = {key: value for key, value in mine.items() if key.startswith("server/") and "optimiser" not in key}
+    assert exact(shared) == exact(theirs)
 
 
 def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
@@ -191,6 +197,27 @@ def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
     for kind, _, own in grids[0].replies:
         for arrays in own.values():
             assert kind == DESCRIBE or not arrays["embedding/weight"].any()
+
+
+def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: Federate) -> None:
+    """In a round of some clients their embeddings are moved together; differences between clients are the table's."""
+    grids: list[OwnArraysGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> OwnArraysGrid:
+        grids.append(OwnArraysGrid(num_nodes, settings))
+        return grids[-1]
+
+    changes = {"checkpoint_every": 1, "fraction_train": 0.5, "it-pfl.fine-tune-rounds": 0}
+    shorter = federate("it-pfl", num_rounds=2, **changes)  # its first round is the longer one's
+    table = Checkpoints(shorter / "checkpoints").load(1)[0]["server/embeddings"]
+    federate("it-pfl", grid=make, num_rounds=3, **changes)
+    sent = [own for kind, request, own in grids[0].sent if kind == MessageType.TRAIN and request.round == 2]
+    rows = {client: arrays["embedding/weight"][0] for own in sent for client, arrays in own.items()}
+    clients = sorted(rows)
+    assert 1 < len(clients) < NUM_CLIENTS
+    found = np.stack([rows[client] for client in clients])
+    np.testing.assert_allclose(found.mean(axis=0), table.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(found - found[0], table[clients] - table[clients[0]], atol=1e-6)
 
 
 def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -> None:
@@ -257,9 +284,9 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     """Client 2 fails when the second phase begins, in round 2: it is named in that round and trained in the next."""
     describe, calls = ITPFLClient.describe, []
 
-    def broken(self: ITPFLClient, received: SharedArrays) -> tuple[SharedArrays, int]:
+    def broken(self: ITPFLClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
         calls.append(self.setting.client)
-        arrays, number = describe(self, received)
+        arrays, number = describe(self, received, question)
         if self.setting.client == 2 and calls.count(2) == 1:
             if fault == "raises":
                 raise RuntimeError("the camera is broken")

@@ -64,7 +64,7 @@ def test_fedavg_averages_them(federate: Federate) -> None:
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.client.generated])
 def test_no_hypernetwork_generates_them(method: str, federate: Federate) -> None:
     """The message names the target and what fits; nothing is written."""
-    with pytest.raises(ConfigError, match=r"running statistics.*take cnn, lenet or mlp"):
+    with pytest.raises(ConfigError, match=r"running statistics.*take cnn, lenet, mlp or mlp-500"):
         federate(method, **TINY)
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 import hyperfl_flwr.models.encoder
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initial import ordinary_parameters
-from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.encoder import train_encoder
 from hyperfl_flwr.training.sgd import Epochs
@@ -49,6 +49,12 @@ def activation(target, inputs):
     return torch.where(inputs > 0, inputs, inputs * (0.01 if target == "cnn" else 0))
 
 
+def standardised(vector):
+    """Over its units; 1e-5 is torch's for a layer normalisation."""
+    centred = vector - vector.mean()
+    return centred / (centred.square().mean() + 1e-5).sqrt()
+
+
 def wanted_descriptor(target, pooling, values, inputs):
     phi = wanted_phi(target, values, inputs)
     if pooling == "mean":
@@ -56,6 +62,7 @@ def wanted_descriptor(target, pooling, values, inputs):
     else:
         half = phi.shape[1] // 2
         pooled = torch.cat([phi[:, :half].mean(dim=0), phi[:, half:].max(dim=0).values])
+    pooled = standardised(pooled)
     names = sorted({name.rpartition(".")[0] for name in values if name.startswith("head")})
     for name in names[:-1]:
         pooled = activation(target, linear(values, pooled, name))
@@ -81,6 +88,7 @@ def test_the_descriptor_is_that_of_the_formula(target, pooling):
         ("lenet", (3, 32, 32), 200, (120, 84, DIM)),
         ("mlp", (1280, 1, 1), 500, (500, 500, DIM)),
         ("mlp", (1280,), 500, (500, 500, DIM)),
+        ("mlp-500", (1280,), 500, (500, 500, DIM)),
     ],
 )
 def test_the_layers_are_the_papers(target, shape, units, head):
@@ -89,7 +97,7 @@ def test_the_layers_are_the_papers(target, shape, units, head):
     linears = [layer for layer in made.body if isinstance(layer, torch.nn.Linear)]
     assert [layer.out_features for layer in linears] == [units]
     assert tuple(layer.out_features for layer in made.head if isinstance(layer, torch.nn.Linear)) == head
-    if target != "mlp":
+    if target not in PERCEPTRONS:
         extractor = dict(build_target(target, shape, 2).extractor.named_parameters())
         assert linears[0].in_features == extractor["fc.weight" if target == "cnn" else "fc1.weight"].shape[1]
         convolutions = [value.shape for name, value in extractor.items() if name.startswith("conv")]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from hyperfl_flwr.models.dropout import Dropout
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.initial import fan_in, ordinary_parameters, weighted_layers
 from hyperfl_flwr.models.targets import build_target
@@ -178,3 +179,28 @@ def test_the_mlp_is_fedavgs():
         hidden = (hidden @ values[f"{layer}.weight"].T + values[f"{layer}.bias"]).clamp(min=0)
     expected = hidden @ values["classifier.weight"].T + values["classifier.bias"]
     torch.testing.assert_close(target(images), expected)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_perceptron_for_features_is_it_pfls():
+    """1280 * 500 + 500, 500 * 500 + 500 and 500 * 10 + 10 parameters; the layers by hand, without dropout."""
+    target = build_target("mlp-500", (1280,), 10)
+    assert count(target) == 1280 * 500 + 500 + 500 * 500 + 500 + 500 * 10 + 10 == 896_010
+    assert [layer.probability for layer in target.modules() if isinstance(layer, Dropout)] == [0.2]
+    assert isinstance(target.extractor[-1], Dropout)
+    values = {
+        name: value.double() for name, value in ordinary_parameters(target, torch.Generator().manual_seed(0)).items()
+    }
+    target.load_state_dict(values, assign=True)
+    hidden = vectors = torch.randn(3, 1280, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for layer in ("extractor.fc1", "extractor.fc2"):
+        hidden = (hidden @ values[f"{layer}.weight"].T + values[f"{layer}.bias"]).clamp(min=0)
+    expected = hidden @ values["classifier.weight"].T + values["classifier.bias"]
+    torch.testing.assert_close(target.eval()(vectors), expected)
+
+
+@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18"])
+def test_convolutions_refuse_vectors(name):
+    """One line, with the shape."""
+    with pytest.raises(ValueError, match=rf"the {name} target needs images .*, got vectors of the shape \(1280,\)"):
+        build_target(name, (1280,), 10)

@@ -1,41 +1,16 @@
 """The command line without Flower: bad input gets one clear error, exit code 2, and leaves nothing behind."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Federate, last_checkpoint
+from federations import Call, Federate, last_checkpoint
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.data.datasets import DATASETS
 from hyperfl_flwr.methods import METHODS
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Return a function that runs `hyperfl` in an empty folder: words -> (exit code, stdout, stderr)."""
-    folder = tmp_path / "working"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hyperfl", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def write_npz(path: Path, **changes: object) -> None:

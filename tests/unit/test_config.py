@@ -43,9 +43,14 @@ def test_values_arrive_where_they_are_read() -> None:
     assert (config.seed, config.num_clients, config.data.seed, config.hyperfl.clip_norm) == (5, 7, 6, 0.0)
     data = config.data_settings()
     assert (data.num_clients, data.seed, data.partition) == (7, 6, "iid")
+    assert data.novel_clients == config.novel.clients
     for field in dataclasses.fields(data):
+        if field.name == "novel_clients":
+            continue
         owner = config if hasattr(config, field.name) and field.name != "seed" else config.data
         assert getattr(data, field.name) == getattr(owner, field.name)
+    with_novel = read(**{"num-clients": 7, "novel.clients": 2, "method": "fedavg"}).data_settings()
+    assert (with_novel.num_clients, with_novel.novel_clients) == (9, 2)
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:

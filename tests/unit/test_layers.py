@@ -22,21 +22,25 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(
         (
-            "hyperfl_flwr.messages", "hyperfl_flwr.arrays", "hyperfl_flwr.cohort", "hyperfl_flwr.grid",
+            "hyperfl_flwr.messages", "hyperfl_flwr.queries", "hyperfl_flwr.arrays",
+            "hyperfl_flwr.cohort", "hyperfl_flwr.grid",
             "hyperfl_flwr.in_process",
-            "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.summary",
+            "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.novel_results",
+            "hyperfl_flwr.summary",
             "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
             "hyperfl_flwr.ray_pool",
         ),
         1,
     ),
     **dict.fromkeys(("strategies", "clients"), 2),
-    **dict.fromkeys(("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods"), 3),
+    **dict.fromkeys(
+        ("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods", "hyperfl_flwr.personalize"), 3
+    ),
     "experiments": 4,
     **dict.fromkeys(
         (
             "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
-            "hyperfl_flwr.__main__",
+            "hyperfl_flwr.cli_personalize", "hyperfl_flwr.__main__",
         ),
         5,
     ),

@@ -1,0 +1,131 @@
+"""A client's answers to queries: what is asked of one that has no labels and was never trained, and of its neighbours.
+
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, sections 4 and 6.2. Labels are read in one
+place, to count the correct predictions on the test samples.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.base import BaseClient, ClientSetting
+from hyperfl_flwr.arrays import SharedArrays
+from hyperfl_flwr.data.corruptions import corrupted
+from hyperfl_flwr.messages import group_of
+from hyperfl_flwr.queries import CLASSIFIERS, CORRECT, RATES, TOGETHER, Question
+from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.training.a_distance import errors, gradients, split
+
+BATCH = 200
+"""Test samples that a model gets at a time."""
+
+
+def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
+    """Return the training samples [n, ...] that a question is about, without their labels.
+
+    A smaller number of samples is a part of every larger one.
+
+    Raises:
+        ValueError: If the client has fewer.
+        DataError: If they cannot be corrupted as asked.
+    """
+    samples = setting.data.train_images
+    if question.samples is not None:
+        if question.samples > len(samples):
+            raise ValueError(f"has {len(samples)} training samples, asked for {question.samples}")
+        order = numpy_generator(setting.config.seed, "unlabelled", setting.client).permutation(len(samples))
+        samples = samples[torch.from_numpy(order[: question.samples]).to(samples.device)]
+    return _corrupted(setting, samples, question.corruption, "train")
+
+
+def assess(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    """Count the test samples that models have right, one model after the other.
+
+    Args:
+        member: The client.
+        received: M models, stacked [M, *shape], keyed `model/name`.
+        question: Gives the corruption of the samples.
+
+    Returns:
+        `CORRECT` [M] and `TOGETHER` [1], of the sum of all logits, and the number of samples.
+
+    Raises:
+        ValueError: If the arrays are not models of the client's target network.
+        DataError: If the samples cannot be corrupted as asked.
+    """
+    _refuse_without_novel_clients(member.setting)
+    labels = member.setting.data.test_labels
+    images = _corrupted(member.setting, member.setting.data.test_images, question.corruption, "test")
+    each, total = [], torch.zeros(())
+    for logits in _logits(member, received, images):
+        each.append(int((logits.argmax(dim=1) == labels).sum()))
+        total = total + logits.double()
+    together = int((total.argmax(dim=1) == labels).sum())
+    return {CORRECT: np.array(each, np.int64), TOGETHER: np.array([together], np.int64)}, len(labels)
+
+
+def classifier_gradients(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    """Return the mean gradients of linear classifiers over the half of the training samples that they learn from.
+
+    Args:
+        member: The client.
+        received: `CLASSIFIERS` [M, D + 1].
+        question: Which samples.
+
+    Returns:
+        `CLASSIFIERS` [M, D + 1] and the number of samples, of both halves.
+
+    Raises:
+        ValueError: If the classifiers do not fit the samples.
+    """
+    classifiers, samples, _, sides = _opposed(member.setting, received, question)
+    total = question.samples or len(member.setting.data.train_images)
+    return {CLASSIFIERS: gradients(classifiers, samples, sides).cpu().numpy()}, total
+
+
+def classifier_errors(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    """Return `RATES` [M] over the other half of the training samples, and their number; see `classifier_gradients`."""
+    classifiers, _, samples, sides = _opposed(member.setting, received, question)
+    rates = errors(classifiers, samples, sides).double() / len(samples)
+    return {RATES: rates.cpu().numpy()}, len(samples)
+
+
+def _opposed(
+    setting: ClientSetting, received: SharedArrays, question: Question
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return classifiers, samples to learn from and to count errors on, and this client's side of each classifier."""
+    _refuse_without_novel_clients(setting)
+    samples = unlabelled(setting, question)
+    learned, held = split(samples, numpy_generator(setting.config.seed, "a-distance", setting.client))
+    classifiers = torch.tensor(received[CLASSIFIERS], device=setting.device)
+    if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:
+        raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
+    is_novel = setting.client >= setting.config.num_clients
+    return classifiers, learned, held, torch.full((len(classifiers),), int(is_novel), device=setting.device)
+
+
+def _refuse_without_novel_clients(setting: ClientSetting) -> None:
+    """Answer nothing that the run's settings, which every node sees, do not say will be asked."""
+    if not setting.config.novel.clients:
+        raise ValueError("novel.clients is 0, so there is nothing to assess or to compare")
+
+
+@torch.no_grad()
+def _logits(member: BaseClient, stacked: SharedArrays, images: Tensor) -> Iterator[Tensor]:
+    """Yield the logits [n, K] of each of M models."""
+    if not stacked or {group_of(key) for key in stacked} != {"model"} or "model" not in member.groups:
+        raise ValueError("a client without labels can use whole models only, of the group model")
+    for number in range(len(next(iter(stacked.values())))):
+        member.load_group("model", {key: torch.tensor(value[number]) for key, value in stacked.items()})
+        member.groups["model"].eval()
+        predict = member.predictor()
+        yield torch.cat([predict(batch) for batch in torch.split(images, BATCH)])
+
+
+def _corrupted(setting: ClientSetting, samples: Tensor, name: str, part: str) -> Tensor:
+    if name == "none":
+        return samples
+    rng = numpy_generator(setting.config.seed, "corruption", setting.client, name, part)
+    return corrupted(samples, name, rng, mean=setting.mean, std=setting.std)

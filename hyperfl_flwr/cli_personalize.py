@@ -1,0 +1,52 @@
+"""The command line's novel client: a model on demand for somebody's own unlabelled data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clients.on_demand import PREDICTIONS, Owner
+from experiments.personalize import personalize
+from hyperfl_flwr.cli_output import err, out
+from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
+from hyperfl_flwr.recording import new_run_name
+from strategies.on_demand import Served
+
+personal = typer.Typer()
+
+
+@personal.command("personalize")
+def run_personalize(
+    run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run, finished or with a checkpoint.")],
+    data: Annotated[Path, typer.Option(help="Folder of images, or an .npz file; labels are not read.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy of each sample, by noise on the descriptor.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Goes with --epsilon.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the result; default: a new one below ./runs.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the numbers that the server saw.")] = False,
+) -> None:
+    """Make a model for unlabelled data that no client had; prints what the server saw and the result's files."""
+    folder = (output or Path("runs") / new_run_name("personalized", data.stem, 0)).absolute()
+    owner = Owner(data=data.absolute(), output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
+    changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
+    done = personalize(run_directory.absolute(), owner, changes)
+    for note in done.notes:
+        err.print(f"note: {note}", markup=False)
+    _print_seen(done.served, owner, verbose=verbose)
+    for name in (PREDICTIONS, PARAMETERS, SCRIPT):
+        out.print(str(folder / name), markup=False)
+
+
+def _print_seen(served: Served, owner: Owner, *, verbose: bool) -> None:
+    out.print(served.seen(), markup=False)
+    if owner.epsilon is not None:
+        out.print(f"its noise makes it ({owner.epsilon:g}, {owner.delta:g})-private for each sample", markup=False)
+    if verbose:
+        out.print(" ".join(f"{number:.6g}" for number in served.descriptor), markup=False)

@@ -1,0 +1,84 @@
+"""What it takes to use the models of a run: public, and the same for all clients."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from hyperfl_flwr.models.encoder import Encoder, Pooling, build_encoder
+from hyperfl_flwr.models.targets import Target, build_target
+
+_LARGEST = 10_000
+"""Numbers of classes, pixels of a side and features above this are refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a client needs to know to describe its samples and to use the model that it is sent.
+
+    Attributes:
+        target: Name of the target network.
+        input_shape: (C, H, W) of an image, or (D,) of a feature vector.
+        mean: Per channel, of images scaled to [0, 1]; or per feature.
+        std: Likewise, above 0.
+        classes: Names of the K classes.
+        pooling: Of the encoder.
+        descriptor_length: d.
+    """
+
+    target: str
+    input_shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    pooling: Pooling
+    descriptor_length: int
+
+    def values(self) -> dict[str, Any]:
+        """Return numbers, texts and lists of them, by field, for `of`."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Recipe":
+        """Make a recipe of what `values` has returned on a machine that is not ours.
+
+        Raises:
+            ValueError: If it is something else, or no network can be built by it.
+        """
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        try:
+            recipe = cls(**fields)
+            recipe.check()
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"it is no recipe of a model: {error}") from None
+        return recipe
+
+    def check(self) -> None:
+        """Check that a model and an encoder can be built.
+
+        Raises:
+            ValueError: If not.
+        """
+        sizes = (*self.input_shape, self.descriptor_length, len(self.classes))
+        if not all(type(size) is int and 0 < size <= _LARGEST for size in sizes) or len(self.input_shape) not in (1, 3):
+            raise ValueError(f"shape, length of a descriptor and number of classes are out of range: {sizes}")
+        if not len(self.mean) == len(self.std) == self.input_shape[0]:
+            raise ValueError(f"mean and std must have {self.input_shape[0]} numbers")
+        if not all(math.isfinite(value) for value in (*self.mean, *self.std)) or min(self.std) <= 0:
+            raise ValueError("mean and std must be finite, std above 0")
+        if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
+            raise ValueError("names of classes must be printable texts")
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(f"unknown pooling {self.pooling!r}")
+        self.new_encoder()
+        self.new_target()
+
+    def new_encoder(self) -> Encoder:
+        """Return the encoder on the meta device."""
+        return build_encoder(self.target, self.input_shape, self.descriptor_length, self.pooling)
+
+    def new_target(self) -> Target:
+        """Return the target network on the meta device."""
+        return build_target(self.target, self.input_shape, len(self.classes))

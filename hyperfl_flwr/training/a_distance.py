@@ -1,0 +1,89 @@
+"""A-distance between clients, of linear classifiers that learn to tell two clients' samples apart.
+
+Ben-David, Blitzer, Crammer, Pereira: "Analysis of Representations for Domain Adaptation", NIPS 2006: the distance of
+two distributions is 2 (1 - 2 err), where err is the error of the best classifier that tells samples of one from samples
+of the other. "Inference-Time Personalized Federated Learning" (under review at ICLR 2022), section 6.2 (3c), finds with
+it the training client that is nearest to a novel one, without either giving away samples: each sends the gradients of a
+linear classifier that both of them share.
+
+Here a classifier of a pair is logistic regression, learned by gradient descent from zero:
+
+    p(side 1 | x) = sigmoid(w . x / sqrt(D) + b),    step: (w, b) -= rate (g_0 + g_1) / 2,
+
+where g_s is the mean gradient of the loss over the samples of side s, so that both sides weigh the same however many
+samples they have. Features are divided by sqrt(D), so that with standardised features |x|^2 / D is about 1 and a rate
+suits any D. A client has one classifier for each opponent; all of them are one matrix [M, D + 1], the last column b.
+
+With more features than samples a linear classifier tells any two samples apart in the end, also two of one
+distribution. `split` therefore divides a client's samples: gradients come from one half, errors from the other.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def split(samples: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Divide a client's samples into those that classifiers learn from and those that errors are counted on.
+
+    Args:
+        samples: [n, ...].
+        rng: Source of the choice.
+
+    Returns:
+        Two tensors [h, D] and [n - h, D] with h = (n + 1) // 2; a single sample serves as both.
+    """
+    flat = samples.flatten(1)
+    if len(flat) == 1:
+        return flat, flat
+    order = torch.from_numpy(rng.permutation(len(flat))).to(flat.device)
+    half = (len(flat) + 1) // 2
+    return flat[order[:half]], flat[order[half:]]
+
+
+def gradients(classifiers: Tensor, samples: Tensor, sides: Tensor) -> Tensor:
+    """Return the mean gradients of logistic losses over one client's samples.
+
+    Args:
+        classifiers: [M, D + 1], one for each opponent.
+        samples: [n, D], n at least 1.
+        sides: [M], 0 or 1: which side of each classifier this client is.
+
+    Returns:
+        [M, D + 1]: the gradient of the mean over the samples of -log p(side | x), in nats.
+    """
+    features = _features(samples)
+    residuals = torch.sigmoid(features @ classifiers.T) - sides.to(features)
+    return residuals.T @ features / len(features)
+
+
+def errors(classifiers: Tensor, samples: Tensor, sides: Tensor) -> Tensor:
+    """Count one client's samples that classifiers take for the opponent's.
+
+    Args:
+        classifiers: [M, D + 1].
+        samples: [n, D].
+        sides: [M], 0 or 1.
+
+    Returns:
+        [M], int64, in 0..n. A sample on the boundary counts for side 0.
+    """
+    scores = _features(samples) @ classifiers.T
+    return ((scores > 0) != sides.bool()).sum(0)
+
+
+def a_distance(error_0: float, error_1: float) -> float:
+    """Return 2 (1 - 2 err), where err is the mean of both sides' error rates in [0, 1].
+
+    Returns:
+        2 if all samples are told apart, 0 if the classifier knows no more than chance; below 0 if less than that.
+    """
+    return 2 * (1 - (error_0 + error_1))
+
+
+def _features(samples: Tensor) -> Tensor:
+    """Return samples / sqrt(D) with a column of ones, [n, D + 1]."""
+    ones = torch.ones(len(samples), 1, dtype=samples.dtype, device=samples.device)
+    return torch.cat([samples / math.sqrt(samples.shape[1]), ones], 1)

@@ -1,0 +1,225 @@
+"""Novel clients in studies: runs that several rows and columns show, standard errors, divergences and figures."""
+
+import csv
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.cells import Begun, begin, differences
+from experiments.collecting import collect, showing
+from experiments.figures import draw
+from experiments.lines import read_lines, with_grid
+from experiments.novel import curves, divergence_points, fifths, nearest_divergence
+from experiments.studies import load_study
+from experiments.tables import comma_separated, latex, markdown
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.novel_results import NovelRecord, flat_means
+from hyperfl_flwr.recording import RunDirectory
+
+WAYS = {"fedavg": ("global",), "pfedhn": ("sampled", "ensemble", "nearest"), "it-pfl": ("descriptor",)}
+CORRUPTIONS = ("none", "blur", "contrast")
+ACCURACIES = {
+    (way, corruption): (0.25 + 0.125 * a, 0.5 + 0.03125 * b)
+    for a, way in enumerate(way for ways in WAYS.values() for way in ways)
+    for b, corruption in enumerate(CORRUPTIONS)
+}
+"""Of two novel clients, another pair for each way and corruption."""
+
+
+def write_run(path, settings, records, label_counts):
+    """Write a run folder with what tables and figures read, by the run's own writer."""
+    directory = RunDirectory.create(path)
+    code = {"commit": "a" * 40, "dirty": False}
+    manifest = {"status": "completed", "problem": "", "settings": settings, "code": code, "resumed": []}
+    manifest["experiment"] = "0" * 32
+    directory.write_json("manifest.json", manifest | {"label_counts": {"train": label_counts}})
+    directory.write_json("novel.json", [record.to_json() for record in records])
+    directory.write_json("summary.json", flat_means(records))
+    directory.close()
+
+
+def record(way, client, accuracy, corruption="none", **others):
+    costs = {"num_examples": 32, "bytes_down": 1000, "models": 1}
+    return NovelRecord(way=way, client=client, corruption=corruption, accuracy=accuracy, **{**costs, **others})
+
+
+@pytest.fixture
+def corrupted(tmp_path):
+    """The three runs of Table 3's quick form."""
+    study, begun = load_study("it-pfl-table-3"), Begun(study="it-pfl-table-3", quick=True, changes={})
+    folder = tmp_path / "study"
+    begin(folder, begun)
+    cells = study.cells(quick=True)
+    assert [str(cell) for cell in cells] == [f"{row}, clean, seed 0" for row in WAYS]  # no cell twice
+    for cell in cells:
+        records = [
+            record(way, 4 + number, accuracy, corruption)
+            for way in WAYS[cell.row]
+            for corruption in CORRUPTIONS
+            for number, accuracy in enumerate(ACCURACIES[way, corruption])
+        ]
+        write_run(cell.folder(folder), cell.settings, records, [[1, 2]] * 6)
+    return study, begun, folder
+
+
+def test_rows_and_columns_show_numbers_of_one_run(corrupted):
+    """Three runs fill five rows and three columns; what was not measured is left open."""
+    study, begun, folder = corrupted
+    collected = collect(study, begun, folder)
+    rows = {"fedavg": "global", "pfedhn": "sampled", "pfedhn-ensemble": "ensemble", "pfedhn-nearest": "nearest"}
+    for row, way in {**rows, "it-pfl": "descriptor"}.items():
+        for column, corruption in (("clean", "none"), ("blur", "blur"), ("contrast", "contrast")):
+            accuracies, entry = ACCURACIES[way, corruption], collected.entries[row, column]
+            assert entry.values == [pytest.approx(50 * sum(accuracies))]
+            assert entry.error == pytest.approx(100 * abs(accuracies[0] - accuracies[1]) / 2)  # of two numbers
+            assert math.isnan(entry.deviation)
+        assert collected.entries[row, "rotation"].values == ()
+    mean, sem = 50 * sum(ACCURACIES["ensemble", "blur"]), 50 * abs(np.diff(ACCURACIES["ensemble", "blur"])[0])
+    text = f"{mean:.1f} ± {sem:.1f} (1) / 38.00 ± 0.04"
+    assert text in markdown(collected)
+    assert "± standard error over the novel clients" in markdown(collected)
+    assert text.replace("±", r"$\pm$") in latex(collected)
+    (line,) = (
+        line for line in csv.DictReader(comma_separated(collected).splitlines())
+        if (line["row"], line["column"]) == ("pfedhn-ensemble", "blur")
+    )  # fmt: skip
+    assert (line["metric"], line["unit"], line["n"], line["std"]) == ("novel_ensemble_blur", "%", "1", "")
+    assert (float(line["sem"]), float(line["paper_sem"])) == (pytest.approx(sem), 0.04)
+
+
+def test_several_seeds_have_a_deviation_in_the_place_of_the_error(corrupted):
+    """The second seed's accuracies are larger by an eighth."""
+    study, begun, folder = corrupted
+    for cell in study.cells(quick=True, rows=["it-pfl"], seeds=2)[1:]:
+        records = [record("descriptor", 4 + n, each + 0.125) for n, each in enumerate(ACCURACIES["descriptor", "none"])]
+        write_run(cell.folder(folder), cell.settings, records, [[1, 2]] * 6)
+    entry = collect(study, begun, folder).entries["it-pfl", "clean"]
+    assert entry.spread == entry.deviation == pytest.approx(statistics.stdev((0, 12.5)))
+
+
+def test_another_number_is_shown_by_the_way_of_each_row(corrupted):
+    """`{way}` is the row's; a number that no run has is refused."""
+    study, begun, folder = corrupted
+    collected = collect(showing(study, "novel_{way}_blur"), begun, folder)
+    for row, way in (("pfedhn", "sampled"), ("pfedhn-nearest", "nearest")):
+        assert collected.entries[row, "clean"].values == [pytest.approx(50 * sum(ACCURACIES[way, "blur"]))]
+    with pytest.raises(RunDirectoryError, match="the run of fedavg, clean has no nonsense"):
+        collect(showing(study, "nonsense"), begun, folder)
+
+
+def test_a_row_that_shows_anothers_runs_selects_them():
+    """By any of the rows; of the runs' settings, those of the row that has them."""
+    study = load_study("it-pfl-table-1")
+    cells = study.cells(rows=["pfedhn-nearest", "pfedhn-ensemble"], columns=["cifar100-0.5"])
+    assert [str(cell) for cell in cells] == ["pfedhn, cifar100-0.5, seed 0"]
+    assert (cells[0].config.method, cells[0].config.num_clients, cells[0].config.novel.clients) == ("pfedhn", 90, 10)
+    assert len(study.cells()) == 3 * 8
+
+
+def test_lines_that_show_no_runs_are_refused():
+    for wrong in ({"run": "z"}, {"run": "b"}, {"run": "a", "momentum": 0.5}):
+        with pytest.raises(ConfigError, match="c must show the runs of a line that has some"):
+            read_lines({"a": {}, "b": {"run": "a"}, "c": wrong})
+    rows = with_grid(read_lines({"a": {}, "b": {"run": "a"}}), {"momentum": [0.1, 0.5]})
+    assert [(row.name, row.run) for row in rows] == [
+        (name, run) for name, run in (("a@0.1", "a@0.1"), ("a@0.5", "a@0.5"), ("b@0.1", "a@0.1"), ("b@0.5", "a@0.5"))
+    ]
+    assert [row.settings for row in rows] == [{"momentum": 0.1}, {"momentum": 0.5}, {}, {}]
+
+
+def test_how_novel_clients_are_assessed_belongs_to_a_study():
+    """A resumed run may change it, a cell's run may not have another one."""
+    (cell,) = load_study("it-pfl-figure-4").cells(quick=True)
+    other = {**cell.settings, "novel.epsilons": "none", "device": "cpu"}
+    assert differences(cell, {"settings": other}) == ["novel.epsilons 'none' instead of 'none,1,30'"]
+
+
+def test_divergence_against_scipy_and_by_hand():
+    """The nearest of thirty clients, both with one more sample of each class; equal counts are 0 apart."""
+    rng = np.random.default_rng(0)
+    training, novel = rng.integers(0, 40, size=(30, 10)), rng.integers(0, 40, size=10)
+    wanted = min(stats.entropy((novel + 1) / (novel + 1).sum(), (row + 1) / (row + 1).sum()) for row in training)
+    assert nearest_divergence(novel, training) == pytest.approx(wanted, rel=1e-12)
+    assert nearest_divergence([3, 0, 1], [[9, 9, 9], [3, 0, 1]]) == 0
+    # (3 + 1) / 6 and 2 / 6 against 1 / 5 and 4 / 5; the other way round it would be another number.
+    by_hand = 4 / 6 * math.log(4 / 6 * 5) + 2 / 6 * math.log(2 / 6 * 5 / 4)
+    assert nearest_divergence([3, 1], [[0, 3]]) == pytest.approx(by_hand)
+
+
+def test_fifths_hold_all_points_in_order():
+    """Eleven points: groups of 2, 2, 3, 2, 2; fewer points than groups leave some out."""
+    points = [(float(x), x / 16) for x in range(11)]
+    found = fifths(points[::-1])
+    assert [x for x, _ in found] == [0.5, 2.5, 5, 7.5, 9.5]
+    assert [level.mean for _, level in found] == [x / 16 for x, _ in found]
+    assert found[2][1].sem == pytest.approx(1 / 16 / math.sqrt(3))
+    assert [(x, level.mean, level.sem) for x, level in fifths([(1.0, 0.5)])] == [(1.0, 0.5, None)]
+
+
+@pytest.fixture
+def far(tmp_path):
+    """Figure 3 with the quick form's column: novel client 4 has a training client's labels, client 5 has other ones."""
+    study, begun = load_study("it-pfl-figure-3"), Begun(study="it-pfl-figure-3", quick=True, changes={})
+    folder = tmp_path / "study"
+    begin(folder, begun)
+    counts = [[8, 0], [7, 1], [6, 2], [8, 0], [7, 1], [0, 8]]
+    for place, cell in enumerate(study.cells(quick=True)):
+        records = [record(WAYS[cell.row][0], 4, 0.75), record(WAYS[cell.row][0], 5, 0.5 - 0.125 * place)]
+        records += [record(WAYS[cell.row][0], 4, 0.0, "blur"), record(WAYS[cell.row][0], 4, 0.0, epsilon=1.0)]
+        records += [record(WAYS[cell.row][0], 4, 0.0, samples=1, all_samples=False)]
+        write_run(cell.folder(folder), cell.settings, records, counts)
+    return study, begun, folder
+
+
+def test_points_of_figure_3(far):
+    """Novel clients are compared with training clients only, and only their plain accuracy counts."""
+    study, begun, folder = far
+    cell = study.cells(quick=True)[0]
+    # Of (1, 9) / 10 against (7, 3) / 10, the nearest.
+    apart = 0.1 * math.log(1 / 7) + 0.9 * math.log(9 / 3)
+    assert divergence_points(cell.folder(folder), "global") == [(0, 0.75), (pytest.approx(apart), 0.5)]
+    assert divergence_points(cell.folder(folder), "sampled") == []
+    (picture,) = draw(study, begun, folder, "novel-divergence")
+    assert picture.name == "figure-novel-divergence.png"
+    assert picture.stat().st_size > 10_000
+    lines = list(csv.reader(picture.with_suffix(".csv").read_text().splitlines()))
+    assert lines[0] == ["row", "column", "divergence", "accuracy"]
+    assert [(row, float(accuracy)) for row, _, _, accuracy in lines[1:]] == [
+        ("fedavg", 0.75), ("fedavg", 0.5), ("pfedhn", 0.75), ("pfedhn", 0.375), ("it-pfl", 0.75), ("it-pfl", 0.25),
+    ]  # fmt: skip
+
+
+def test_curves_of_figure_4(tmp_path):
+    """Clients with 30 and 31 samples, that is 30 (half to even); levels by samples and epsilon."""
+    study, begun = load_study("it-pfl-figure-4"), Begun(study="it-pfl-figure-4", quick=True, changes={})
+    begin(tmp_path / "study", begun)
+    (cell,) = study.cells(quick=True)
+    path: Path = cell.folder(tmp_path / "study")
+    records = [
+        record("descriptor", client, 0.5 + 0.25 * bonus + 0.125 * (client - 4), samples=samples, epsilon=epsilon,
+               all_samples=samples >= 30)
+        for client, everything in ((4, 30), (5, 31))
+        for samples in (everything, 10)
+        for bonus, epsilon in enumerate((1.0, None))
+    ]  # fmt: skip
+    write_run(path, cell.settings, [*records, record("descriptor", 4, 0.0, "blur", samples=30)], [[1, 2]] * 6)
+    found = curves(path, "descriptor")
+    assert list(found) == [10, 30]
+    for levels in found.values():
+        assert {epsilon: (level.mean, level.sem) for epsilon, level in levels.items()} == {
+            1.0: (0.5625, pytest.approx(0.0625)), None: (0.8125, pytest.approx(0.0625)),
+        }  # fmt: skip
+    (picture,) = draw(study, begun, tmp_path / "study", "novel-epsilon")
+    lines = [tuple(line.split(",")) for line in picture.with_suffix(".csv").read_text().splitlines()[1:]]
+    assert {line[1:5] for line in lines} == {
+        ("100", samples, epsilon, mean)
+        for samples in ("10", "30") for epsilon, mean in (("1.0", "0.5625"), ("none", "0.8125"))
+    }  # fmt: skip
+    assert picture.stat().st_size > 10_000
+    (path / "novel.json").unlink()
+    with pytest.raises(RunDirectoryError, match="no finished cell has assessed novel clients"):
+        draw(study, begun, tmp_path / "study", "novel-epsilon")

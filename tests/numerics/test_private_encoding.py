@@ -1,0 +1,138 @@
+"""An encoder's private descriptor: what one sample can move, what the noise adds, and which encoders are refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hyperfl_flwr.models.encoder import BATCH, Encoder, build_encoder
+from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.privacy.descriptor import from_pooled, private_descriptor, private_pooled
+from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
+
+NO_NOISE = {"epsilon": 1e12, "delta": 0.5}
+"""Privacy so weak that the noise is below rounding: sigma = S / sqrt(2 epsilon), about 1e-6 of the sensitivity."""
+
+
+def lenet_encoder() -> Encoder:
+    encoder = build_encoder("lenet", (1, 16, 16), 5, "mean")
+    encoder.load_state_dict(ordinary_parameters(encoder, torch.Generator().manual_seed(0)), assign=True)
+    return encoder
+
+
+def linear_encoder(*layers: nn.Module) -> Encoder:
+    """Return an encoder whose features are the samples' two numbers; its descriptor is the pooled vector."""
+    return Encoder(nn.Sequential(nn.Flatten(), *layers), nn.Linear(2, 2), "mean")
+
+
+@pytest.mark.parametrize("samples", [1, 3, BATCH + 1])
+def test_opposite_samples_move_the_pooled_mean_by_the_sensitivity(samples: int) -> None:
+    """Features x / |x|: replacing one sample by its opposite moves the mean by 2 / n, in a short last batch too."""
+    x = torch.randn((samples, 2), generator=torch.Generator().manual_seed(samples))
+    neighbour = x.clone()
+    neighbour[-1] *= -7.0
+    with torch.no_grad():
+        moved = (linear_encoder().pooled(x) - linear_encoder().pooled(neighbour)).norm()
+    assert float(moved) == pytest.approx(2 / samples, rel=1e-5)
+
+
+def test_no_replaced_image_moves_a_lenet_encoder_further_than_the_bound() -> None:
+    """Gradient ascent on one image against its replacement comes above 1.2 / n and not above 2 / n.
+
+    (Features after ReLU are not negative, so sqrt(2) / n is the most that any two can be apart.)
+    """
+    encoder, n = lenet_encoder(), 4
+    generator = torch.Generator().manual_seed(1)
+    others = torch.randn((n - 1, 1, 16, 16), generator=generator)
+    pair = torch.randn((2, 1, 16, 16), generator=generator, requires_grad=True)
+    optimiser = torch.optim.Adam([pair], lr=0.1)
+    for _ in range(60):
+        optimiser.zero_grad()
+        one, other = encoder.phi(pair)
+        (-(one - other).square().sum()).backward()
+        optimiser.step()
+    images = [torch.cat([others, pair[k : k + 1].detach()]) for k in range(2)]
+    moved = float((encoder.pooled(images[0]) - encoder.pooled(images[1])).norm())
+    assert 1.2 / n < moved <= math.sqrt(2) / n * (1 + 1e-6)
+
+
+def test_noise_is_that_of_the_sensitivity_two_over_n() -> None:
+    """300 draws of 2 coordinates for n = 5: mean x / |x| of equal samples, standard deviation for S = 2 / 5."""
+    x = torch.tensor([[3.0, 4.0]]).repeat(5, 1)
+    draws = np.stack([private_pooled(linear_encoder(), x, epsilon=2.0, delta=0.01) for _ in range(300)])
+    noise = (draws - [0.6, 0.8]).ravel()
+    assert stats.kstest(noise, "norm", args=(0, smallest_sigma(2.0, 0.01, 2 / 5))).pvalue > 1e-4
+
+
+def test_the_head_follows_the_noise() -> None:
+    """Without noise to speak of the result is the encoder's own descriptor, over more than one batch."""
+    encoder = lenet_encoder()
+    images = torch.randn((BATCH + 3, 1, 16, 16), generator=torch.Generator().manual_seed(2))
+    private = private_descriptor(encoder, images, **NO_NOISE)
+    assert private.shape == (5,)
+    torch.testing.assert_close(private, encoder.descriptor(images), rtol=1e-4, atol=1e-5)
+    noisy = private_pooled(encoder, images, epsilon=1.0, delta=0.01)
+    with torch.no_grad():
+        torch.testing.assert_close(from_pooled(encoder, noisy), encoder.head(torch.tensor(noisy).float()))
+
+
+def test_two_calls_differ_whatever_the_seed() -> None:
+    x, drawn = torch.ones((3, 2)), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(private_pooled(linear_encoder(), x, epsilon=1.0, delta=0.01))
+    assert (drawn[0] != drawn[1]).all()
+
+
+def test_evaluation_mode_is_used_and_left_as_it_was() -> None:
+    """BatchNorm with running statistics and dropout do nothing to others in evaluation mode; training mode stays."""
+    encoder = linear_encoder(nn.BatchNorm1d(2), nn.Dropout(0.5)).train()
+    encoder.head.eval()
+    pooled = private_pooled(encoder, torch.tensor([[3.0, 4.0]] * 2), **NO_NOISE)
+    np.testing.assert_allclose(pooled, [0.6, 0.8], atol=1e-5)
+    assert [encoder.body.training, encoder.body[1].training, encoder.head.training] == [True, True, False]
+    assert encoder.body[1].num_batches_tracked == 0
+
+
+class Centred(nn.Module):
+    """Subtracts the batch's mean, by no layer that is known for it."""
+
+    def forward(self, samples: Tensor) -> Tensor:
+        return samples - samples.mean(dim=0)
+
+
+class Dropping(nn.Module):
+    """Drops units in evaluation mode too."""
+
+    def forward(self, samples: Tensor) -> Tensor:
+        return functional.dropout(samples, 0.5, training=True)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (Encoder(nn.Flatten(), nn.Linear(2, 2), "mean-max"), "takes a maximum"),
+        (linear_encoder(nn.BatchNorm1d(2, track_running_stats=False)), "depend on the other samples"),
+        (linear_encoder(Centred()), "depend on the other samples"),
+        (linear_encoder(Dropping()), "random"),
+    ],
+)
+def test_encoders_without_a_bound_are_refused(encoder: Encoder, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        private_descriptor(encoder, torch.ones((3, 2)), epsilon=1.0, delta=0.01)
+
+
+def test_normalisations_of_one_sample_are_not_refused() -> None:
+    """GroupNorm looks at one sample alone: (3, 4) becomes (-1, 1)."""
+    encoder = linear_encoder(nn.GroupNorm(1, 2))
+    pooled = private_pooled(encoder, torch.tensor([[3.0, 4.0]]), **NO_NOISE)
+    np.testing.assert_allclose(pooled, [-math.sqrt(0.5), math.sqrt(0.5)], atol=1e-4)
+
+
+def test_samples_that_are_not_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        private_descriptor(linear_encoder(), torch.tensor([[math.nan, 1.0]]), epsilon=1.0, delta=0.01)

@@ -1,0 +1,45 @@
+"""A model on demand through Flower's simulation engine: the same messages, with a novel node in a process of Ray's."""
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federations import small_settings, trained
+
+from clients.on_demand import Owner
+from experiments.flower import federation_config
+from experiments.personalize import personalize
+from experiments.run import build_app
+from experiments.superlink import LocalSuperLink
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def predictions(folder: Path) -> list[list[str]]:
+    with (folder / "predictions.csv").open() as file:
+        return list(csv.reader(file))
+
+
+def test_a_simulated_novel_node_gets_what_one_in_this_process_gets(tmp_path: Path) -> None:
+    """Same predictions; the server's log tells the vector of 2 numbers and names no file of the node."""
+    run = trained(small_settings(method="it-pfl", target="mlp", output=str(tmp_path / "run")))
+    data = tmp_path / "private.npz"
+    np.savez(data, images=np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8))
+    settings = {"personalize.run": run, "personalize.data": data, "personalize.output": tmp_path / "simulated"}
+    with LocalSuperLink() as superlink:
+        file = tmp_path / "settings.toml"
+        file.write_text("".join(f'"{key}" = {json.dumps(str(value))}\n' for key, value in settings.items()))
+        run_id = superlink.submit(build_app(superlink.home / "app"), file, federation_config(1, 1))
+        while not (status := superlink.status(run_id)).finished:
+            time.sleep(0.2)
+        log, _ = superlink.read_log(run_id)
+    assert status.completed, log
+    here = Owner(data=data, output=tmp_path / "here", device=torch.device("cpu"))
+    served = personalize(run, here, {}).served
+    assert f"novel client 0: {served.seen()}" in log
+    assert "vector of 2 numbers" in served.seen()
+    assert predictions(tmp_path / "simulated") == predictions(tmp_path / "here")

@@ -1,0 +1,60 @@
+"""The commands of docs/it_pfl.md about a model for one's own data are right, and what it prints is what is printed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+from federations import Call, small_settings, trained
+from flwr.common.config import parse_config_args
+from PIL import Image
+
+from clients.on_demand_node import DATA, DELTA, EPSILON, OUTPUT
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.config import default_settings
+
+SECTION = (ROOT / "docs" / "it_pfl.md").read_text().split("## A model for your own data\n")[1].split("\n## ")[0]
+LINES = [line.strip() for line in SECTION.splitlines() if line.startswith("    ")]
+
+
+def commands(beginning: str) -> list[list[str]]:
+    return [shlex.split(line) for line in LINES if line.startswith(beginning)]
+
+
+def prepare() -> None:
+    """Make what the page speaks of in the working folder: a run, of two rounds, and images."""
+    changes = {"num-clients": 12, "it-pfl.pooling": "mean", "output": str(Path.cwd() / "runs" / "it-pfl")}
+    trained(small_settings(method="it-pfl", **changes))
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+    np.savez("my-images.npz", images=images)
+    Path("my-images").mkdir()
+    for number, pixels in enumerate(images):
+        Image.fromarray(pixels).save(f"my-images/{number:02d}.png")
+
+
+def test_the_commands_and_what_they_print(call: Call) -> None:
+    """The run is only planned; both ways to personalize are done. All commands of the page are in these tests."""
+    ((_, *run),) = commands("hyperfl run")
+    code, _, err = call(*run, "--dry-run")
+    assert code == 0, err
+    prepare()
+    (seen,) = [line for line in LINES if line.startswith("the server saw")]
+    for command in commands("hyperfl personalize"):
+        code, out, err = call(*command[1:])
+        assert code == 0, err
+        assert out.splitlines()[0].startswith(seen)
+    written = {path.name for path in Path("runs", "mine").iterdir()}
+    assert written == set(re.findall(r"^\| `([\w.]+)`", SECTION, re.MULTILINE))
+    assert {line.split()[0] for line in LINES} == {"hyperfl", "the", "flower-supernode", "flwr"}
+
+
+def test_what_is_given_to_flowers_commands_exists() -> None:
+    """Node config and run config are read by Flower's own parser; their keys are known here."""
+    ((*_, node),) = commands("flower-supernode")
+    assert set(parse_config_args([node])) == {"partition-id", "num-partitions", DATA, OUTPUT, EPSILON, DELTA}
+    runs = commands("flwr run")
+    assert len(runs) == 2
+    for command in runs:
+        keys = parse_config_args([command[command.index("--run-config") + 1]])
+        assert keys
+        assert set(keys) <= set(default_settings())
