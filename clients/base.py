@@ -45,6 +45,7 @@ class ClientSetting:
         mixing_key: Of the run, for methods that mix what they share; empty without.
         mean: Per channel, with which the images are normalised.
         std: Per channel.
+        round: That the client was asked in; 0 outside a round.
     """
 
     config: RunConfig
@@ -57,6 +58,7 @@ class ClientSetting:
     mixing_key: bytes = b""
     mean: Sequence[float] = ()
     std: Sequence[float] = ()
+    round: int = 0
 
 
 def client_setting(
@@ -177,7 +179,7 @@ class BaseClient(NumPyClient):
         if config["round"] == setting.config.num_rounds:
             metrics |= self._global_accuracy("own")
         self._store(config["round"], {config["version"], config["kept-version"]})
-        arrays = [_to_numpy(tensor) for group in self.shared for tensor in self.groups[group].state_dict().values()]
+        arrays = [_to_numpy(t) for group in self.travelling() for t in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
         return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
 
@@ -199,9 +201,13 @@ class BaseClient(NumPyClient):
         """
         raise ValueError(f"{self.setting.config.method} has no encoder")
 
+    def travelling(self) -> tuple[str, ...]:
+        """Return the shared groups that are part of this round: all, unless a method says otherwise."""
+        return tuple(self.shared)
+
     def keys(self) -> list[str]:
         """Return the names `group/name` of the shared arrays, in the order in which they travel."""
-        return [f"{group}/{name}" for group in self.shared for name in self.groups[group].state_dict()]
+        return [f"{group}/{name}" for group in self.travelling() for name in self.groups[group].state_dict()]
 
     def shared_bytes(self) -> int:
         """Return the size of the shared arrays in bytes."""
@@ -223,7 +229,7 @@ class BaseClient(NumPyClient):
             stored = self.setting.state.load(version) if self.private else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: torch.tensor(value) for key, value in received.items()} | private
-        for group in self.groups:
+        for group in (*self.travelling(), *self.private):
             self.load_group(group, tensors)
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.common import Scalar
 from numpy.typing import NDArray
 from torch import nn
 
@@ -46,12 +45,11 @@ class ITPFLClient(PFedHNClient):
         self.embedding = nn.Embedding(1, dimension, device="meta")
         return {"encoder": self.encoder, **super().build_groups(), "embedding": self.embedding}
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Train as every client does; the round tells which phase it is part of."""
-        self._round = config["round"]
-        return super().fit(parameters, config)
+    def travelling(self) -> tuple[str, ...]:
+        """Return the groups without the encoder where that is frozen: nobody needs it then."""
+        config = self.setting.config
+        frozen = config.it_pfl.fine_tunes(self.setting.round, config.num_rounds)
+        return tuple(group for group in self.shared if not (frozen and group == "encoder"))
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the model, and the encoder unless it is frozen.
@@ -60,7 +58,7 @@ class ITPFLClient(PFedHNClient):
         """
         settings, method = self.setting.config, self.setting.config.it_pfl
         numbers = super().train(rng)
-        if method.fine_tunes(self._round, settings.num_rounds):
+        if "encoder" not in self.travelling():
             return numbers
         epochs = replace(
             self.epochs(), steps=method.encoder_steps or self.epochs().steps, batch_size=method.encoder_batch_size
@@ -74,7 +72,7 @@ class ITPFLClient(PFedHNClient):
             data,
             epochs,
             # Not the model's numbers, so that these are pFedHN's.
-            numpy_generator(settings.seed, "encoder", self.setting.client, self._round),
+            numpy_generator(settings.seed, "encoder", self.setting.client, self.setting.round),
             learning_rate=method.encoder_learning_rate,
             clip_norm=settings.pfedhn.clip_norm,
         )

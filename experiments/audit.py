@@ -1,7 +1,6 @@
 """What a curious server rebuilds from one round: real messages are recorded, and attacked with what the server has.
 
-The attacks get observations and public knowledge. The private images are used afterwards only, to say how much of them
-was found.
+The attacks get observations and public knowledge. The private images serve afterwards only, to say what was found.
 """
 
 import math

@@ -12,6 +12,7 @@ refuse_foreign_packages(APP)  # before anything else of the project is imported
 # ruff: isort: split
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -104,7 +105,8 @@ class NodeApp:
 
         def make_client(client: int) -> BaseClient:
             state = PrivateState(states, request.experiment, client)
-            return client_class(client_setting(self.config, data, client, self.device, state, key))
+            setting = client_setting(self.config, data, client, self.device, state, key)
+            return client_class(replace(setting, round=request.round))
 
         return adapter.Cohort(
             make_client=make_client,

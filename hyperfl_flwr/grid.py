@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.messages import HELLO, PROPERTIES, printable, record_of
+from hyperfl_flwr.queries import NOVEL
 
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 1.0
 """Pauses between two looks at what has arrived."""
@@ -83,7 +84,7 @@ class Exchange:
 
 
 def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
-    """Wait for all nodes and learn which clients each hosts.
+    """Wait for all nodes but novel ones and learn which clients each hosts.
 
     Args:
         grid: Flower's grid.
@@ -96,8 +97,8 @@ def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
     return _agreed(greet(grid, timeout), num_clients)
 
 
-def greet(grid: Grid, timeout: float) -> list[Node]:
-    """Wait for all nodes and return them in the order of their numbers.
+def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
+    """Wait for all nodes of one kind and return them in the order of their numbers.
 
     In a simulation the server starts before all nodes are registered, and nobody tells it how many there will be: the
     first node's answer does.
@@ -105,6 +106,7 @@ def greet(grid: Grid, timeout: float) -> list[Node]:
     Args:
         grid: Flower's grid.
         timeout: Longest wait in seconds.
+        novel: Whether those are meant that take models on demand, or the others.
 
     Raises:
         RunFailedError: If a node refuses, or not all are there after `timeout`.
@@ -116,12 +118,13 @@ def greet(grid: Grid, timeout: float) -> list[Node]:
         messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in new]
         for answer in exchange(grid, messages, timeout):
             nodes[answer.node] = _introduce(answer)
-        expected = max((int(node.properties["num-nodes"]) for node in nodes.values()), default=None)
-        if expected is not None and len(nodes) >= expected:
-            return sorted(nodes.values(), key=lambda node: node.partition)
+        meant = [node for node in nodes.values() if bool(node.properties.get(NOVEL)) == novel]
+        expected = max((int(node.properties["num-nodes"]) for node in meant), default=None)
+        if expected is not None and len(meant) >= expected:
+            return sorted(meant, key=lambda node: node.partition)
         if time.monotonic() > end:
             raise RunFailedError(
-                f"only {len(nodes)} of {expected or 'an unknown number of'} nodes answered within "
+                f"only {len(meant)} of {expected or 'an unknown number of'} {'novel ' * novel}nodes answered within "
                 f"node-timeout = {timeout:g} s; start the missing ones or raise node-timeout"
             )
         time.sleep(POLL_SECONDS)

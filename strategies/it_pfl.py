@@ -59,6 +59,7 @@ class ITPFL(PFedHN):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.kept: dict[str, Tensor] = {}
+        self._frozen = pack_arrays({})
         self.descriptors: dict[int, Tensor] = {}
         self.descriptor_dimension = self.server.hypernetwork.embedding_dim
         self._asked_for = Answers()
@@ -163,9 +164,11 @@ class ITPFL(PFedHN):
         self.progress.last_phase_after = server_round - 1
 
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
-        if self.kept:
-            clients = [client for client in clients if client in self.descriptors]
-        return super()._messages(kind, arrays, clients)
+        if not self.kept:
+            return super()._messages(kind, arrays, clients)
+        self._frozen = arrays
+        described = [client for client in clients if client in self.descriptors]
+        return super()._messages(kind, pack_arrays({}), described)
 
     def _begin_outcome(self) -> None:
         super()._begin_outcome()
@@ -173,12 +176,12 @@ class ITPFL(PFedHN):
         self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Reduce as always, and step the encoder along the mean; a frozen one is a constant, free of rounding."""
+        """Reduce as always, and step the encoder along the mean; a frozen one has not travelled."""
         arrays, weights = super().reduce(exchanges)
         if arrays is None:
             return None, weights
         if self.kept:
-            return pack_arrays(self._current), weights
+            return self._frozen, weights
         if self._adam is None:
             return arrays, weights
         stepped = self._adam.step(_encoder(self._current), _encoder(unpack_arrays(arrays)))

@@ -18,7 +18,7 @@ from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import Federation, Node, greet
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.models.recipe import Recipe
-from hyperfl_flwr.queries import DESCRIPTOR, NOVEL, PERSONALIZE, RECIPE, Question
+from hyperfl_flwr.queries import DESCRIPTOR, PERSONALIZE, RECIPE, Question
 from strategies.asking import Query, ask, descriptors_of
 from strategies.it_pfl import ITPFL
 
@@ -63,7 +63,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
         timeout: Longest wait for all nodes, in seconds.
 
     Raises:
-        RunFailedError: If there is no novel node, or one could not be served; others have been, then.
+        RunFailedError: If novel nodes are missing, or one could not be served; others have been, then.
     """
     setting = replace(strategy.setting, federation=Federation(_novel_nodes(grid, timeout)))
     clients = [client for node in setting.federation.nodes for client in node.clients]
@@ -91,12 +91,8 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
 
 
 def _novel_nodes(grid: Grid, timeout: float) -> list[Node]:
-    """Wait for all nodes and return those that are novel clients, each with its number as its only client."""
-    nodes = [node for node in greet(grid, timeout) if node.properties.get(NOVEL)]
-    if not nodes:
-        raise RunFailedError(
-            "no node is a novel client; start a SuperNode with novel-data='/path' novel-output='/path' in --node-config"
-        )
+    """Wait for all novel nodes; each has its number as its only client."""
+    nodes = greet(grid, timeout, novel=True)
     numbers = [node.partition for node in nodes]
     if len(set(numbers)) < len(numbers):
         raise RunFailedError(f"novel nodes have the numbers {numbers}; give each a partition-id of its own")
