@@ -281,12 +281,10 @@ def controls(target: Target, number: int) -> tuple[Images, Images]:
 
 def _rank_correlation(counts: NDArray[np.float64], labels: IntArray) -> float:
     """Return Spearman's correlation between estimated counts [K] and those of the labels [n]."""
-    truth = np.bincount(labels, minlength=len(counts))
-    if np.ptp(truth) == 0 or np.ptp(counts) == 0:
-        return math.nan
     from scipy.stats import spearmanr  # deferred: takes half a second, and only this needs it
 
-    return float(spearmanr(counts, truth).statistic)
+    truth = np.bincount(labels, minlength=len(counts))
+    return float(spearmanr(counts, truth).statistic) if min(np.ptp(counts), np.ptp(truth)) > 0 else math.nan
 
 
 def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:

@@ -212,12 +212,9 @@ def _local_steps(config: RunConfig) -> int:
 
 def _clip_norm(config: RunConfig) -> float:
     norms = {
-        "hyperfl": config.hyperfl.clip_norm,
-        "fedrep": config.fedrep.clip_norm,
-        "pfedhn": config.pfedhn.clip_norm,
-        "pfedhn-pc": config.pfedhn.clip_norm,
-        "priv-hfl": config.priv_hfl.clip_norm,
-    }
+        "hyperfl": config.hyperfl.clip_norm, "fedrep": config.fedrep.clip_norm, "pfedhn": config.pfedhn.clip_norm,
+        "pfedhn-pc": config.pfedhn.clip_norm, "priv-hfl": config.priv_hfl.clip_norm,
+    }  # fmt: skip
     return norms.get(config.method, 0.0)
 
 

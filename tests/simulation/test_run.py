@@ -34,6 +34,7 @@ SETTINGS: dict[str, Scalar] = {
     "num-rounds": NUM_ROUNDS,
     "fraction-train": 0.5,
     "checkpoint-every": 2,
+    "node-timeout": 600.0,
     "local-epochs": 30,
     "hyperfl.hidden-width": 16,
     "hyperfl.embedding-dim": 8,
