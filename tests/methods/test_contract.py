@@ -169,9 +169,10 @@ def test_the_number_of_nodes_does_not_matter(
         received[:] = [array.astype(np.float64) for array in parameters]
         return arrays, num_examples, numbers
 
-    runs = {nodes: federate(method, nodes, **unequal_settings(unequal)) for nodes in (1, 2, 7)}
+    encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # trained, and averaged
+    runs = {nodes: federate(method, nodes, **unequal_settings(unequal), **encoder) for nodes in (1, 2, 7)}
     monkeypatch.setattr(client_class, "fit", recorded_fit)
-    runs[5] = federate(method, 5, **unequal_settings(unequal))
+    runs[5] = federate(method, 5, **unequal_settings(unequal), **encoder)
     assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)
     arrays, _ = last_checkpoint(runs[5])
     averaged = {key: value for key, value in arrays.items() if not key.startswith(SERVER)}
