@@ -23,6 +23,7 @@ from hyperfl_flwr.config import RunConfig, Scalar, nearest
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.metrics.distributions import rank_correlation
 from hyperfl_flwr.recording import settings_of
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
@@ -101,7 +102,9 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         raise ConfigError(f"the number of images must be a multiple of the samples per client, {samples}")
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
-    fresh: dict[str, Scalar] = {"num-clients": number, "data.partition": "iid", "num-rounds": 1}
+    fresh: dict[str, Scalar] = {
+        "num-clients": number, "data.partition": "iid", "num-rounds": 1, "it-pfl.fine-tune-rounds": 0,
+    }  # fmt: skip
     config = RunConfig.from_flat(
         {
             **settings,
@@ -243,7 +246,7 @@ def attack(target: Target, row: Attack, settings: AttackSettings, seen: View) ->
         comparisons=comparisons,
         labels_found=labels_found,
         label_correlation=[
-            _rank_correlation(result.label_counts, labels)
+            rank_correlation(result.label_counts, np.bincount(labels, minlength=len(result.label_counts)))
             for result, (_, labels) in zip(results, truth, strict=False)
             if result.label_counts is not None
         ],
@@ -277,14 +280,6 @@ def controls(target: Target, number: int) -> tuple[Images, Images]:
     chosen = rng.choice(len(test), number, replace=number > len(test))
     sample = test.scaled(np.sort(rng.choice(len(test), min(len(test), 2000), replace=False)))
     return test.scaled(chosen), sample.mean(axis=0)
-
-
-def _rank_correlation(counts: NDArray[np.float64], labels: IntArray) -> float:
-    """Return Spearman's correlation between estimated counts [K] and those of the labels [n]."""
-    from scipy.stats import spearmanr  # deferred: takes half a second, and only this needs it
-
-    truth = np.bincount(labels, minlength=len(counts))
-    return float(spearmanr(counts, truth).statistic) if min(np.ptp(counts), np.ptp(truth)) > 0 else math.nan
 
 
 def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:

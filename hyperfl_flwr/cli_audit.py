@@ -1,9 +1,10 @@
 """The command line's audit: what a curious server rebuilds from a client's upload."""
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from experiments.audit import Finding, Options, audit, chosen_attacks, make_target, passes
 from experiments.audit_report import measure, sentence, write_audit
+from experiments.descriptors import measure_descriptors
 from experiments.observed import Observed, Target, recorded_round
 from hyperfl_flwr.attacks.inversion import Progress as OnProgress
 from hyperfl_flwr.attacks.registry import ATTACKS
@@ -20,6 +22,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.metrics.images import Lpips
 from hyperfl_flwr.recording import refuse_used_directory, settings_of
+from hyperfl_flwr.storage import write_atomically
 
 audits = typer.Typer()
 
@@ -119,6 +122,48 @@ def _fresh_target(
     merged = {**settings, **local, **changes}
     merged = {**merged, **passes(merged, options), **changes}
     return make_target(merged, options, checkpoint and checkpoint.absolute())
+
+
+@audits.command("descriptors")
+def run_descriptors(
+    run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run with novel clients.")],
+    epsilons: Annotated[
+        str, typer.Option(help="Of the noise on a descriptor: none or numbers, with commas between them.")
+    ] = "none,0.1,1,10",
+    delta: Annotated[float | None, typer.Option(help="Of the noise; default: the run's novel.delta.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/descriptors"),
+) -> None:
+    """Estimate novel clients' labels from what they send, beside controls; prints the means and the result's path."""
+    refuse_used_directory(output.absolute())
+    changes: dict[str, Scalar] = {"novel.epsilons": epsilons, "device": "cpu"}
+    changes |= {} if delta is None else {"novel.delta": delta}
+    changes |= {} if data_root is None else {"data-root": str(data_root.absolute())}
+    document = measure_descriptors(run_directory.absolute(), changes)
+    kinds = ("own", "other_client", "uniform")
+    listed = Table("epsilon", *_columns("total variation"), *_columns("rank correlation"))
+    for entry in document["by_epsilon"]:
+        epsilon = "no noise" if entry["epsilon"] is None else f"{entry['epsilon']:g}"
+        cells = [
+            _with_error(entry[kind][measure]) for measure in ("total_variation", "rank_correlation") for kind in kinds
+        ]
+        listed.add_row(epsilon, *cells)
+    out.print(listed)
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "descriptors.json", (json.dumps(document, indent=2) + "\n").encode())
+    out.print(str(output.absolute() / "descriptors.json"), markup=False)
+
+
+def _columns(measure: str) -> list[str]:
+    return [f"{measure}: own", "another client's", "all classes alike"]
+
+
+def _with_error(found: Mapping[str, Any]) -> str:
+    if found["mean"] is None:
+        return "-"
+    return f"{found['mean']:.2f}" + ("" if found["sem"] is None else f" +- {found['sem']:.2f}")
 
 
 @audits.command("attacks")

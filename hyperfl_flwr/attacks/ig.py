@@ -49,7 +49,7 @@ def ig(
     """Reconstruct the images behind an update of the whole network.
 
     Args:
-        observations: Of FedAvg or pFedHN.
+        observations: Of FedAvg, pFedHN or IT-PFL-HN.
         knowledge: The settings.
         settings: Without labels, those of `recover_labels` are taken.
 

@@ -25,6 +25,9 @@ from hyperfl_flwr.training.dual_stability import dual_rule
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by `group/name`."""
 
+GENERATED = ("pfedhn", "pfedhn-pc", "it-pfl")
+"""Methods whose server generates the clients' models and gets the change of them (before minus after)."""
+
 _OWNER_ONLY = 0o600
 
 
@@ -34,8 +37,8 @@ class Observation:
 
     Attributes:
         received: What the server sent to the client.
-        reply: What it got back, under the same keys: parameters, or for pFedHN the change of them (before minus after),
-            for PRIV-HFL the change of the client's model (after minus before).
+        reply: What it got back, under the same keys: parameters, or for a model of `GENERATED` its change (before minus
+            after), for PRIV-HFL the change of the client's model (after minus before).
         num_examples: Number n of training samples, which the reply tells.
         client: Its id.
         round: The federated round, from 1.
@@ -77,7 +80,7 @@ class PublicKnowledge:
         std: Per channel, divided by.
         augmented: Whether clients train on randomly cropped and flipped images; an attack then finds those.
         local_epochs: Passes E over the client's data.
-        local_steps: If positive, the number of steps instead (pFedHN, PRIV-HFL).
+        local_steps: If positive, the number of steps instead (`GENERATED`, PRIV-HFL).
         batch_size: Samples per step.
         learning_rate: Step size of what is shared.
         momentum: Of SGD, with buffers that start empty.
@@ -206,16 +209,17 @@ def _rates(config: RunConfig, learning_rate: float) -> tuple[float, float, float
 
 
 def _local_steps(config: RunConfig) -> int:
-    steps = {"pfedhn": config.pfedhn.local_steps, "pfedhn-pc": config.pfedhn.local_steps}
-    return (steps | {"priv-hfl": config.priv_hfl.local_steps}).get(config.method, 0)
+    generated = dict.fromkeys(GENERATED, config.pfedhn.local_steps)
+    return (generated | {"priv-hfl": config.priv_hfl.local_steps}).get(config.method, 0)
 
 
 def _clip_norm(config: RunConfig) -> float:
     norms = {
-        "hyperfl": config.hyperfl.clip_norm, "fedrep": config.fedrep.clip_norm, "pfedhn": config.pfedhn.clip_norm,
-        "pfedhn-pc": config.pfedhn.clip_norm, "priv-hfl": config.priv_hfl.clip_norm,
-    }  # fmt: skip
-    return norms.get(config.method, 0.0)
+        "hyperfl": config.hyperfl.clip_norm,
+        "fedrep": config.fedrep.clip_norm,
+        "priv-hfl": config.priv_hfl.clip_norm,
+    }
+    return (norms | dict.fromkeys(GENERATED, config.pfedhn.clip_norm)).get(config.method, 0.0)
 
 
 def mean_observation(observations: Iterable[Observation]) -> Observation:

@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.attacks.observation import Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.attacks.observation import GENERATED, Arrays, Observation, PublicKnowledge
 from hyperfl_flwr.models.targets import build_target
 
 CLASSIFIER = "classifier"
@@ -50,6 +50,9 @@ _ACTIVE = 1e-4
 """Units of z below this share of the largest are taken for switched off."""
 
 _STATISTICS = (".running_mean", ".running_var")
+
+_BESIDE = ("encoder/", "embedding/")
+"""What IT-PFL-HN's clients send beside the change of the model; it tells nothing of the target network."""
 
 _RIDGE = 1e-4
 """How much more the heads' z is trusted than the first layer's v, as a ratio of errors."""
@@ -103,9 +106,9 @@ def sgd_scalars(
 
 
 def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
-    """Return `sum_j w_j G_j` of every shared parameter in float64, by `group/name`.
+    """Return `sum_j w_j G_j` of every shared parameter of target or hypernetwork in float64, by `group/name`.
 
-    BatchNorm's running statistics, which have no gradient, are left out.
+    BatchNorm's running statistics, which have no gradient, are left out, and so are IT-PFL-HN's encoder and embedding.
     """
     kept, weights = sgd_scalars(
         knowledge.num_steps(observation.num_examples),
@@ -113,10 +116,10 @@ def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict
         momentum=knowledge.momentum,
         weight_decay=knowledge.weight_decay,
     )
-    replies_change = knowledge.method.startswith("pfedhn")
+    replies_change = knowledge.method in GENERATED
     found = {}
     for key, before in observation.received.items():
-        if key.endswith(_STATISTICS):
+        if key.endswith(_STATISTICS) or key.startswith(_BESIDE):
             continue
         start, reply = _tensor(before), _tensor(observation.reply[key])
         after = start - reply if replies_change else reply
@@ -128,7 +131,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     """Read parameters and mean gradient of the target network off one client's reply.
 
     Args:
-        observation: Of FedAvg, FedRep, pFedHN, pFedHN-PC or HyperFL.
+        observation: Of FedAvg, FedRep, pFedHN, pFedHN-PC, IT-PFL-HN or HyperFL.
         knowledge: The settings; they give the weights w_j.
 
     Returns:

@@ -21,7 +21,7 @@ from hyperfl_flwr.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.models.hypernetwork import common_embedding
 from hyperfl_flwr.recording import read_metrics
 
-METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc"]
+METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc", "it-pfl"]
 
 
 def settings(**changes: object) -> Settings:

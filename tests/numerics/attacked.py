@@ -1,23 +1,26 @@
 """Clients to attack: real local rounds, and what a server sees of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.attacks.observation import GENERATED, Observation, PublicKnowledge
+from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.initial import ordinary_parameters, rectifier_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.encoder import train_encoder
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
 from hyperfl_flwr.training.sgd import Epochs, ParameterSet, train_epochs
 
 MEAN, STD = 0.3, 0.4
 RATE = 0.01
+ENCODER_RATE = 0.02
 
 
 @dataclass
@@ -110,15 +113,34 @@ def hyperfl(
 
 
 def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float = 0.0) -> Attacked:
-    """Run the round of FedAvg, or of pFedHN, whose reply is the change."""
+    """Run the round of FedAvg, or that of pFedHN or of IT-PFL-HN's model, whose reply is the change."""
     target = target_for(data)
     before = arrays_of(target, "model")
     everything = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE, clip_norm=clip)
     train_epochs(target, [everything], data, epochs, np.random.default_rng(0))
     after = arrays_of(target, "model")
-    reply = {key: before[key] - after[key] for key in before} if method == "pfedhn" else after
+    reply = {key: before[key] - after[key] for key in before} if method in GENERATED else after
     observation = Observation(received=before, reply=reply, num_examples=len(data.train_labels))
     return Attacked(observation, knowledge_of(method, data, epochs, clip=clip), {})
+
+
+def it_pfl(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
+    """Run the round of IT-PFL-HN: pFedHN's, and one step of an encoder of all samples towards an embedding."""
+    attacked = fedavg(data, epochs, method="it-pfl", clip=clip)
+    encoder = build_encoder("cnn", tuple(data.train_images.shape[1:]), 4, "mean")
+    encoder.load_state_dict(rectifier_parameters(encoder, torch_generator(0, "encoder")), assign=True)
+    embedding = torch.randn(4, generator=torch_generator(0, "embedding"))
+    before = arrays_of(encoder, "encoder")
+    whole = Epochs(epochs=1, steps=1, batch_size=500)
+    train_encoder(encoder, embedding, data, whole, np.random.default_rng(0), learning_rate=ENCODER_RATE)
+    sent = {**before, "embedding/weight": embedding[None].numpy()}
+    came = {**arrays_of(encoder, "encoder"), "embedding/weight": np.zeros((1, 4), np.float32)}
+    observation = replace(
+        attacked.observation,
+        received={**sent, **attacked.observation.received},
+        reply={**came, **attacked.observation.reply},
+    )
+    return replace(attacked, observation=observation)
 
 
 def fedrep(data: Samples, epochs: Epochs) -> Attacked:

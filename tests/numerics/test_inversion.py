@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attacked import digits, fedavg, fedrep, hyperfl, pfedhn_pc, samples
+from attacked import digits, fedavg, fedrep, hyperfl, it_pfl, pfedhn_pc, samples
 
 from hyperfl_flwr.attacks import reconstruction
 from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents, split_extractor
@@ -49,12 +49,19 @@ MAKERS = {
     "pfedhn-pc": lambda data: pfedhn_pc(data, STEP, clip=50.0),
     "fedavg": lambda data: fedavg(data, STEP),
     "pfedhn": lambda data: fedavg(data, STEP, method="pfedhn", clip=50.0),
+    "it-pfl": lambda data: it_pfl(data, STEP, clip=50.0),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("head-gradient", "hyperfl"), ("head-gradient", "pfedhn-pc"), ("ig", "fedavg"), ("ig", "pfedhn")],
+    [
+        ("head-gradient", "hyperfl"),
+        ("head-gradient", "pfedhn-pc"),
+        ("ig", "fedavg"),
+        ("ig", "pfedhn"),
+        ("ig", "it-pfl"),
+    ],
 )
 def test_single_images_are_recovered(name, method):
     """Six clients with one digit each: far above the controls, which know nothing."""

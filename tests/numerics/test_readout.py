@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attacked import RATE, digits, fedavg, fedrep, hyperfl, pfedhn_pc, relative_error, samples, target_for
+from attacked import RATE, digits, fedavg, fedrep, hyperfl, it_pfl, pfedhn_pc, relative_error, samples, target_for
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -177,6 +177,18 @@ def test_the_whole_network_gives_its_gradient(method):
     for name, parameter in target.named_parameters():
         assert relative_error(reading.gradient[name], parameter.grad) < 1e-4
         torch.testing.assert_close(reading.parameters[name], parameter.detach(), rtol=0, atol=0)
+
+
+def test_what_else_it_pfl_sends_changes_nothing():
+    """With the trained encoder and the zeros under the embedding beside it, the model's change is read as pFedHN's."""
+    data, epochs = samples(*digits(4)), Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5)
+    attacked, plain = it_pfl(data, epochs), fedavg(data, epochs, method="pfedhn")
+    assert any(key.startswith("encoder/") for key in attacked.observation.reply)
+    reading, expected = (read_out(each.observation, each.knowledge) for each in (attacked, plain))
+    assert set(reading.gradient) == set(expected.gradient)
+    for name, value in expected.gradient.items():
+        torch.testing.assert_close(reading.gradient[name], value, rtol=0, atol=0)
+        torch.testing.assert_close(reading.parameters[name], expected.parameters[name], rtol=0, atol=0)
 
 
 def test_a_shared_extractor_gives_its_gradient():

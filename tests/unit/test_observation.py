@@ -67,6 +67,8 @@ def test_settings_that_matter_come_from_the_configuration() -> None:
     assert knowledge(method="fedavg").embedding_dim == 0
     assert knowledge().num_steps(120) == 15
     assert knowledge(**{"method": "pfedhn", "pfedhn.local-steps": 3}).num_steps(120) == 3
+    assert knowledge(**{"method": "it-pfl", "pfedhn.local-steps": 3}).num_steps(120) == 3
+    assert knowledge(**{"method": "it-pfl", "pfedhn.clip-norm": 7.0}).clip_norm == 7.0
     assert knowledge(**{"pfedhn.local-steps": 3}).num_steps(120) == 15
     assert knowledge(**{"hyperfl.embedding": "common-frozen"}).embedding_frozen
     assert knowledge().learning_rate == 0.02

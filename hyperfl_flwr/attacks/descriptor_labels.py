@@ -1,0 +1,83 @@
+"""What a descriptor tells of its client's labels, without a search: the model that is made of it is asked.
+
+IT-PFL-HN's server gets the descriptor g(D) of a novel client and makes the client's model f itself. A personal model
+expects the classes that its client has, whatever it is shown. With images x_1 ... x_m that are not the client's and
+belong to all classes, the server's estimate of the share of class k in D is
+
+    p_k = 1/m sum_j softmax(f(x_j))_k
+
+No label, no other client's descriptor and no knowledge of D is used. The attack is this project's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call
+
+from hyperfl_flwr.metrics.distributions import rank_correlation, total_variation
+from hyperfl_flwr.models.targets import Target
+
+Shares = NDArray[np.float64]
+
+BATCH = 500
+"""Images that a model gets at a time."""
+
+
+@torch.no_grad()
+def expected_shares(target: Target, parameters: Mapping[str, NDArray[Any]], images: Tensor) -> Shares:
+    """Return the mean softmax [K] of a model over images [m, ...], m > 0.
+
+    Args:
+        target: The network, in evaluation mode; its own values are not used.
+        parameters: Of the model, by the network's names.
+        images: Normalised as for training.
+    """
+    values = {name: torch.as_tensor(value) for name, value in parameters.items()}
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in torch.split(images, BATCH):
+        logits: Tensor = functional_call(target, values, (batch,))
+        total = total + torch.softmax(logits.double(), dim=1).sum(dim=0)
+    shares: Shares = (total / len(images)).numpy()
+    return shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How well shares of classes fit those of n clients, one number per client.
+
+    Attributes:
+        total_variation: In [0, 1].
+        rank_correlation: Spearman's; NaN where shares are constant.
+    """
+
+    total_variation: tuple[float, ...]
+    rank_correlation: tuple[float, ...]
+
+
+def own_fit(estimates: Sequence[Shares], truth: Sequence[Shares]) -> Fit:
+    """Compare the estimate [K] of each client with its own shares [K]."""
+    pairs = list(zip(estimates, truth, strict=True))
+    return Fit(
+        total_variation=tuple(total_variation(*pair) for pair in pairs),
+        rank_correlation=tuple(rank_correlation(*pair) for pair in pairs),
+    )
+
+
+def swapped_fit(estimates: Sequence[Shares], truth: Sequence[Shares]) -> Fit:
+    """Compare the estimates of all OTHER clients with each client's shares [K], and take the mean over the others.
+
+    This control knows what all clients' estimates have in common and nothing of the client; it takes two clients.
+    """
+    fits = []
+    for client, shares in enumerate(truth):
+        others = [estimate for number, estimate in enumerate(estimates) if number != client]
+        fits.append(own_fit(others, [shares] * len(others)))
+    return Fit(
+        total_variation=tuple(float(np.mean(fit.total_variation)) for fit in fits),
+        rank_correlation=tuple(float(np.mean(fit.rank_correlation)) for fit in fits),
+    )
