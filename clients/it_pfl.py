@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from clients.novel import unlabelled
+from clients.novel import is_novel, unlabelled
 from clients.pfedhn import PFedHNClient
 from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.messages import Reduction, group_of
@@ -28,7 +28,8 @@ class ITPFLClient(PFedHNClient):
     """Trains the model as pFedHN's clients do, and in the first phase the encoder.
 
     The group `encoder` is trained parameters, `model` the change of the model (before minus after). `embedding` brings
-    what the model was generated of; what goes up in its place is zero.
+    what the encoder is to learn, or what the model was generated of; what goes up in its place is zero, or with
+    `privacy.*` noise.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {
@@ -94,8 +95,11 @@ class ITPFLClient(PFedHNClient):
             question: Which samples, and the noise.
 
         Raises:
-            ValueError: If the arrays are not an encoder's, or noise cannot protect what it makes.
+            ValueError: If the arrays are not an encoder's, noise cannot protect what it makes, or a client that is
+                trained is asked about a part of its samples.
         """
+        if question != Question() and not is_novel(self.setting):
+            raise ValueError("a client that is trained describes all of its samples, as they are, or none")
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
         samples = unlabelled(self.setting, question)
         if question.epsilon is None:

@@ -21,6 +21,9 @@ from hyperfl_flwr.training.a_distance import errors, gradients, split
 BATCH = 200
 """Test samples that a model gets at a time."""
 
+COMPARED = "pfedhn"
+"""The method that compares clients' samples. Nothing is answered that the run's settings do not say will be asked."""
+
 
 def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
     """Return the training samples [n, ...] that a question is about, without their labels.
@@ -31,13 +34,18 @@ def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
         ValueError: If the client has fewer.
         DataError: If they cannot be corrupted as asked.
     """
-    samples = setting.data.train_images
+    samples = _corrupted(setting, setting.data.train_images, question.corruption, "train")
     if question.samples is not None:
         if question.samples > len(samples):
             raise ValueError(f"has {len(samples)} training samples, asked for {question.samples}")
         order = numpy_generator(setting.config.seed, "unlabelled", setting.client).permutation(len(samples))
         samples = samples[torch.from_numpy(order[: question.samples]).to(samples.device)]
-    return _corrupted(setting, samples, question.corruption, "train")
+    return samples
+
+
+def is_novel(setting: ClientSetting) -> bool:
+    """Say whether a client is one of those that are never trained."""
+    return setting.client >= setting.config.num_clients
 
 
 def assess(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
@@ -55,7 +63,8 @@ def assess(member: BaseClient, received: SharedArrays, question: Question) -> tu
         ValueError: If the arrays are not models of the client's target network.
         DataError: If the samples cannot be corrupted as asked.
     """
-    _refuse_without_novel_clients(member.setting)
+    if not is_novel(member.setting):
+        raise ValueError("only novel clients are assessed")
     labels = member.setting.data.test_labels
     images = _corrupted(member.setting, member.setting.data.test_images, question.corruption, "test")
     each, total = [], torch.zeros(())
@@ -96,20 +105,15 @@ def _opposed(
     setting: ClientSetting, received: SharedArrays, question: Question
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return classifiers, samples to learn from and to count errors on, and this client's side of each classifier."""
-    _refuse_without_novel_clients(setting)
+    if setting.config.method != COMPARED or not setting.config.novel.clients:
+        raise ValueError(f"samples are compared in runs of {COMPARED} with novel clients only")
     samples = unlabelled(setting, question)
     learned, held = split(samples, numpy_generator(setting.config.seed, "a-distance", setting.client))
     classifiers = torch.tensor(received[CLASSIFIERS], device=setting.device)
     if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
-    is_novel = setting.client >= setting.config.num_clients
-    return classifiers, learned, held, torch.full((len(classifiers),), int(is_novel), device=setting.device)
-
-
-def _refuse_without_novel_clients(setting: ClientSetting) -> None:
-    """Answer nothing that the run's settings, which every node sees, do not say will be asked."""
-    if not setting.config.novel.clients:
-        raise ValueError("novel.clients is 0, so there is nothing to assess or to compare")
+    side = int(is_novel(setting))
+    return classifiers, learned, held, torch.full((len(classifiers),), side, device=setting.device)
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ class NovelNode:
             ConfigError: If a setting is missing or wrong.
         """
         owner, run = dict(context.node_config), context.run_config
-        if simulated and DATA not in owner and run.get("personalize.data"):
+        if simulated and DATA not in owner and run.get("personalize.run") and run.get("personalize.data"):
             owner |= {DATA: run["personalize.data"], OUTPUT: run["personalize.output"]}
             if run["personalize.epsilon"]:
                 owner |= {EPSILON: run["personalize.epsilon"], DELTA: run["personalize.delta"]}

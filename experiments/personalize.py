@@ -10,6 +10,7 @@ from hyperfl_flwr.client_app import SIMULATED, app
 from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
 from hyperfl_flwr.personalize import open_run
 from strategies.on_demand import Served
 
@@ -53,12 +54,13 @@ def personalize(run: Path, owner: Owner, changes: Mapping[str, Scalar]) -> Perso
 
 
 def refuse_finished(output: Path) -> None:
-    """Check that a folder is new, empty, or holds a descriptor whose model has not come yet.
+    """Check that a folder is new, empty, or holds a descriptor whose model has not been used yet.
 
     Raises:
         RunDirectoryError: If it is in use.
     """
     if output.exists() and not output.is_dir():
         raise RunDirectoryError(f"the output directory {output} exists and is no directory; choose another one")
-    if output.is_dir() and any(path.name != RELEASE for path in output.iterdir()):
+    unfinished = {RELEASE, PARAMETERS, FACTS, SCRIPT}  # predictions are written last
+    if output.is_dir() and any(path.name not in unfinished for path in output.iterdir()):
         raise RunDirectoryError(f"the output directory {output} exists and is not empty; choose another one")

@@ -164,9 +164,16 @@ class NodeApp:
         return properties
 
 
+def _refuse_novel(context: Context) -> None:
+    """Refuse to train and to evaluate on a novel client's node, whatever data the run's settings name."""
+    if novel_node(context):
+        raise ValueError("this node is a novel client: it takes a model on demand, and does nothing else")
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the sampled clients of this node."""
+    _refuse_novel(context)
     request = Request.of(message.content)
     return adapter.train(NodeApp(context).cohort(request), message)
 
@@ -174,6 +181,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the clients of this node."""
+    _refuse_novel(context)
     request = Request.of(message.content)
     return adapter.evaluate(NodeApp(context).cohort(request), message)
 

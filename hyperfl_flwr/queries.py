@@ -80,6 +80,8 @@ class Question:
             raise ValueError(f"a number of samples must be above 0, got {samples!r}")
         if epsilon is not None and not (isinstance(epsilon, float) and epsilon > 0):
             raise ValueError(f"epsilon must be above 0, got {epsilon!r}")
+        if not isinstance(values.get("corruption"), str) or not isinstance(values.get("delta"), float):
+            raise ValueError(f"a question needs a corruption and a delta, got {values}")
         return cls(
             corruption=str(values["corruption"]), samples=samples, epsilon=epsilon, delta=float(str(values["delta"]))
         )

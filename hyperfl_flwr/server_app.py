@@ -76,6 +76,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
         try:
             last_round = resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
             federation = handshake(grid, config.hosted_clients, config.node_timeout)
+            check_novel(config, federation.input_shape)
             refuse_other_nodes(read_manifest(directory.path), len(federation.nodes))
         except BaseException:
             directory.close()

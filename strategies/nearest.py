@@ -15,7 +15,7 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hyperfl_flwr.arrays import SharedArrays
+from hyperfl_flwr.arrays import SharedArrays, num_bytes
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.queries import CLASSIFIERS, ERRORS, GRADIENTS, RATES, Question
 from hyperfl_flwr.training.a_distance import a_distance
@@ -111,6 +111,8 @@ class _Pairs:
         )
         answers = ask(self._grid, self._setting, self._setting.config.num_rounds, query)
         self._found.failures += answers.failures
+        if kind == ERRORS:
+            self._refuse_impossible(answers.arrays)
         self._found.samples |= {
             client: count
             for client, count in answers.num_examples.items()
@@ -118,15 +120,21 @@ class _Pairs:
         }
         return answers.arrays
 
+    def _refuse_impossible(self, rates: dict[int, SharedArrays]) -> None:
+        """Go on without clients whose error rates are no shares: the lowest would always be nearest."""
+        for client in [c for c, arrays in rates.items() if not ((arrays[RATES] >= 0) & (arrays[RATES] <= 1)).all()]:
+            del rates[client]
+            self._found.failures.append(Failure(client=client, reason="error rates must be between 0 and 1"))
+
     def _count(
         self, sent: Mapping[int, SharedArrays], novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays]
     ) -> None:
         """Add what a question and its answers have cost; one row of an answer is about one pair."""
-        answered = sum(_bytes(arrays) // len(self.novel) for arrays in training.values())
+        answered = sum(num_bytes(arrays) // len(self.novel) for arrays in training.values())
         for client, arrays in sent.items():
-            self._found.bytes_down[client] += _bytes(arrays)
-            self._found.bytes_up[client] += _bytes(novel.get(client, {}))
-            self._found.bytes_of_others[client] += _bytes(arrays) + answered
+            self._found.bytes_down[client] += num_bytes(arrays)
+            self._found.bytes_up[client] += num_bytes(novel.get(client, {}))
+            self._found.bytes_of_others[client] += num_bytes(arrays) + answered
 
     def step(
         self, novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays], learning_rate: float
@@ -162,7 +170,3 @@ def _rates(arrays: SharedArrays) -> SharedArrays:
     """Return the layout of the error rates of some classifiers."""
     rates: NDArray[np.float64] = np.zeros(len(arrays[CLASSIFIERS]))
     return {RATES: rates}
-
-
-def _bytes(arrays: SharedArrays) -> int:
-    return sum(value.nbytes for value in arrays.values())

@@ -96,6 +96,8 @@ def _novel_nodes(grid: Grid, timeout: float) -> list[Node]:
     numbers = [node.partition for node in nodes]
     if len(set(numbers)) < len(numbers):
         raise RunFailedError(f"novel nodes have the numbers {numbers}; give each a partition-id of its own")
+    if liars := [node.partition for node in nodes if list(node.clients) != [node.partition]]:
+        raise RunFailedError(f"the novel nodes {liars} name other clients than themselves")
     return nodes
 
 

@@ -214,11 +214,8 @@ def _local_steps(config: RunConfig) -> int:
 
 
 def _clip_norm(config: RunConfig) -> float:
-    norms = {
-        "hyperfl": config.hyperfl.clip_norm,
-        "fedrep": config.fedrep.clip_norm,
-        "priv-hfl": config.priv_hfl.clip_norm,
-    }
+    own = (config.hyperfl, config.fedrep, config.priv_hfl)
+    norms = dict(zip(("hyperfl", "fedrep", "priv-hfl"), (section.clip_norm for section in own), strict=True))
     return (norms | dict.fromkeys(GENERATED, config.pfedhn.clip_norm)).get(config.method, 0.0)
 
 

@@ -1,6 +1,5 @@
 """What it takes to use the models of a run: public, and the same for all clients."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
@@ -10,6 +9,9 @@ from hyperfl_flwr.models.targets import Target, build_target
 
 _LARGEST = 10_000
 """Numbers of classes, pixels of a side and features above this are refused."""
+
+_LARGEST_MEAN = 1e6
+"""Means and standard deviations beyond this, or below its inverse, are refused: samples must not overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,10 @@ class Recipe:
             raise ValueError(f"shape, length of a descriptor and number of classes are out of range: {sizes}")
         if not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise ValueError(f"mean and std must have {self.input_shape[0]} numbers")
-        if not all(math.isfinite(value) for value in (*self.mean, *self.std)) or min(self.std) <= 0:
-            raise ValueError("mean and std must be finite, std above 0")
+        if not all(abs(value) <= _LARGEST_MEAN for value in self.mean):
+            raise ValueError(f"mean must be between -{_LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
+        if not all(1 / _LARGEST_MEAN <= value <= _LARGEST_MEAN for value in self.std):
+            raise ValueError(f"std must be between {1 / _LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
             raise ValueError("names of classes must be printable texts")
         if self.pooling not in get_args(Pooling):

@@ -88,8 +88,8 @@ def private_pooled(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: 
     """Return what an encoder pools of all samples as one set, with (epsilon, delta)-private noise, see the module.
 
     Features are made in evaluation mode, whatever the encoder's mode is. Those that are not finite count as zeros: an
-    error would tell whoever chose the encoder's parameters that there is such a sample. Each call spends (epsilon,
-    delta) anew.
+    error would tell whoever chose the encoder's parameters, or the scale of the samples, that there is such a sample.
+    Each call spends (epsilon, delta) anew.
 
     Args:
         encoder: With `pooling = mean`. Its parameters must not have been made from these samples.
@@ -102,10 +102,8 @@ def private_pooled(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: 
 
     Raises:
         ValueError: If there is no bound on what one sample changes: the encoder takes a maximum, or a sample's features
-            depend on others, or on chance. Also if samples are not finite, or epsilon and delta out of range.
+            depend on others, or on chance. Also if epsilon and delta are out of range.
     """
-    if not torch.isfinite(samples).all():
-        raise ValueError("samples must be finite")
     with _evaluating(encoder), torch.no_grad():
         refuse_unbounded(encoder, samples[:1])
         features = torch.cat([encoder.phi(batch).double().cpu() for batch in torch.split(samples, BATCH)])

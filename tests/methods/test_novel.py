@@ -14,8 +14,10 @@ from flwr.app import ArrayRecord, Message, MessageType
 from torch import Tensor
 from torch.func import functional_call
 
+from clients import adapter
+from clients.base import BaseClient
 from experiments.report import write_report
-from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData, load_federated_data
@@ -28,7 +30,7 @@ from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.novel_results import NovelRecord, described, flat_means, read_novel
-from hyperfl_flwr.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS
+from hyperfl_flwr.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, RATES, Question
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.training.a_distance import a_distance, split
@@ -477,7 +479,41 @@ def test_without_novel_clients_nothing_is_assessed(kind: str, make_settings: Cal
     query = Query(kind=kind, clients=[0], expected={0: {}}, own={0: arrays})
     found = ask(grid, setting_of(config, grid), 1, query)
     assert (found.arrays, [failure.client for failure in found.failures]) == ({}, [0])
-    assert "novel.clients is 0" in found.failures[0].reason
+    reason = "only novel clients are assessed" if kind == ASSESS else "in runs of pfedhn with novel clients only"
+    assert reason in found.failures[0].reason
+
+
+def test_a_trained_client_describes_all_of_its_samples_or_none(make_settings: Callable[..., Settings]) -> None:
+    """A server that asks for one sample, or another form of them, learns nothing; nor does one that asks for a test."""
+    config = RunConfig.from_flat(make_settings("it-pfl", target="mlp", **{"novel.clients": 2}))
+    grid = plain_grid(1, config.flat())
+    encoder = build_encoder("mlp", SHAPE, config.pfedhn.dimension(NUM_CLIENTS), "mean")
+    arrays = pack_arrays({f"encoder/{name}": np.zeros(v.shape, np.float32) for name, v in encoder.state_dict().items()})
+    expected = {0: {DESCRIPTOR: np.zeros((1, config.pfedhn.dimension(NUM_CLIENTS)), np.float32)}}
+    for question in (Question(samples=1), Question(corruption="blur"), Question(epsilon=1.0, delta=0.1)):
+        query = Query(kind=DESCRIBE, clients=[0], expected=expected, shared=arrays, question=question)
+        found = ask(grid, setting_of(config, grid), 1, query)
+        assert "describes all of its samples" in found.failures[0].reason
+    query = Query(kind=ASSESS, clients=[0], expected={0: {}}, shared=arrays)
+    assert "only novel clients are assessed" in ask(grid, setting_of(config, grid), 1, query).failures[0].reason
+
+
+def test_a_client_with_impossible_error_rates_is_never_nearest(
+    groups: tuple[RunConfig, FederatedData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training client 0 answers rates of 1e9, for which the A-distance would be the lowest of all."""
+    honest = adapter._WORK[ERRORS]
+
+    def lying(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+        arrays, number = honest(member, received, question)
+        return ({RATES: np.full_like(arrays[RATES], 1e9)} if member.setting.client == 0 else arrays), number
+
+    monkeypatch.setitem(adapter._WORK, ERRORS, lying)
+    found = distances_in(groups[0], 1)
+    assert [(failure.client, failure.reason) for failure in found.failures] == [
+        (0, "error rates must be between 0 and 1")
+    ]
+    assert all(0 not in distances for distances in found.between.values())
 
 
 def record(**changes: Any) -> NovelRecord:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from federations import Federate, last_checkpoint, small_settings, trained
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from PIL import Image
 from safetensors import safe_open
@@ -346,8 +346,11 @@ def test_a_second_release_needs_the_owners_will(run: Path, photographs: Path, tm
 def test_the_server_cannot_name_data_of_a_node_with_an_owner(run: Path, photographs: Path, tmp_path: Path) -> None:
     """Settings of the run are read by simulated nodes only; an owner's data win over them everywhere."""
     asked: dict[str, Scalar] = small_settings(
-        **{"personalize.data": str(photographs), "personalize.output": str(tmp_path / "out")}
-    )
+        **{
+            "personalize.run": str(run), "personalize.data": str(photographs),
+            "personalize.output": str(tmp_path / "out"),
+        }
+    )  # fmt: skip
     grid = InProcessGrid(app, 1, asked, {})
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type="query.hello")])
     assert "novel" not in record_of(reply.content, PROPERTIES, ConfigRecord)
@@ -368,7 +371,14 @@ def test_what_goes_wrong_stays_on_a_node_with_an_owner(run: Path, tmp_path: Path
 def test_messages_that_are_no_good_are_answered_with_a_failure(run: Path, photographs: Path, tmp_path: Path) -> None:
     grid = InProcessGrid(app, 1, {}, node_of(photographs, tmp_path / "out", simulated=True))
     recipe = open_run(run).recipe.values()
-    for bad in ({"target": "../x"}, {"std": [0.0] * 3}, {"input_shape": [10**9, 1, 1]}, {"pooling": "max"}):
+    for bad in (
+        {"target": "../x"},
+        {"std": [0.0] * 3},
+        {"std": [1e-38] * 3},
+        {"mean": [1e30] * 3},
+        {"input_shape": [10**9, 1, 1]},
+        {"pooling": "max"},
+    ):
         message = descriptor_message(run)
         message.content[RECIPE] = ConfigRecord(recipe | bad)
         assert failure(reply_to(grid, message)).startswith("ValueError")
@@ -385,6 +395,31 @@ def test_several_novel_nodes_are_served_at_once(run: Path, photographs: Path, tm
     one, other = open_run(run).serve(grid)
     assert (one.client, other.client) == (0, 1)
     np.testing.assert_array_equal(one.descriptor, other.descriptor)
+
+
+def test_a_novel_node_neither_trains_nor_evaluates(photographs: Path, tmp_path: Path) -> None:
+    """Whatever the run's settings call the data: here a set that the node could load."""
+    node = node_of(photographs, tmp_path / "out") | {"partition-id": 0, "num-partitions": 1}
+    grid = InProcessGrid(app, 1, small_settings(method="fedavg"), node)
+    for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+        (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type=kind)])
+        assert "this node is a novel client" in reply.error.reason
+
+
+def test_a_node_that_names_another_ones_client_is_refused(run: Path, photographs: Path, tmp_path: Path) -> None:
+    """It would be sent the other one's model."""
+    grid = HearingGrid(node_of(photographs, tmp_path / "out"), num_nodes=2)
+    answer = grid.answer
+
+    def lying(message: Message) -> Message:
+        reply = answer(message)
+        if message.metadata.message_type == "query.hello":
+            reply.content[PROPERTIES]["clients"] = [0, 1]  # type: ignore[index]
+        return reply
+
+    grid.answer = lying  # type: ignore[method-assign]
+    with pytest.raises(RunFailedError, match=r"the novel nodes \[0, 1\] name other clients than themselves"):
+        open_run(run).serve(grid)
 
 
 class MixedGrid(InProcessGrid):
