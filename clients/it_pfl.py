@@ -55,7 +55,8 @@ class ITPFLClient(PFedHNClient):
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the model, and the encoder unless it is frozen.
 
-        Reports `train-loss`, and of the encoder `embedding-distance` |g(D) - e|^2 / d, as received, and `encoder-loss`.
+        Reports `train-loss`, and of the encoder `embedding-distance` |g(D) - t|^2 / d of its target t, as received, and
+        `encoder-loss`.
         """
         settings, method = self.setting.config, self.setting.config.it_pfl
         numbers = super().train(rng)

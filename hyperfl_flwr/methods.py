@@ -101,7 +101,7 @@ METHODS: Mapping[str, Method] = {
         strategy=ITPFL,
         client=ITPFLClient,
         paper="IT-PFL, under review at ICLR 2022",
-        leaves="the change of the generated model, the encoder, and once a descriptor of the data",
+        leaves="the change of the generated model, the encoder, and a descriptor of the data",
     ),
     "priv-hfl": Method(
         title="consensus by dual variables: every client keeps a model of its own",

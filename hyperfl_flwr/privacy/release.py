@@ -53,7 +53,7 @@ def release_once(
         os.close(folder)
     if changed := [key for key in made_of if stored.get(key) != made_of[key]]:
         raise StateError(
-            f"{path} has been released already, for another {', '.join(changed)}; each release spends epsilon and "
+            f"{path} has been released already, with other {', '.join(changed)}; each release spends epsilon and "
             f"delta anew (k of them are together k epsilon, k delta): choose another output folder to release one more"
         )
     vector: NDArray[np.float64] = arrays[_VECTOR]

@@ -334,11 +334,11 @@ def test_a_second_release_needs_the_owners_will(run: Path, photographs: Path, tm
         arrays["encoder/body.8.bias"][0] += 1
         return arrays
 
-    assert "for another encoder" in failure(reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(run, changed)))
+    assert "with other encoder" in failure(reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(run, changed)))
     dearer = InProcessGrid(app, 1, {}, node | {"novel-epsilon": 2.0})
-    assert "for another epsilon" in failure(reply_to(dearer, descriptor_message(run)))
+    assert "with other epsilon" in failure(reply_to(dearer, descriptor_message(run)))
     (photographs / "ward-0" / "private-0.png").unlink()
-    assert "for another samples" in failure(reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(run)))
+    assert "with other samples" in failure(reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(run)))
     elsewhere = InProcessGrid(app, 1, {}, node | {"novel-output": str(tmp_path / "b")})
     assert described(reply_to(elsewhere, descriptor_message(run))) != first
 
