@@ -3,6 +3,7 @@
 import csv
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +68,13 @@ def corrupted(tmp_path):
 
 
 def test_rows_and_columns_show_numbers_of_one_run(corrupted):
-    """Three runs fill five rows and three columns; what was not measured is left open."""
+    """Three runs fill five rows and three columns; what was not measured is left open.
+
+    One of the paper's numbers is given an error, as all of its Table 1 have.
+    """
     study, begun, folder = corrupted
+    (key,) = (key for key in study.expected if key[:2] == ("pfedhn-ensemble", "blur"))
+    study = replace(study, expected={**study.expected, key: replace(study.expected[key], error=0.04)})
     collected = collect(study, begun, folder)
     rows = {"fedavg": "global", "pfedhn": "sampled", "pfedhn-ensemble": "ensemble", "pfedhn-nearest": "nearest"}
     for row, way in {**rows, "it-pfl": "descriptor"}.items():
