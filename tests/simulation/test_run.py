@@ -124,6 +124,7 @@ def assert_failed_and_told_the_way_on(process: subprocess.Popen[str], output: Pa
     return complained
 
 
+@pytest.mark.timeout(1200)  # four times Ray
 def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:
