@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperfl_flwr.attacks.encoder_knowledge import EncoderKnowledge
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.models.dropout import has_dropout
@@ -96,6 +97,7 @@ class PublicKnowledge:
         pseudo_samples: Number P of pseudo-data that PRIV-HFL's client makes; 0 without distillation.
         generator_width: Of its generator; 0 without distillation.
         class_balance: c, by which it draws their labels; 0 without distillation.
+        encoder: How IT-PFL-HN's encoder is trained; None for other methods.
     """
 
     method: str
@@ -122,6 +124,7 @@ class PublicKnowledge:
     pseudo_samples: int = 0
     generator_width: int = 0
     class_balance: float = 0.0
+    encoder: EncoderKnowledge | None = None
 
     def __post_init__(self) -> None:
         """Check lengths and ranges.
@@ -188,6 +191,7 @@ class PublicKnowledge:
             pseudo_samples=config.priv_hfl.pseudo_samples if distills else 0,
             generator_width=config.priv_hfl.generator_width if distills else 0,
             class_balance=config.priv_hfl.class_balance if distills else 0.0,
+            encoder=EncoderKnowledge.of(config),
         )
 
     def num_steps(self, num_examples: int) -> int:
@@ -214,12 +218,9 @@ def _local_steps(config: RunConfig) -> int:
 
 
 def _clip_norm(config: RunConfig) -> float:
-    norms = {
-        "hyperfl": config.hyperfl.clip_norm,
-        "fedrep": config.fedrep.clip_norm,
-        "priv-hfl": config.priv_hfl.clip_norm,
-    }
-    return (norms | dict.fromkeys(GENERATED, config.pfedhn.clip_norm)).get(config.method, 0.0)
+    norms = {"hyperfl": config.hyperfl.clip_norm, "fedrep": config.fedrep.clip_norm}
+    norms |= {"priv-hfl": config.priv_hfl.clip_norm} | dict.fromkeys(GENERATED, config.pfedhn.clip_norm)
+    return norms.get(config.method, 0.0)
 
 
 def mean_observation(observations: Iterable[Observation]) -> Observation:
