@@ -83,7 +83,7 @@ ATTACKS: Mapping[str, Attack] = {
         source="this project",
         methods=("it-pfl",),
         run=encoder_gradient.encoder_gradient,
-        defaults=encoder_gradient.DEFAULTS,
+        defaults=ig.DEFAULTS,
         of_encoder=True,
     ),
     "dual-difference": Attack(
