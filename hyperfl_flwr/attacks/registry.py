@@ -79,11 +79,11 @@ ATTACKS: Mapping[str, Attack] = {
         finds_images=False,
     ),
     "encoder-gradient": Attack(
-        title="Gradient inversion on the encoder",
+        title="Head-gradient attack on the encoder",
         source="this project",
         methods=("it-pfl",),
         run=encoder_gradient.encoder_gradient,
-        defaults=ig.DEFAULTS,
+        defaults=head_gradient.DEFAULTS,
         of_encoder=True,
     ),
     "dual-difference": Attack(
