@@ -175,6 +175,8 @@ def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
     if target.config.method == "priv-hfl" and not target.config.priv_hfl.distill:
         possible = [name for name in possible if not ATTACKS[name].of_generator]
         method = f"{method} without distillation"
+    if target.config.it_pfl.fine_tunes(target.round, target.config.num_rounds):
+        possible = [name for name in possible if not ATTACKS[name].of_encoder]
     if target.by_neighbours:
         possible = [name for name in possible if name == "dual-difference"]
     for name in names:

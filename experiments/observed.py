@@ -64,6 +64,12 @@ class Target:
         """Training samples of the first of these clients."""
         return len(self.data().train_indices(self.clients[0]))
 
+    @property
+    def round(self) -> int:
+        """Number of the round that is attacked."""
+        ended = Checkpoints(self.trained / "checkpoints").rounds()[-1] if self.trained else 0
+        return self.recorded_round or ended + 1
+
     def data(self) -> FederatedData:
         """Return the federation's data."""
         return load_federated_data(self.config.data_settings())
@@ -182,12 +188,11 @@ def record_round(target: Target, folder: Path) -> Observed:
             run_directory=str(folder),
         )
     )
+    current = target.round
     if target.trained is None:
-        current, arrays = 1, strategy.initial_arrays()
+        arrays = strategy.initial_arrays()
     else:
-        checkpoints = Checkpoints(target.trained / "checkpoints")
-        current = checkpoints.rounds()[-1] + 1
-        arrays = restore(strategy, checkpoints, current - 1)
+        arrays = restore(strategy, Checkpoints(target.trained / "checkpoints"), current - 1)
         if method.client.private:
             shutil.copytree(target.trained / "clients", folder / "clients")
     messages = strategy.configure_train(current, arrays, ConfigRecord(), grid)

@@ -26,6 +26,12 @@ from hyperfl_flwr.storage import write_atomically
 
 audits = typer.Typer()
 
+SHOWN = (
+    *((kind, "total_variation") for kind in ("own", "other_client", "uniform")),
+    *((kind, "rank_correlation") for kind in ("own", "other_client")),
+)
+"""Columns of what descriptors tell; shares that are all alike have no ranks."""
+
 
 @audits.command("audit")
 def run_audit(
@@ -142,22 +148,14 @@ def run_descriptors(
     changes |= {} if delta is None else {"novel.delta": delta}
     changes |= {} if data_root is None else {"data-root": str(data_root.absolute())}
     document = measure_descriptors(run_directory.absolute(), changes)
-    kinds = ("own", "other_client", "uniform")
-    listed = Table("epsilon", *_columns("total variation"), *_columns("rank correlation"))
+    listed = Table("epsilon", *(f"{kind}, {measure}".replace("_", " ") for kind, measure in SHOWN))
     for entry in document["by_epsilon"]:
         epsilon = "no noise" if entry["epsilon"] is None else f"{entry['epsilon']:g}"
-        cells = [
-            _with_error(entry[kind][measure]) for measure in ("total_variation", "rank_correlation") for kind in kinds
-        ]
-        listed.add_row(epsilon, *cells)
+        listed.add_row(epsilon, *(_with_error(entry[kind][measure]) for kind, measure in SHOWN))
     out.print(listed)
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "descriptors.json", (json.dumps(document, indent=2) + "\n").encode())
     out.print(str(output.absolute() / "descriptors.json"), markup=False)
-
-
-def _columns(measure: str) -> list[str]:
-    return [f"{measure}: own", "another client's", "all classes alike"]
 
 
 def _with_error(found: Mapping[str, Any]) -> str:

@@ -66,7 +66,11 @@ def head_gradient(
 
 
 def invert(
-    clients: Sequence[Client], read: Callable[[Client], Readout], knowledge: PublicKnowledge, settings: AttackSettings
+    clients: Sequence[Client],
+    read: Callable[[Client], Readout],
+    knowledge: PublicKnowledge,
+    settings: AttackSettings,
+    extractor: nn.Module | None = None,
 ) -> list[Reconstruction]:
     """Reconstruct the images behind gradients of a feature extractor, wherever they come from.
 
@@ -75,6 +79,7 @@ def invert(
         read: Makes parameters and gradient of it, when its turn comes.
         knowledge: The settings.
         settings: Labels are ignored.
+        extractor: What the gradients are of, ready for `vmap`; None is the target network's.
 
     Returns:
         n images per client.
@@ -82,7 +87,7 @@ def invert(
     Raises:
         ValueError: If the extractor is not a sequence whose last layer with parameters is linear.
     """
-    body, last = split_extractor(build_structure(knowledge).extractor)
+    body, last = split_extractor(build_structure(knowledge).extractor if extractor is None else extractor)
     device = settings.device
 
     def prepare(chosen: Sequence[Client], labels: Sequence[IntArray | None]) -> Batch:
@@ -155,7 +160,7 @@ def _simulation(body: nn.Sequential, last: str, num_images: int) -> Callable[[Te
         rows = constants[_ROWS]
         # With one image the layer's bias gradient IS delta.
         delta = rows[:, -1:].T if num_images == 1 else least_squares_cotangents(inputs, rows)
-        below: dict[str, Tensor] = pull(delta @ constants[weight])[0]
+        below: dict[str, Tensor] = pull(delta @ constants[weight])[0] if names else {}
         return {**below, weight: delta.T @ inputs, bias: delta.sum(dim=0)}
 
     return simulate

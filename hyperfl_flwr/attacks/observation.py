@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperfl_flwr.attacks.encoder_knowledge import EncoderKnowledge
+from hyperfl_flwr.attacks.shared_steps import local_steps, rates
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.models.dropout import has_dropout
-from hyperfl_flwr.models.hypernetwork import frozen_hidden
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.storage import read_arrays, write_arrays
 from hyperfl_flwr.training.dual import DualRule
@@ -24,9 +25,6 @@ from hyperfl_flwr.training.dual_stability import dual_rule
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by `group/name`."""
-
-GENERATED = ("pfedhn", "pfedhn-pc", "it-pfl")
-"""Methods whose server generates the clients' models and gets the change of them (before minus after)."""
 
 _OWNER_ONLY = 0o600
 
@@ -96,6 +94,7 @@ class PublicKnowledge:
         pseudo_samples: Number P of pseudo-data that PRIV-HFL's client makes; 0 without distillation.
         generator_width: Of its generator; 0 without distillation.
         class_balance: c, by which it draws their labels; 0 without distillation.
+        encoder: How IT-PFL-HN's encoder is trained; None for other methods.
     """
 
     method: str
@@ -122,6 +121,7 @@ class PublicKnowledge:
     pseudo_samples: int = 0
     generator_width: int = 0
     class_balance: float = 0.0
+    encoder: EncoderKnowledge | None = None
 
     def __post_init__(self) -> None:
         """Check lengths and ranges.
@@ -163,7 +163,7 @@ class PublicKnowledge:
             augmented: Whether the data set is used with augmentation.
         """
         hyperfl, distills = config.method == "hyperfl", config.method == "priv-hfl" and config.priv_hfl.distill
-        learning_rate, weight_decay, clip_norm = _rates(config, learning_rate)
+        learning_rate, weight_decay, clip_norm = rates(config, learning_rate)
         return cls(
             method=config.method,
             target=config.target,
@@ -173,7 +173,7 @@ class PublicKnowledge:
             std=std,
             augmented=augmented,
             local_epochs=config.local_epochs,
-            local_steps=_local_steps(config),
+            local_steps=local_steps(config),
             batch_size=config.batch_size,
             learning_rate=learning_rate,
             momentum=config.momentum,
@@ -188,35 +188,13 @@ class PublicKnowledge:
             pseudo_samples=config.priv_hfl.pseudo_samples if distills else 0,
             generator_width=config.priv_hfl.generator_width if distills else 0,
             class_balance=config.priv_hfl.class_balance if distills else 0.0,
+            encoder=EncoderKnowledge.of(config),
         )
 
     def num_steps(self, num_examples: int) -> int:
         """Return how many steps a client takes on what is shared, for a reply that has so many samples behind it."""
         own = math.ceil(num_examples / self.summed_clients)
         return self.local_steps or self.local_epochs * math.ceil(own / self.batch_size)
-
-
-def _rates(config: RunConfig, learning_rate: float) -> tuple[float, float, float]:
-    """Return learning rate, weight decay and clip norm of the steps on what is shared."""
-    weight_decay, clip_norm = config.weight_decay, _clip_norm(config)
-    if config.method == "hyperfl-frozen":  # FedRep's round at other rates
-        method = config.hyperfl
-        hidden = frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
-        factor = 1 + float(hidden.square().sum())
-        learning_rate, weight_decay = learning_rate * factor, weight_decay / factor
-        clip_norm = method.clip_norm / math.sqrt(factor)
-    return learning_rate, weight_decay, clip_norm
-
-
-def _local_steps(config: RunConfig) -> int:
-    generated = dict.fromkeys(GENERATED, config.pfedhn.local_steps)
-    return (generated | {"priv-hfl": config.priv_hfl.local_steps}).get(config.method, 0)
-
-
-def _clip_norm(config: RunConfig) -> float:
-    own = (config.hyperfl, config.fedrep, config.priv_hfl)
-    norms = dict(zip(("hyperfl", "fedrep", "priv-hfl"), (section.clip_norm for section in own), strict=True))
-    return (norms | dict.fromkeys(GENERATED, config.pfedhn.clip_norm)).get(config.method, 0.0)
 
 
 def mean_observation(observations: Iterable[Observation]) -> Observation:

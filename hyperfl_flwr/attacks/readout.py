@@ -33,7 +33,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.attacks.observation import GENERATED, Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.attacks.observation import Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.attacks.shared_steps import GENERATED
 from hyperfl_flwr.models.targets import build_target
 
 CLASSIFIER = "classifier"

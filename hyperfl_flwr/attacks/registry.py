@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hyperfl_flwr.attacks import channels, dual_difference, generator_dlg, head_gradient, idlg, ig, paper_ig
+from hyperfl_flwr.attacks import (
+    channels,
+    dual_difference,
+    encoder_gradient,
+    generator_dlg,
+    head_gradient,
+    idlg,
+    ig,
+    paper_ig,
+)
 from hyperfl_flwr.attacks.inversion import Optimisation
 from hyperfl_flwr.attacks.reconstruction import Run
 
@@ -23,6 +32,7 @@ class Attack:
         defaults: Its own optimisation; None where it searches for nothing.
         finds_images: Whether its results have images.
         of_generator: Whether it needs the gradient of a generator, which clients that distil send.
+        of_encoder: Whether it needs a trained encoder, which IT-PFL-HN's clients send in the first phase.
     """
 
     title: str
@@ -35,6 +45,7 @@ class Attack:
     defaults: Optimisation | None = None
     finds_images: bool = True
     of_generator: bool = False
+    of_encoder: bool = False
 
 
 ATTACKS: Mapping[str, Attack] = {
@@ -66,6 +77,14 @@ ATTACKS: Mapping[str, Attack] = {
         methods=("fedavg", "pfedhn", "it-pfl"),
         run=idlg.idlg,
         finds_images=False,
+    ),
+    "encoder-gradient": Attack(
+        title="Head-gradient attack on the encoder",
+        source="this project",
+        methods=("it-pfl",),
+        run=encoder_gradient.encoder_gradient,
+        defaults=head_gradient.DEFAULTS,
+        of_encoder=True,
     ),
     "dual-difference": Attack(
         title="Gradient inversion on followed models",

@@ -19,7 +19,7 @@ from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.models.hypernetwork import common_embedding
-from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.recording import read_metrics, settings_of
 
 METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc", "it-pfl"]
 
@@ -187,6 +187,23 @@ def test_chosen_attacks_are_those_of_the_method() -> None:
     assert chosen_attacks(["idlg"], fedavg) == ["idlg"]
     data = load_federated_data(make_target(settings(), Options(num_images=4)).config.data_settings())
     assert data.num_clients == 4
+
+
+def test_the_encoder_is_attacked_while_it_travels(federate: Federate) -> None:
+    """Round 1 of 2 is of the first phase, and so is a round that is run for the attack; the last one fine-tunes."""
+    fresh = make_target(settings(method="it-pfl"), Options(num_images=2))
+    assert chosen_attacks([], fresh) == ["ig", "head-gradient", "idlg", "encoder-gradient"]
+    for recorded, attacks in (("1", chosen_attacks([], fresh)), ("2", ["ig", "head-gradient", "idlg"])):
+        run = federate("it-pfl", **{"audit.clients": "0", "audit.rounds": recorded, "data.train-samples": 2})
+        target, observed = recorded_round(run, {})
+        assert chosen_attacks([], target) == attacks
+        findings = audit(target, Options(attacks=attacks, iterations=2), observed)
+        assert {name: len(finding.comparisons) for name, finding in findings.items()} == {
+            name: int(name != "idlg") for name in attacks
+        }
+    after_the_last = make_target(settings_of(run), Options(num_images=1, samples=1), run)
+    with pytest.raises(ConfigError, match="encoder-gradient does not apply to it-pfl; what does: ig, head-gradient, "):
+        chosen_attacks(["encoder-gradient"], after_the_last)
 
 
 def test_federations_that_are_run_warn(capsys: pytest.CaptureFixture[str]) -> None:

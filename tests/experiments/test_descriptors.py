@@ -61,7 +61,7 @@ def test_estimates_are_those_of_the_models_of_the_descriptors(run: Path) -> None
 
 
 def test_the_measures_are_those_of_estimates_and_truth(run: Path) -> None:
-    """Half the sum of differences, by numpy; equal shares are 0.8 away from two classes of ten, and have no rank."""
+    """Half the sum of differences, by numpy; classes that are all alike have no ranks."""
     document = measure_descriptors(run, {"novel.epsilons": "none"})
     (entry,) = document["by_epsilon"]
     estimates, truth = np.array(entry["estimates"]), np.array(document["truth"])

@@ -7,7 +7,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hyperfl_flwr.attacks.observation import GENERATED, Observation, PublicKnowledge
+from hyperfl_flwr.attacks.encoder_knowledge import EncoderKnowledge
+from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.attacks.shared_steps import GENERATED
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
 from hyperfl_flwr.models.initial import ordinary_parameters, rectifier_parameters
@@ -131,7 +133,7 @@ def it_pfl(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
     encoder.load_state_dict(rectifier_parameters(encoder, torch_generator(0, "encoder")), assign=True)
     embedding = torch.randn(4, generator=torch_generator(0, "embedding"))
     before = arrays_of(encoder, "encoder")
-    whole = Epochs(epochs=1, steps=1, batch_size=500)
+    whole = Epochs(epochs=1, steps=1, batch_size=500, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
     train_encoder(encoder, embedding, data, whole, np.random.default_rng(0), learning_rate=ENCODER_RATE)
     sent = {**before, "embedding/weight": embedding[None].numpy()}
     came = {**arrays_of(encoder, "encoder"), "embedding/weight": np.zeros((1, 4), np.float32)}
@@ -140,7 +142,8 @@ def it_pfl(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
         received={**sent, **attacked.observation.received},
         reply={**came, **attacked.observation.reply},
     )
-    return replace(attacked, observation=observation)
+    training = EncoderKnowledge(pooling="mean", learning_rate=ENCODER_RATE, local_epochs=1, steps=1, batch_size=500)
+    return replace(attacked, observation=observation, knowledge=replace(attacked.knowledge, encoder=training))
 
 
 def fedrep(data: Samples, epochs: Epochs) -> Attacked:

@@ -61,6 +61,7 @@ MAKERS = {
         ("ig", "fedavg"),
         ("ig", "pfedhn"),
         ("ig", "it-pfl"),
+        ("encoder-gradient", "it-pfl"),
     ],
 )
 def test_single_images_are_recovered(name, method):

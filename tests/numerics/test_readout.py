@@ -10,8 +10,10 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from hyperfl_flwr.attacks.encoder_gradient import encoder_arrays, read_encoder
 from hyperfl_flwr.attacks.observation import Observation
 from hyperfl_flwr.attacks.readout import mean_gradients, read_heads, read_out, refine_embedding, sgd_scalars
+from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_hypernetwork
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.sgd import Epochs
@@ -189,6 +191,19 @@ def test_what_else_it_pfl_sends_changes_nothing():
     for name, value in expected.gradient.items():
         torch.testing.assert_close(reading.gradient[name], value, rtol=0, atol=0)
         torch.testing.assert_close(reading.parameters[name], expected.parameters[name], rtol=0, atol=0)
+
+
+def test_the_encoder_gives_its_gradient():
+    """One step with weight decay and momentum: autograd's gradient of |g(D) - e|^2 / d at what was sent."""
+    data = samples(*digits(4))
+    attacked = it_pfl(data, Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5))
+    encoder = build_encoder("cnn", (1, 8, 8), 4, "mean")
+    encoder.load_state_dict(encoder_arrays(attacked.observation.received), assign=True)
+    embedding = torch.tensor(attacked.observation.received["embedding/weight"][0])
+    (encoder.requires_grad_()(data.train_images) - embedding).square().mean().backward()
+    found = read_encoder(attacked.observation, attacked.knowledge, attacked.knowledge.encoder)
+    for name, parameter in encoder.named_parameters():
+        assert relative_error(found[name], parameter.grad) < 1e-3
 
 
 def test_a_shared_extractor_gives_its_gradient():

@@ -1,0 +1,88 @@
+"""Images from the trained encoder that a client of IT-PFL-HN returns: no label, and nothing of its model.
+
+In the first phase the server sends the encoder g, and gets it back after SGD on |g(B) - e|^2 / d over batches B, by
+default one step on all samples. Its layers up to what is pooled, phi, are an extractor whose last layer is linear:
+`hyperfl_flwr.attacks.head_gradient` needs their gradient and nothing above them, neither embedding nor pooling. Several
+steps are taken for one with their mean gradient, of all samples. In the second phase the encoder does not travel.
+
+The attack is this project's.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hyperfl_flwr.attacks.encoder_knowledge import EncoderKnowledge
+from hyperfl_flwr.attacks.head_gradient import invert
+from hyperfl_flwr.attacks.observation import Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, sgd_scalars
+from hyperfl_flwr.attacks.reconstruction import AttackSettings, Reconstruction, vmap_ready
+from hyperfl_flwr.models.encoder import build_encoder
+
+ENCODER, _PHI = "encoder/", "body."
+
+
+def encoder_gradient(
+    observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
+) -> list[Reconstruction]:
+    """Reconstruct the images behind an encoder's update.
+
+    Args:
+        observations: Of IT-PFL-HN's first phase.
+        knowledge: The settings.
+        settings: Labels are ignored.
+
+    Raises:
+        ValueError: If no encoder has travelled, or it has not changed.
+    """
+    training = knowledge.encoder
+    if training is None or not all(encoder_arrays(each.reply) for each in observations):
+        raise ValueError("there is no encoder in what the clients send")
+    phi = vmap_ready(build_encoder(knowledge.target, knowledge.input_shape, 1, training.pooling)).body
+
+    def read(observation: Observation) -> Readout:
+        return _of_phi(observation, knowledge, training)
+
+    return invert(observations, read, knowledge, settings, phi)
+
+
+def read_encoder(observation: Observation, knowledge: PublicKnowledge, training: EncoderKnowledge) -> dict[str, Tensor]:
+    """Return the mean gradient of the encoder's steps by parameter name, float32; exact after one step.
+
+    Raises:
+        ValueError: If the encoder has not changed.
+    """
+    kept, weights = sgd_scalars(
+        training.num_steps(observation.num_examples),
+        learning_rate=training.learning_rate,
+        momentum=knowledge.momentum,
+        weight_decay=knowledge.weight_decay,
+    )
+    before, after = encoder_arrays(observation.received), encoder_arrays(observation.reply)
+    found = {
+        name: ((after[name].double() - kept * value.double()) / weights.sum()).float() for name, value in before.items()
+    }
+    if not any(bool(value.any()) for value in found.values()):
+        raise ValueError("the encoder came back as it was sent: nothing can be read off it")
+    return found
+
+
+def encoder_arrays(arrays: Arrays) -> dict[str, Tensor]:
+    """Return the encoder's among the arrays of one direction, by parameter name."""
+    return {k.removeprefix(ENCODER): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(ENCODER)}
+
+
+def _of_phi(observation: Observation, knowledge: PublicKnowledge, training: EncoderKnowledge) -> Readout:
+    """Return parameters and gradient of phi under the names of an extractor."""
+    both = encoder_arrays(observation.received), read_encoder(observation, knowledge, training)
+    parameters, gradient = (
+        {f"{EXTRACTOR}.{k.removeprefix(_PHI)}": value for k, value in values.items() if k.startswith(_PHI)}
+        for values in both
+    )
+    return Readout(
+        parameters=parameters,
+        gradient=gradient,
+        num_steps=training.num_steps(observation.num_examples),
+        num_examples=observation.num_examples,
+    )
