@@ -13,6 +13,12 @@ from hyperfl_flwr.metrics.images import Lpips, psnr, similarity, ssim
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers(monkeypatch):
+    """Every test draws the same numbers, whichever tests ran before it."""
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
+
+
 def images(num=5, channels=1, side=28):
     return RNG.random((num, channels, side, side), dtype=np.float32)
 

@@ -145,4 +145,4 @@ def test_samples_that_are_not_numbers_are_answered_like_others() -> None:
     """They count as zeros: an error would tell, without noise, that a neighbouring dataset has such a sample."""
     samples = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [math.inf, 1.0]])
     pooled = private_pooled(linear_encoder(), samples, epsilon=1e12, delta=0.01)
-    np.testing.assert_allclose(pooled, [0.2, 0.8 / 3], atol=1e-6)
+    np.testing.assert_allclose(pooled, [0.2, 0.8 / 3], atol=1e-4)  # the noise is about 1e-6
