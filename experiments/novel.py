@@ -52,7 +52,7 @@ def divergence_points(run: Path, way: str) -> Points:
     return [
         (nearest_divergence(counts[record.client], counts[:trained]), record.accuracy)
         for record in _plain(run, way)
-        if record.all_samples and record.epsilon is None
+        if record.is_unlimited
     ]
 
 

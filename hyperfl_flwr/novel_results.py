@@ -48,6 +48,11 @@ class NovelRecord:
     all_samples: bool = True
     epsilon: float | None = None
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether all samples were used, without noise."""
+        return self.all_samples and self.epsilon is None
+
     def to_json(self) -> dict[str, Any]:
         """Return it as novel.json has it."""
         return asdict(self)
@@ -80,7 +85,7 @@ def means(records: Iterable[NovelRecord]) -> Mapping[tuple[str, str], Mean]:
     """Return the means by way and corruption over the clients, of records with all samples and without noise."""
     found: dict[tuple[str, str], list[float]] = {}
     for record in records:
-        if record.all_samples and record.epsilon is None:
+        if record.is_unlimited:
             found.setdefault((record.way, record.corruption), []).append(record.accuracy)
     return {key: mean_of(accuracies) for key, accuracies in found.items()}
 
@@ -100,7 +105,7 @@ def flat_means(records: Sequence[NovelRecord]) -> dict[str, float | None]:
 
 
 def _is_plain(record: NovelRecord) -> bool:
-    return record.corruption == "none" and record.all_samples and record.epsilon is None
+    return record.corruption == "none" and record.is_unlimited
 
 
 def described(records: Sequence[NovelRecord]) -> str:
