@@ -15,12 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from hyperfl_flwr import manifest
+from hyperfl_flwr.agreement import handshake
 from hyperfl_flwr.attacks.descriptor_labels import Fit, Shares, expected_shares, own_fit, swapped_fit
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data, normalised
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.grid import handshake
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.novel_results import mean_of
 from hyperfl_flwr.personalize import Source, open_run

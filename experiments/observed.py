@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from experiments.neighbours import keep_next, seen_by_neighbours
+from hyperfl_flwr.agreement import handshake
 from hyperfl_flwr.attacks.observation import (
     Observation,
     PublicKnowledge,
@@ -23,7 +24,7 @@ from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.grid import exchange, handshake
+from hyperfl_flwr.grid import exchange
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_manifest, settings_of

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from hyperfl_flwr import ROOT, __version__
+from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.config import Scalar
-from hyperfl_flwr.grid import Federation
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
 """Environment variable by which the command line tells the server the checkout's commit; Flower's copy has no git."""

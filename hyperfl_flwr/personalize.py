@@ -7,12 +7,12 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from hyperfl_flwr.agreement import Federation, Node
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.datasets import DATASETS, load_dataset
 from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.grid import Federation, Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.recipe import Recipe
 from hyperfl_flwr.recording import read_manifest, settings_of

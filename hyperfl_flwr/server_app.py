@@ -17,9 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from hyperfl_flwr import manifest
+from hyperfl_flwr.agreement import Federation, handshake
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.grid import Federation, handshake
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run

@@ -11,10 +11,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
 from hyperfl_flwr.checkpoint import Progress
 from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.grid import Exchange, Federation, match
+from hyperfl_flwr.grid import Exchange, match
 from hyperfl_flwr.messages import (
     ARRAYS,
     CONFIG,

@@ -17,13 +17,13 @@ from torch.func import functional_call
 from clients import adapter
 from clients.base import BaseClient
 from experiments.report import write_report
+from hyperfl_flwr.agreement import handshake
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData, load_federated_data
 from hyperfl_flwr.data.corruptions import corrupted
 from hyperfl_flwr.errors import ConfigError, DataError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.grid import handshake
 from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_client, record_of
 from hyperfl_flwr.methods import METHODS, check_novel
 from hyperfl_flwr.models.encoder import build_encoder

@@ -23,13 +23,13 @@ from torch.nn import functional
 
 from clients.on_demand import Owner
 from experiments.personalize import Personalized, personalize
+from hyperfl_flwr.agreement import greet, handshake
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.grid import greet, handshake
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import ARRAYS, CLIENTS, OWN_ARRAYS, PROPERTIES, Report, record_of
 from hyperfl_flwr.personalize import open_run

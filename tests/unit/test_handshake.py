@@ -6,14 +6,16 @@ import pytest
 from flwr.common.constant import ErrorCode
 from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
 
+from hyperfl_flwr import agreement as agreement_module
 from hyperfl_flwr import grid as grid_module
+from hyperfl_flwr.agreement import Federation, handshake
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.grid import Federation, handshake
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_module, "POLL_SECONDS", 0.0)
+    for module in (agreement_module, grid_module):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
 
 
 def hosts(federation: Federation) -> list[tuple[int, list[int]]]:
