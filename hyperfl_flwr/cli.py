@@ -15,6 +15,7 @@ from experiments.report import write_report
 from experiments.run import Observer, launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
+from hyperfl_flwr.cli_folders import folders
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.cli_personalize import personal
 from hyperfl_flwr.cli_studies import studies
@@ -30,6 +31,7 @@ cli = typer.Typer(
 cli.add_typer(studies)
 cli.add_typer(audits)
 cli.add_typer(personal)
+cli.add_typer(folders)
 
 SHOWN = ("is left out", "novel client", "warning:")
 """Lines of the server's log with one of these are shown with the progress."""

@@ -1,0 +1,75 @@
+"""A data set as its clients' folders of images."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from hyperfl_flwr.cli import cli
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+
+
+def invoke(*words: str) -> list[Path]:
+    result = CliRunner().invoke(cli, ["image-folders", *words])
+    if result.exception is not None:
+        raise result.exception
+    return [Path(line) for line in result.stdout.splitlines()]
+
+
+def test_the_folders_hold_what_the_clients_hold(tmp_path: Path) -> None:
+    """Expected: the partition of a simulation with the same settings, pixel by pixel."""
+    chosen = {"num-clients": 3, "data.partition": "shards", "data.seed": 4}
+    folders = invoke(
+        str(tmp_path / "out"), "--num-clients", "3", "--set", "data.partition=shards", "--set", "data.seed=4"
+    )
+    assert folders == [tmp_path / "out" / f"client-{client}" for client in range(3)]
+    data = load_federated_data(RunConfig.from_flat(default_settings() | chosen).data_settings())
+    for client, folder in enumerate(folders):
+        for name, split, indices in (
+            ("train", data.dataset.train, data.train_indices(client)),
+            ("test", data.dataset.test, data.test_indices(client)),
+        ):
+            files = sorted((folder / name).rglob("*.png"), key=lambda file: file.name)
+            assert [int(file.stem) for file in files] == indices.tolist()
+            assert [int(file.parent.name) for file in files] == split.labels[indices].tolist()
+            for file, index in zip(files, indices, strict=True):
+                np.testing.assert_array_equal(np.asarray(Image.open(file)), split.images[index][0])
+
+
+def test_colours_and_names_of_classes(tmp_path: Path) -> None:
+    """Expected: CIFAR-10's own pixels; a truck's name is its folder's."""
+    root = os.environ.get("HYPERFL_TEST_DATA")
+    if not root:
+        pytest.skip("HYPERFL_TEST_DATA names no folder of data sets")
+    settings = ["--set", "data.train-samples=50", "--set", "data.test-samples=20"]
+    (folder,) = invoke(str(tmp_path), "--dataset", "cifar10", "--num-clients", "1", "--data-root", root, *settings)
+    chosen = {
+        "dataset": "cifar10",
+        "data-root": root,
+        "num-clients": 1,
+        "data.train-samples": 50,
+        "data.test-samples": 20,
+    }
+    dataset = load_federated_data(RunConfig.from_flat(default_settings() | chosen).data_settings()).dataset
+    truck = next((folder / "train" / "truck").iterdir())
+    assert dataset.train.labels[int(truck.stem)] == 9
+    expected = dataset.train.images[int(truck.stem)].transpose(1, 2, 0)
+    np.testing.assert_array_equal(np.asarray(Image.open(truck)), expected)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match="give a new folder"):
+        invoke(str(tmp_path))
+
+
+def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "features.npz"
+    np.savez(file, features=np.ones((40, 5), np.float32), labels=np.arange(40) % 2)
+    with pytest.raises(ConfigError, match="no 8-bit images"):
+        invoke(str(tmp_path / "out"), "--dataset", f"npz:{file}")
