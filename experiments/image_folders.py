@@ -1,4 +1,4 @@
-"""Writes a named data set, divided among clients, as folders of images: several owners' data to try a deployment with."""
+"""Writes a data set, divided among clients, as folders of images: several owners' data to try a deployment with."""
 
 import re
 from collections.abc import Mapping
