@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.measure import measure_clients, measure_federations, measure_transport
 from benchmarks.report import Results, render
 from benchmarks.workload import Workload
-from experiments.run import commit
+from experiments.bundle import commit
 from hyperfl_flwr import ROOT, manifest
 
 SMALL, LARGE = (1, 28, 28), (3, 32, 32)

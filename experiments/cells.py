@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from experiments.bundle import commit
 from experiments.flower import training_environment
-from experiments.run import commit
 from experiments.studies import Cell, Study
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.run import Observer, launch, plan
+from experiments.following import Observer
+from experiments.run import launch, plan
 from hyperfl_flwr.config import flatten
 from hyperfl_flwr.plots import plot_comparison
 from hyperfl_flwr.recording import new_run_name, refuse_used_directory

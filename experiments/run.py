@@ -1,37 +1,29 @@
 """Runs the app on a SuperLink of its own and follows it to the end."""
 
-import contextlib
-import json
 import math
-import os
-import shlex
-import shutil
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from clients.base import client_setting
+from experiments.bundle import build_app, commit, settings_text
 from experiments.cores import WAITING, CoreSlots
 from experiments.flower import federation_config
+from experiments.following import Observer, explained, follow
 from experiments.layout import Machine, suitable_nodes, suitable_threads
 from experiments.leaks import leak_warnings
 from experiments.superlink import LocalSuperLink
-from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import RunConfig, Scalar, app_file, default_settings
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
-from hyperfl_flwr.errors import ConfigError, DeviceError, RunFailedError
+from hyperfl_flwr.errors import ConfigError, DeviceError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.state import PrivateState
-
-POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +43,6 @@ class Plan:
     threads: int
     chosen_for: str
     warnings: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observer:
-    """What a caller wants to hear of a run; each is called from the caller's own thread.
-
-    Attributes:
-        on_round: (last finished round, number of rounds, mean own accuracy of that round or None).
-        on_log: New lines of Flower's and the server's log.
-        on_note: One line for people.
-    """
-
-    on_round: Callable[[int, int, float | None], None] = lambda *_: None
-    on_log: Callable[[str], None] = lambda _: None
-    on_note: Callable[[str], None] = lambda _: None
 
 
 def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
@@ -162,12 +139,12 @@ def launch(planned: Plan, observer: Observer) -> Path:
         with LocalSuperLink(environment={COMMIT_VARIABLE: commit()}) as superlink:
             app = build_app(superlink.home / "app")
             settings = superlink.home / "settings.toml"
-            settings.write_text("".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in config.flat().items()))
+            settings.write_text(settings_text(config))
             actors = max(1, held // planned.threads)
             observer.on_note(_where(planned, actors))
             run_id = superlink.submit(app, settings, _federation(config, planned.num_nodes, actors))
-            with _explained(directory, observer):
-                _follow(superlink, run_id, config, directory, observer)
+            with explained(directory, observer):
+                follow(superlink, run_id, config, directory, observer)
     return directory
 
 
@@ -189,109 +166,3 @@ def _federation(config: RunConfig, num_nodes: int, actors: int) -> str:
     gpus = torch.cuda.device_count()
     sharing = math.ceil(actors / gpus)  # Ray places each process on one GPU
     return federation_config(num_nodes, actors, gpus, 1 / sharing)
-
-
-def _follow(superlink: LocalSuperLink, run_id: int, config: RunConfig, directory: Path, observer: Observer) -> None:
-    position, told, rounds = 0, -1, _Rounds(directory)
-    while True:
-        status = superlink.status(run_id)
-        lines, position = superlink.read_log(run_id, position)
-        if lines:
-            observer.on_log(lines)
-        rounds.read_on()
-        if rounds.last != told:
-            told = rounds.last
-            observer.on_round(told, config.num_rounds, rounds.accuracy)
-        if status.finished:
-            break
-        time.sleep(POLL_SECONDS)
-    if not status.completed:
-        problem = status.details.removeprefix("Simulation failed with exception: ") or status.status
-        raise RunFailedError(problem if problem else superlink.log_tail(run_id))
-    if not (directory / "summary.json").is_file():
-        raise RunFailedError(f"Flower calls the run completed, but it left no summary in {directory}")
-
-
-@contextlib.contextmanager
-def _explained(directory: Path, observer: Observer) -> Iterator[None]:
-    """Add the command that goes on with the run to whatever ends it early."""
-    hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"
-    try:
-        yield
-    except KeyboardInterrupt:
-        if (directory / "manifest.json").is_file():
-            observer.on_note(hint)
-        raise
-    except RunFailedError as error:
-        if hint in str(error) or not (directory / "manifest.json").is_file():
-            raise
-        raise RunFailedError(f"{error}\n{hint}") from None
-
-
-class _Rounds:
-    """Reads a run's metrics while they are being written."""
-
-    def __init__(self, directory: Path) -> None:
-        self._file = directory / "metrics.jsonl"
-        self._identity, self._position = 0, 0
-        self.last = 0
-        self.accuracy: float | None = None
-
-    def read_on(self) -> None:
-        """Read the lines that were added; `last` and `accuracy` are those of the newest round then."""
-        if not self._file.is_file():
-            return
-        with self._file.open("rb") as file:
-            identity = os.fstat(file.fileno()).st_ino
-            if identity != self._identity:  # a resumed run begins by replacing the file
-                self._identity, self._position = identity, 0
-            file.seek(self._position)
-            added, newline, _ = file.read().rpartition(b"\n")
-        self._position += len(added) + len(newline)
-        for line in added.splitlines():
-            record = json.loads(line)
-            if record["kind"] == "train":
-                self.last, self.accuracy = record["round"], record.get("own_accuracy")
-
-
-def build_app(folder: Path) -> Path:
-    """Copy the app (packages, pyproject.toml, LICENSE) from this installation to a folder that Flower can submit."""
-    for package in ("hyperfl_flwr", "strategies", "clients"):
-        shutil.copytree(
-            ROOT / package,
-            folder / package,
-            ignore=lambda path, names: [n for n in names if _is_foreign(Path(path) / n)],
-        )
-    for name in ("pyproject.toml", "LICENSE"):
-        shutil.copyfile(app_file(name), folder / name)
-    return folder
-
-
-def _is_foreign(path: Path) -> bool:
-    return path.name == "__pycache__" or (path.is_file() and path.suffix != ".py")
-
-
-def commit() -> str:
-    """Return the checkout's commit, with `-dirty` where files differ from it; empty outside a checkout."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "--show-toplevel", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.split()
-        if Path(found[0]).resolve() != ROOT:
-            return ""
-        status = subprocess.run(
-            ["git", "-C", str(ROOT), "status", "--porcelain"], capture_output=True, text=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return found[1] + ("-dirty" if status.strip() else "")
-
-
-def _toml_key(key: str) -> str:
-    return f'"{key}"' if "." in key else key
-
-
-def _toml(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -10,9 +10,10 @@ from rich.table import Table
 
 from experiments.cores import usable_cores
 from experiments.estimate import Estimate, estimate
+from experiments.following import Observer
 from experiments.quickstart import quickstart as run_quickstart
 from experiments.report import write_report
-from experiments.run import Observer, launch, plan
+from experiments.run import launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_folders import folders

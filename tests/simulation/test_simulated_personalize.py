@@ -11,9 +11,9 @@ import torch
 from federations import small_settings, trained
 
 from clients.on_demand import Owner
+from experiments.bundle import build_app
 from experiments.flower import federation_config
 from experiments.personalize import personalize
-from experiments.run import build_app
 from experiments.superlink import LocalSuperLink
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -1,0 +1,57 @@
+"""What is handed to Flower for a run: the app's files, the commit they are from, and the settings."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.config import RunConfig, Scalar, app_file
+
+
+def build_app(folder: Path) -> Path:
+    """Copy the app (packages, pyproject.toml, LICENSE) from this installation to a folder that Flower can submit."""
+    for package in ("hyperfl_flwr", "strategies", "clients"):
+        shutil.copytree(
+            ROOT / package,
+            folder / package,
+            ignore=lambda path, names: [n for n in names if _is_foreign(Path(path) / n)],
+        )
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copyfile(app_file(name), folder / name)
+    return folder
+
+
+def _is_foreign(path: Path) -> bool:
+    return path.name == "__pycache__" or (path.is_file() and path.suffix != ".py")
+
+
+def commit() -> str:
+    """Return the checkout's commit, with `-dirty` where files differ from it; empty outside a checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "--show-toplevel", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.split()
+        if Path(found[0]).resolve() != ROOT:
+            return ""
+        status = subprocess.run(
+            ["git", "-C", str(ROOT), "status", "--porcelain"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return found[1] + ("-dirty" if status.strip() else "")
+
+
+def settings_text(config: RunConfig) -> str:
+    """Return a TOML file of all settings, as Flower takes it."""
+    return "".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in config.flat().items())
+
+
+def _toml_key(key: str) -> str:
+    return f'"{key}"' if "." in key else key
+
+
+def _toml(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, str) else repr(value)

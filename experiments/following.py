@@ -1,0 +1,120 @@
+"""Follows a run that Flower executes, to its end."""
+
+import contextlib
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from experiments.flower import RunStatus
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.errors import RunFailedError
+
+POLL_SECONDS = 0.5
+
+
+class Followed(Protocol):
+    """The SuperLink on which a run can be followed."""
+
+    def status(self, run_id: int) -> RunStatus:
+        """Return how a run stands."""
+
+    def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
+        """Return what the run printed after `position`, and the position to go on from."""
+
+    def log_tail(self, run_id: int, lines: int = 20) -> str:
+        """Return the last lines that the run printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observer:
+    """What a caller wants to hear of a run; each is called from the caller's own thread.
+
+    Attributes:
+        on_round: (last finished round, number of rounds, mean own accuracy of that round or None).
+        on_log: New lines of Flower's and the server's log.
+        on_note: One line for people.
+    """
+
+    on_round: Callable[[int, int, float | None], None] = lambda *_: None
+    on_log: Callable[[str], None] = lambda _: None
+    on_note: Callable[[str], None] = lambda _: None
+
+
+def follow(superlink: Followed, run_id: int, config: RunConfig, directory: Path, observer: Observer) -> None:
+    """Tell an observer of a run until it has ended.
+
+    Args:
+        superlink: Where it runs.
+        run_id: Flower's name for it.
+        config: Its settings.
+        directory: Its folder.
+        observer: Hears of rounds and log lines.
+
+    Raises:
+        RunFailedError: If the run failed, whatever Flower calls it.
+    """
+    position, told, rounds = 0, -1, _Rounds(directory)
+    while True:
+        status = superlink.status(run_id)
+        lines, position = superlink.read_log(run_id, position)
+        if lines:
+            observer.on_log(lines)
+        rounds.read_on()
+        if rounds.last != told:
+            told = rounds.last
+            observer.on_round(told, config.num_rounds, rounds.accuracy)
+        if status.finished:
+            break
+        time.sleep(POLL_SECONDS)
+    if not status.completed:
+        problem = status.details.removeprefix("Simulation failed with exception: ") or status.status
+        raise RunFailedError(problem if problem else superlink.log_tail(run_id))
+    if not (directory / "summary.json").is_file():
+        raise RunFailedError(f"Flower calls the run completed, but it left no summary in {directory}")
+
+
+@contextlib.contextmanager
+def explained(directory: Path, observer: Observer) -> Iterator[None]:
+    """Add the command that goes on with the run to whatever ends it early."""
+    hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (directory / "manifest.json").is_file():
+            observer.on_note(hint)
+        raise
+    except RunFailedError as error:
+        if hint in str(error) or not (directory / "manifest.json").is_file():
+            raise
+        raise RunFailedError(f"{error}\n{hint}") from None
+
+
+class _Rounds:
+    """Reads a run's metrics while they are being written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "metrics.jsonl"
+        self._identity, self._position = 0, 0
+        self.last = 0
+        self.accuracy: float | None = None
+
+    def read_on(self) -> None:
+        """Read the lines that were added; `last` and `accuracy` are those of the newest round then."""
+        if not self._file.is_file():
+            return
+        with self._file.open("rb") as file:
+            identity = os.fstat(file.fileno()).st_ino
+            if identity != self._identity:  # a resumed run begins by replacing the file
+                self._identity, self._position = identity, 0
+            file.seek(self._position)
+            added, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(added) + len(newline)
+        for line in added.splitlines():
+            record = json.loads(line)
+            if record["kind"] == "train":
+                self.last, self.accuracy = record["round"], record.get("own_accuracy")
