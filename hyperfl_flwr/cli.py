@@ -16,6 +16,7 @@ from experiments.report import write_report
 from experiments.run import launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
+from hyperfl_flwr.cli_deploy import deployments
 from hyperfl_flwr.cli_folders import folders
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.cli_personalize import personal
@@ -32,6 +33,7 @@ cli = typer.Typer(
 cli.add_typer(studies)
 cli.add_typer(audits)
 cli.add_typer(personal)
+cli.add_typer(deployments, name="deploy")
 cli.add_typer(folders)
 
 SHOWN = ("is left out", "novel client", "warning:")

@@ -40,7 +40,8 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
-            "hyperfl_flwr.cli_personalize", "hyperfl_flwr.cli_folders", "hyperfl_flwr.__main__",
+            "hyperfl_flwr.cli_personalize", "hyperfl_flwr.cli_deploy",
+            "hyperfl_flwr.cli_folders", "hyperfl_flwr.__main__",
         ),
         5,
     ),

@@ -1,0 +1,53 @@
+"""The command line's deployments: their files, keys and checks. Flower's own programs run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.deploy_files import init, renew
+from experiments.deploy_layout import DEFAULT_PORT, Deployment
+from experiments.deploy_owner import node_arguments
+from experiments.deploy_register import register
+from hyperfl_flwr.cli_output import err, out
+
+deployments = typer.Typer(help="Prepare and check a federation of SuperNodes on machines of different owners.")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
+
+
+@deployments.command("init")
+def run_init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the deployment's files.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes; it cannot be changed later.")],
+    host: Annotated[str, typer.Option(help="Name or IPv4 address of this machine, as the nodes see it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the SuperLink.")] = DEFAULT_PORT,
+) -> None:
+    """Write certificates, keys, start scripts and settings of a SuperLink and its nodes."""
+    deployment = Deployment(folder=folder.absolute(), host=host, port=port, num_nodes=nodes)
+    init(deployment)
+    out.print(f"server: {deployment.server}", markup=False)
+    for number in range(nodes):
+        out.print(f"node {number}: {deployment.node(number)}", markup=False)
+
+
+@deployments.command("register")
+def run_register(folder: Folder) -> None:
+    """Register the nodes' public keys at the running SuperLink; may be repeated."""
+    for line in register(Deployment.read(folder)):
+        out.print(line, markup=False)
+
+
+@deployments.command("renew")
+def run_renew(folder: Folder) -> None:
+    """Write a new server certificate by the same authority; restart the SuperLink afterwards."""
+    deployment = Deployment.read(folder)
+    renew(deployment)
+    out.print(str(deployment.server / "server.crt"), markup=False)
+    err.print("restart the SuperLink; the nodes need nothing new", markup=False)
+
+
+@deployments.command("node-arguments", hidden=True)
+def run_node_arguments(folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")]) -> None:
+    """Print what start.sh adds to the SuperNode's command."""
+    typer.echo(node_arguments(folder))

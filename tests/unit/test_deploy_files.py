@@ -1,0 +1,136 @@
+"""What `hyperfl deploy init` writes: who may read it, certificates that others accept, scripts that a shell reads."""
+
+import shutil
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from experiments.deploy_files import init, renew
+from experiments.deploy_keys import read_certificate, read_node_key
+from experiments.deploy_layout import Deployment
+from experiments.deploy_owner import Place
+from hyperfl_flwr.errors import ConfigError, StateError
+
+
+def make(folder: Path, host: str = "fl.example.org", nodes: int = 2) -> Deployment:
+    deployment = Deployment(folder=folder, host=host, port=8123, num_nodes=nodes)
+    init(deployment)
+    return deployment
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return make(tmp_path_factory.mktemp("deployment") / "a folder")
+
+
+def test_everything_lies_where_the_layout_says(deployment: Deployment) -> None:
+    assert Deployment.read(deployment.folder) == deployment
+    for number in (0, 1):
+        files = {path.name for path in deployment.node(number).iterdir()}
+        assert {"ca.crt", "node.key", "node.pub", "node.toml", "start.sh", "state", "flwr"} <= files
+        assert deployment.public_key(number).read_bytes() == (deployment.node(number) / "node.pub").read_bytes()
+    files = {path.name for path in deployment.server.iterdir()}
+    assert {"ca.crt", "server.crt", "server.key", "start.sh", "keys", "flwr", "compose.yaml"} <= files
+    assert not (deployment.server / "ca.key").exists()
+
+
+def test_only_the_owner_reads_keys_and_folders(deployment: Deployment) -> None:
+    paths = [deployment.folder, *deployment.folder.rglob("*")]
+    private = [path for path in paths if path.is_dir() or path.suffix == ".key"]
+    assert len([path for path in private if path.suffix == ".key"]) == 4  # the authority's, the server's, two nodes'
+    for path in private:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_openssl_accepts_the_server_under_its_names_only(deployment: Deployment) -> None:
+    verify = ("openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", deployment.server / "ca.crt")
+    for name in ("fl.example.org", "localhost"):
+        run(*verify, "-verify_hostname", name, deployment.server / "server.crt")
+    run(*verify, "-verify_ip", "127.0.0.1", deployment.server / "server.crt")
+    command = [*verify, "-verify_hostname", "other.example.org", deployment.server / "server.crt"]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "hostname mismatch" in done.stderr.lower()
+
+
+def test_an_address_is_an_address_in_the_certificate(tmp_path: Path) -> None:
+    deployment = make(tmp_path / "d", host="10.1.2.3")
+    run(
+        "openssl", "verify", "-CAfile", deployment.authority / "ca.crt", "-verify_ip", "10.1.2.3",
+        deployment.server / "server.crt",
+    )  # fmt: skip
+
+
+def test_ssh_keygen_reads_the_nodes_keys_and_they_differ(deployment: Deployment) -> None:
+    lines = {run("ssh-keygen", "-y", "-f", deployment.node(number) / "node.key").split()[1] for number in (0, 1)}
+    assert lines == {deployment.public_key(number).read_text().split()[1] for number in (0, 1)}
+    assert len(lines) == 2
+
+
+def test_a_renewed_certificate_is_another_of_the_same_authority(tmp_path: Path) -> None:
+    deployment = make(tmp_path / "d")
+    before = read_certificate(deployment.server / "server.crt")
+    renew(deployment)
+    after = read_certificate(deployment.server / "server.crt")
+    assert after.serial_number != before.serial_number
+    assert after.public_key() != before.public_key()
+    authority = read_certificate(deployment.node(0) / "ca.crt")
+    after.verify_directly_issued_by(authority)
+    key = serialization.load_pem_private_key((deployment.server / "server.key").read_bytes(), None)
+    assert key.public_key() == after.public_key()
+    names = after.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+
+
+def test_a_lost_or_foreign_authority_cannot_renew(tmp_path: Path) -> None:
+    one, other = make(tmp_path / "one"), make(tmp_path / "other")
+    shutil.copy(other.authority / "ca.key", one.authority / "ca.key")
+    with pytest.raises(StateError, match=r"must be the key of .*ca\.crt"):
+        renew(one)
+    (one.authority / "ca.key").unlink()
+    with pytest.raises(StateError, match="cannot be read"):
+        renew(one)
+    (one.node(0) / "node.key").write_bytes(b"nonsense")
+    with pytest.raises(StateError, match="is damaged"):
+        read_node_key(one.node(0) / "node.key")
+
+
+def test_a_folder_in_use_and_an_unfit_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "letter").touch()
+    for folder, told in ((tmp_path, "is in use"), (tmp_path / "letter", "is in use"), (tmp_path / "a?b", "no '\\?'")):
+        with pytest.raises(ConfigError, match=told):
+            make(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+
+
+def test_shells_and_systemd_read_what_is_written(deployment: Deployment) -> None:
+    for script in deployment.folder.rglob("start.sh"):
+        run("sh", "-n", script)
+    run("sh", "-c", f". '{deployment.server / 'environment'}'; test -x \"$HYPERFL_BIN/python\"")
+    if shutil.which("systemd-analyze"):
+        for unit in deployment.folder.rglob("*.service"):
+            run("systemd-analyze", "verify", unit)
+
+
+def test_only_a_server_for_others_listens_to_others(deployment: Deployment, tmp_path: Path) -> None:
+    assert "--host 0.0.0.0 --port 8123" in (deployment.server / "start.sh").read_text()
+    for number, host in enumerate(("localhost", "127.0.0.1")):
+        local = make(tmp_path / str(number), host=host, nodes=1)
+        assert "--host 127.0.0.1 --port 8123" in (local.server / "start.sh").read_text()
+        assert Place.read(local.node(0)) == Place(number=0, nodes=1, host=host, port=8123)
+
+
+def test_flowers_commands_find_the_superlink(deployment: Deployment) -> None:
+    connection = tomllib.loads((deployment.flower_home / "config.toml").read_text())["superlink"]["hyperfl"]
+    assert connection == {"address": "127.0.0.1:8123", "root-certificates": str(deployment.server / "ca.crt")}
