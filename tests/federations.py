@@ -15,6 +15,7 @@ from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import Grid
 
 import hyperfl_flwr.server_app
+from hyperfl_flwr.agreement import handshake
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, Scalar, default_settings
@@ -23,6 +24,7 @@ from hyperfl_flwr.messages import CONFIG, Request, record_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_metrics
 from hyperfl_flwr.storage import read_arrays
+from strategies.base import Setting
 
 Settings = dict[str, Scalar]
 MakeGrid = Callable[[int, Settings], Grid]
@@ -232,3 +234,10 @@ def outcome(run: Path) -> dict[str, Any]:
         "metrics": metrics(run),
         "accuracies": {key: value for key, value in summary.items() if key.startswith("test_accuracy")},
     }
+
+
+def setting_of(config: RunConfig, grid: InProcessGrid) -> Setting:
+    federation = handshake(grid, config.hosted_clients, 10.0)
+    return Setting(
+        config=config, federation=federation, reductions={}, experiment="0" * 16, run_directory=config.output
+    )

@@ -1,7 +1,6 @@
 """Novel clients: what they are told and tell, what each way of giving them a model comes to, and what it costs."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,33 +8,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import NUM_CLIENTS, Federate, InProcessGrid, Settings, last_checkpoint, metrics, plain_grid
+from federations import (
+    NUM_CLIENTS,
+    Federate,
+    InProcessGrid,
+    Settings,
+    last_checkpoint,
+    metrics,
+    plain_grid,
+    setting_of,
+)
 from flwr.app import ArrayRecord, Message, MessageType
 from torch import Tensor
 from torch.func import functional_call
 
-from clients import adapter
-from clients.base import BaseClient
 from experiments.report import write_report
-from hyperfl_flwr.agreement import handshake
-from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData, load_federated_data
 from hyperfl_flwr.data.corruptions import corrupted
-from hyperfl_flwr.errors import ConfigError, DataError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_client, record_of
-from hyperfl_flwr.methods import METHODS, check_novel
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.novel_results import NovelRecord, described, flat_means, read_novel
-from hyperfl_flwr.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, RATES, Question
+from hyperfl_flwr.novel_results import NovelRecord, read_novel
+from hyperfl_flwr.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.rng import numpy_generator
-from hyperfl_flwr.training.a_distance import a_distance, split
-from strategies.asking import Query, ask
-from strategies.base import Setting
 from strategies.nearest import find_distances
 
 NOVEL = [NUM_CLIENTS, NUM_CLIENTS + 1]
@@ -247,174 +248,6 @@ def test_novel_clients_are_neither_trained_nor_evaluated_and_their_labels_not_re
         assert accuracies[0] != accuracies[1]
 
 
-GROUPS = 3
-"""Of classes (two each) and clients (three each) in the data set whose clients are alike or not."""
-
-
-@pytest.fixture
-def groups(make_settings: Callable[..., Settings], tmp_path: Path) -> tuple[RunConfig, FederatedData]:
-    """Nine clients, three to a pair of classes; images of a class are a pattern with noise. Two are novel."""
-    rng = np.random.default_rng(5)
-    clients = np.repeat(np.arange(3 * GROUPS), 40)
-    labels = 2 * (clients % GROUPS) + rng.integers(0, 2, len(clients))
-    patterns = rng.integers(60, 200, (2 * GROUPS, 8, 8))
-    images = (patterns[labels] + rng.normal(0, 25, (len(labels), 8, 8))).clip(0, 255).astype(np.uint8)
-    np.savez(tmp_path / "groups.npz", images=images, labels=labels, clients=clients)
-    settings = make_settings("pfedhn", dataset=f"npz:{tmp_path}/groups.npz", **{
-        "num_clients": 7, "novel.clients": 2, "data.partition": "natural", "data.train-samples": "auto",
-        "data.test-samples": "auto", "target": "mlp",
-    })  # fmt: skip
-    config = RunConfig.from_flat(settings, methods=METHODS)
-    return config, load_federated_data(config.data_settings())
-
-
-def distances_in(config: RunConfig, num_nodes: int = 2) -> Any:
-    grid = plain_grid(num_nodes, config.flat())
-    return find_distances(grid, setting_of(config, grid), "none")
-
-
-def setting_of(config: RunConfig, grid: InProcessGrid) -> Setting:
-    federation = handshake(grid, config.hosted_clients, 10.0)
-    return Setting(
-        config=config, federation=federation, reductions={}, experiment="0" * 16, run_directory=config.output
-    )
-
-
-def test_the_nearest_client_has_the_same_classes(groups: tuple[RunConfig, FederatedData]) -> None:
-    """And A-distances are those of classifiers that gradient descent finds where all samples are in one place."""
-    config, data = groups
-    found = distances_in(config)
-    assert found.failures == []
-    classes = [set(np.flatnonzero(counts)) for counts in data.label_counts()[0]]
-    for novel in (7, 8):
-        assert classes[found.nearest(novel)] == classes[novel]
-        far = [found.between[novel][other] for other in range(7) if classes[other] != classes[novel]]
-        assert min(far) > found.between[novel][found.nearest(novel)] + 0.5
-        for other in (0, 3):
-            halves = [split(data.client(i).train_images, numpy_generator(0, "a-distance", i)) for i in (other, novel)]
-            assert found.between[novel][other] == pytest.approx(central(halves, config), abs=1e-6)
-
-
-def central(halves: list[tuple[Tensor, Tensor]], config: RunConfig) -> float:
-    """Return the A-distance of two clients' samples [(to learn from, to count on)] by autograd."""
-    weights = torch.zeros(65, requires_grad=True)
-    sides = [-1.0, 1.0]
-    for _ in range(config.novel.a_distance_rounds):
-        loss = torch.zeros(())
-        for side, (samples, _) in zip(sides, halves, strict=True):
-            scores = samples @ weights[:-1] / 8 + weights[-1]
-            loss = loss + torch.nn.functional.softplus(-side * scores).mean() / 2
-        (gradient,) = torch.autograd.grad(loss, weights)
-        weights = (weights - config.novel.a_distance_learning_rate * gradient).detach().requires_grad_()
-    rates = [
-        float((side * (samples @ weights[:-1] / 8 + weights[-1]) <= 0).double().mean())
-        for side, (_, samples) in zip(sides, halves, strict=True)
-    ]
-    return a_distance(*rates)
-
-
-def test_clients_that_fail_are_left_out_of_the_comparison(
-    groups: tuple[RunConfig, FederatedData], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training client 2 fails at once, novel client 8 in the second round; 7 keeps all its other distances."""
-    config, _ = groups
-    straight, calls, client_data = distances_in(config, 3), [], FederatedData.client
-
-    def broken(self: FederatedData, client: int) -> ClientData:
-        calls.append(client)
-        if client == 2 or (client == 8 and calls.count(8) > 1):
-            raise RuntimeError("the camera is broken")
-        return client_data(self, client)
-
-    monkeypatch.setattr(FederatedData, "client", broken)
-    found = distances_in(config, 3)
-    assert [(failure.client, failure.reason) for failure in found.failures] == [
-        (2, "RuntimeError: the camera is broken"),
-        (8, "RuntimeError: the camera is broken"),
-    ]
-    assert found.between == {7: {other: straight.between[7][other] for other in (0, 1, 3, 4, 5, 6)}}
-    row, rounds = 4 * 65, config.novel.a_distance_rounds
-    assert found.bytes_down[7] == row * (7 + 6 * rounds)
-    assert found.bytes_of_others[7] == row * (7 + 6 * rounds) + row * 6 * rounds + 8 * 6
-
-
-def test_natural_novel_clients_are_drawn(groups: tuple[RunConfig, FederatedData]) -> None:
-    """Every client of the data set is one of the federation; which are the last two, the seed of the data decides."""
-    config, data = groups
-    without = load_federated_data(replace(config.data_settings(), novel_clients=0))
-    order = [data.train_indices(client).tolist() for client in range(9)]
-    plain = [without.train_indices(client).tolist() for client in range(9)]
-    assert sorted(order) == sorted(plain) == plain
-    for client in range(9):
-        assert set(data.dataset.test.clients[data.test_indices(client)]) == {plain.index(order[client])}
-    drawn = set()
-    for seed in range(10):
-        other = load_federated_data(replace(config.data_settings(), seed=seed))
-        places = [plain.index(other.train_indices(client).tolist()) for client in range(9)]
-        assert places[:7] == sorted(places[:7])
-        drawn.add(tuple(places[7:]))
-    assert len(drawn) > 5
-    with pytest.raises(DataError, match=r"num-clients \+ novel.clients must be the number of client ids .* 9, got 10"):
-        load_federated_data(replace(config.data_settings(), num_clients=10))
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "problem"),
-    [
-        (
-            "hyperfl",
-            {},
-            "with hyperfl: its clients .* a client without labels has no classifier of its own",
-        ),
-        ("local", {}, "novel.clients must be 0 with local: its clients keep model to themselves"),
-        ("priv-hfl", {}, "take one of fedavg, pfedhn, it-pfl"),
-        ("pfedhn-pc", {}, "keep classifier to themselves"),
-        (
-            "it-pfl",
-            {"novel.epsilons": "none,1", "it-pfl.pooling": "mean-max"},
-            "none,1 needs it-pfl.pooling = mean, got mean-max",
-        ),
-        ("fedavg", {"novel.corruptions": "saturation"}, "must not have saturation: .* 1 channels"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    method: str, changes: Settings, problem: str, federate: Federate, tmp_path: Path
-) -> None:
-    """Before anything is written."""
-    with pytest.raises(ConfigError, match=problem):
-        federate(method, **PLAN, **changes)
-    assert not list(tmp_path.iterdir())
-
-
-def test_corruptions_are_of_images(make_settings: Callable[..., Settings]) -> None:
-    config = RunConfig.from_flat(make_settings("fedavg", **{"novel.clients": 1, "novel.corruptions": "blur"}))
-    with pytest.raises(ConfigError, match="must be none, got blur: the samples are no images"):
-        check_novel(config, [64])
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "problem"),
-    [
-        ("corruptions", "none,fog", "must be none or blur, .* got 'none,fog'"),
-        ("samples", "0", "must be all or whole numbers above 0, each once"),
-        ("samples", "8,8", "must be all or whole numbers above 0, each once"),
-        ("epsilons", "1,-1", "must be none or numbers above 0"),
-        ("epsilons", "1e999", "must be none or numbers above 0"),
-        ("delta", 1.0, "must be less than 1"),
-        ("clients", -1, "must be greater than or equal to 0"),
-    ],
-)
-def test_wrong_settings_are_refused(key: str, value: Any, problem: str, make_settings: Callable[..., Settings]) -> None:
-    with pytest.raises(ConfigError, match=f"novel.{key} {problem}"):
-        RunConfig.from_flat(make_settings("fedavg", **{f"novel.{key}": value}))
-
-
-def test_lists_are_read(make_settings: Callable[..., Settings]) -> None:
-    changes: Settings = {"novel.samples": 5, "novel.epsilons": "none,0.5,1e2"}
-    novel = RunConfig.from_flat(make_settings("fedavg", **changes)).novel
-    assert (novel.amounts, novel.budgets) == ([5], [None, 0.5, 100.0])
-
-
 def test_a_failing_novel_client_is_named_and_the_others_go_on(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,74 +302,3 @@ def test_a_complete_run_is_resumed_to_assess_in_another_way(federate: Federate) 
     assert read_manifest(run)["settings"]["novel.samples"] == "all,5"
     assert [json.loads(line).get("seconds") for line in (run / "metrics.jsonl").read_text().splitlines()] == seconds
     assert metrics(run) == metrics(straight)
-
-
-@pytest.mark.parametrize("kind", [ASSESS, GRADIENTS, ERRORS])
-def test_without_novel_clients_nothing_is_assessed(kind: str, make_settings: Callable[..., Settings]) -> None:
-    """A server that asks all the same learns nothing about the samples."""
-    config = RunConfig.from_flat(make_settings("fedavg", target="mlp"))
-    grid, arrays = plain_grid(1, config.flat()), {"classifiers/weight": np.zeros((1, 65), np.float32)}
-    query = Query(kind=kind, clients=[0], expected={0: {}}, own={0: arrays})
-    found = ask(grid, setting_of(config, grid), 1, query)
-    assert (found.arrays, [failure.client for failure in found.failures]) == ({}, [0])
-    reason = "only novel clients are assessed" if kind == ASSESS else "in runs of pfedhn with novel clients only"
-    assert reason in found.failures[0].reason
-
-
-def test_a_trained_client_describes_all_of_its_samples_or_none(make_settings: Callable[..., Settings]) -> None:
-    """A server that asks for one sample, or another form of them, learns nothing; nor does one that asks for a test."""
-    config = RunConfig.from_flat(make_settings("it-pfl", target="mlp", **{"novel.clients": 2}))
-    grid = plain_grid(1, config.flat())
-    encoder = build_encoder("mlp", SHAPE, config.pfedhn.dimension(NUM_CLIENTS), "mean")
-    arrays = pack_arrays({f"encoder/{name}": np.zeros(v.shape, np.float32) for name, v in encoder.state_dict().items()})
-    expected = {0: {DESCRIPTOR: np.zeros((1, config.pfedhn.dimension(NUM_CLIENTS)), np.float32)}}
-    for question in (Question(samples=1), Question(corruption="blur"), Question(epsilon=1.0, delta=0.1)):
-        query = Query(kind=DESCRIBE, clients=[0], expected=expected, shared=arrays, question=question)
-        found = ask(grid, setting_of(config, grid), 1, query)
-        assert "describes all of its samples" in found.failures[0].reason
-    query = Query(kind=ASSESS, clients=[0], expected={0: {}}, shared=arrays)
-    assert "only novel clients are assessed" in ask(grid, setting_of(config, grid), 1, query).failures[0].reason
-
-
-def test_a_client_with_impossible_error_rates_is_never_nearest(
-    groups: tuple[RunConfig, FederatedData], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training client 0 answers rates of 1e9, for which the A-distance would be the lowest of all."""
-    honest = adapter._WORK[ERRORS]
-
-    def lying(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
-        arrays, number = honest(member, received, question)
-        return ({RATES: np.full_like(arrays[RATES], 1e9)} if member.setting.client == 0 else arrays), number
-
-    monkeypatch.setitem(adapter._WORK, ERRORS, lying)
-    found = distances_in(groups[0], 1)
-    assert [(failure.client, failure.reason) for failure in found.failures] == [
-        (0, "error rates must be between 0 and 1")
-    ]
-    assert all(0 not in distances for distances in found.between.values())
-
-
-def record(**changes: Any) -> NovelRecord:
-    values = {"way": "global", "client": 5, "corruption": "none", "accuracy": 0.5, "num_examples": 9, "bytes_down": 1}
-    return NovelRecord(**{**values, "models": 1, **changes})
-
-
-def test_means_are_over_clients_with_all_samples_and_without_noise() -> None:
-    """0.2, 0.4, 0.9: mean 0.5, variance (0.09 + 0.01 + 0.16) / 2 = 0.13."""
-    records = [
-        *(record(client=client, accuracy=share, bytes_down=client) for client, share in enumerate((0.2, 0.4, 0.9))),
-        record(accuracy=1.0, all_samples=False), record(accuracy=1.0, epsilon=2.0),
-        record(corruption="blur", accuracy=0.25),
-    ]  # fmt: skip
-    found = flat_means(records)
-    assert found == {
-        "novel_global": pytest.approx(0.5), "novel_global_sem": pytest.approx((0.13 / 3) ** 0.5),
-        "novel_global_blur": 0.25, "novel_global_blur_sem": None,
-        "novel_global_bytes_down": 1, "novel_global_bytes_up": 0, "novel_global_bytes_of_others": 0,
-        "novel_global_models": 1,
-    }  # fmt: skip
-    assert flat_means(records[3:5]) == {}
-    assert described(records) == "4 novel clients: global 50.0 +- 20.8, global 25.0 (blur)"
-    assert described(records[3:5]) == (
-        "1 novel client: see novel.json, none was assessed with all samples and without noise"
-    )
