@@ -23,6 +23,7 @@ from hyperfl_flwr.cli_personalize import personal
 from hyperfl_flwr.cli_studies import studies
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
 from hyperfl_flwr.data.datasets import DATASETS
+from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 
@@ -43,7 +44,7 @@ SHOWN = ("is left out", "novel client", "warning:")
 @cli.command()
 def run(
     method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="One of `hyperfl datasets`, or npz:FILE.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="One of `hyperfl datasets`, npz:FILE or folder:PATH.")] = None,
     num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
     num_nodes: Annotated[
         int | None,
@@ -68,10 +69,10 @@ def run(
     changes: dict[str, Scalar] = {} if config is None else _read_settings(config)
     changes |= dict(parse_setting(text) for text in set_ or ())
     changes |= {key: value for key, value in named.items() if value is not None}
-    if isinstance(npz := changes.get("dataset"), str) and npz.startswith("npz:"):
-        file = Path(npz.removeprefix("npz:"))
-        if file.is_file() or not changes.get("data-root"):  # otherwise it is looked up there
-            changes["dataset"] = f"npz:{file.absolute()}"
+    if isinstance(own := changes.get("dataset"), str) and is_own(own):
+        path = own_path(own)
+        if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
+            changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
     planned = plan(changes, num_nodes)
     if dry_run:
         for warning in planned.warnings:

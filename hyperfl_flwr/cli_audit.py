@@ -37,7 +37,7 @@ SHOWN = (
 def run_audit(
     method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`; default: hyperfl.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="One of `hyperfl datasets`, or npz:FILE; default: digits.")
+        str | None, typer.Option(help="One of `hyperfl datasets`, npz:FILE or folder:PATH; default: digits.")
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     attacks: Annotated[str, typer.Option(help="Names with commas between them; default: all that apply.")] = "",

@@ -18,6 +18,16 @@ from pydantic_core import ErrorDetails
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.data.client_data import DataSettings
 from hyperfl_flwr.data.datasets import DATASETS
+from hyperfl_flwr.data.reading import (
+    FOLDER_PREFIX,
+    NPZ_PREFIX,
+    Reading,
+    is_own,
+    own_path,
+    parse_classes,
+    parse_normalisation,
+    parse_shape,
+)
 from hyperfl_flwr.errors import ConfigError, InstallationError
 from hyperfl_flwr.models.targets import TARGETS
 from hyperfl_flwr.sections import (
@@ -119,10 +129,11 @@ class RunConfig(Section):
     @field_validator("method", "target", "dataset")
     @classmethod
     def _known(cls, value: str, info: ValidationInfo) -> str:
-        if info.field_name == "dataset" and value.startswith("npz:"):
+        if info.field_name == "dataset" and is_own(value):
             # A relative path is looked up in data-root, which each node's owner may set: only loading tells.
-            if value in ("npz:", "npz:PATH"):
-                raise ValueError(f"must name a file after npz:, absolute or in data-root; got {value!r}")
+            if str(own_path(value)) in (".", "PATH"):
+                what = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
+                raise ValueError(f"{what}, absolute or in data-root; got {value!r}")
             return value
         known = {"target": TARGETS, "dataset": DATASETS, "method": (info.context or {}).get("methods", ())}[
             str(info.field_name)
@@ -176,6 +187,12 @@ class RunConfig(Section):
             shards_per_client=self.data.shards_per_client,
             augmentation=self.data.augmentation,
             validation_fraction=self.data.validation_fraction,
+            reading=Reading(
+                input_shape=parse_shape(self.data.input_shape),
+                classes=parse_classes(self.data.classes),
+                normalisation=parse_normalisation(self.data.normalisation),
+                seed=self.data.seed,
+            ),
         )
 
     def flat(self) -> dict[str, Scalar]:

@@ -64,11 +64,11 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")
-    input_shape, num_classes, mean, std = _samples(config)
+    input_shape, classes, mean, std = _samples(config)
     strategy = method.strategy(
         Setting(
             config=config,
-            federation=_no_federation(input_shape, num_classes),
+            federation=_no_federation(input_shape, len(classes)),
             reductions=method.client.shared,
             experiment=read_manifest(run)["experiment"],
             run_directory=str(run),
@@ -81,20 +81,22 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
         input_shape=input_shape,
         mean=mean,
         std=std,
-        classes=class_names(config.dataset, num_classes),
+        classes=classes,
         pooling=config.it_pfl.pooling,
         descriptor_length=strategy.descriptor_dimension,
     )
     return Source(config=config, strategy=strategy, encoder=encoder, recipe=recipe, notes=_notes(run, strategy))
 
 
-def _samples(config: RunConfig) -> tuple[tuple[int, ...], int, tuple[float, ...], tuple[float, ...]]:
-    """Return shape, number of classes, mean and std; the data are loaded only if nothing else tells."""
-    info = DATASETS.get(config.dataset)
-    if info and info.input_shape and info.num_classes and info.normalisation:
-        return info.input_shape, info.num_classes, *info.normalisation
-    dataset = load_dataset(config.dataset, Path(config.data_root) if config.data_root else None)
-    return dataset.input_shape, dataset.num_classes, dataset.mean, dataset.std
+def _samples(config: RunConfig) -> tuple[tuple[int, ...], tuple[str, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return shape, names of the classes, mean and std; the data are loaded only if nothing else tells."""
+    info, reading = DATASETS.get(config.dataset), config.data_settings().reading
+    if info and info.input_shape and info.num_classes and info.normalisation and not reading.normalisation:
+        names = reading.classes or class_names(config.dataset, info.num_classes)
+        return info.input_shape, names, *info.normalisation
+    dataset = load_dataset(config.dataset, Path(config.data_root) if config.data_root else None, reading)
+    names = dataset.classes or class_names(config.dataset, dataset.num_classes)
+    return dataset.input_shape, names, dataset.mean, dataset.std
 
 
 def _no_federation(input_shape: tuple[int, ...], num_classes: int) -> Federation:

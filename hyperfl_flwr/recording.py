@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hyperfl_flwr.config import Scalar, default_settings
+from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import RunDirectoryError, StateError
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.storage import write_atomically
@@ -175,5 +176,8 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 def new_run_name(method: str, dataset: str, seed: int) -> str:
     """Return a fresh name for a run folder: when, what, and a few random digits."""
-    stamp, data = time.strftime("%Y%m%d-%H%M%S"), dataset.removeprefix("npz:").rpartition("/")[2].removesuffix(".npz")
+    stamp, data = (
+        time.strftime("%Y%m%d-%H%M%S"),
+        own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset,
+    )
     return f"{stamp}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from hyperfl_flwr.data.corruptions import CORRUPTIONS
+from hyperfl_flwr.data.reading import parse_classes, parse_normalisation, parse_shape
 from hyperfl_flwr.models.encoder import Pooling
 from hyperfl_flwr.models.hypernetwork import Initialisation
 from hyperfl_flwr.models.server_hypernetwork import Combine
@@ -67,6 +68,27 @@ class DataConfig(Section):
     augmentation: Literal["auto", "none"]
     validation_fraction: Annotated[float, Field(ge=0, lt=1)]
     global_test: bool
+    classes: str
+    input_shape: str
+    normalisation: str
+
+    @field_validator("classes")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        parse_classes(value)
+        return value
+
+    @field_validator("input_shape")
+    @classmethod
+    def _shape(cls, value: str) -> str:
+        parse_shape(value)
+        return value
+
+    @field_validator("normalisation")
+    @classmethod
+    def _mean_and_std(cls, value: str) -> str:
+        parse_normalisation(value)
+        return value
 
     @field_validator("global_test")
     @classmethod

@@ -8,6 +8,7 @@ import numpy as np
 
 from hyperfl_flwr.data import partition
 from hyperfl_flwr.data.allocation import class_counts
+from hyperfl_flwr.data.reading import AS_IT_IS, Reading
 from hyperfl_flwr.data.splits import Dataset, IntArray
 from hyperfl_flwr.errors import DataError
 from hyperfl_flwr.rng import numpy_generator
@@ -32,6 +33,7 @@ class DataSettings:
         validation_fraction: Share in [0, 1) of each client's training samples that takes the place of its test samples.
         novel_clients: How many of them, the last ones, are not trained. Which clients of a data set these are is drawn
             (natural); in the other partitions no client is special.
+        reading: What is agreed on classes, shape and normalisation of samples.
     """
 
     dataset: str
@@ -47,6 +49,7 @@ class DataSettings:
     augmentation: Literal["auto", "none"]
     validation_fraction: float
     novel_clients: int = 0
+    reading: Reading = AS_IT_IS
 
     def __post_init__(self) -> None:
         if self.partition not in partition.PARTITIONS:

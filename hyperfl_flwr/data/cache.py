@@ -57,19 +57,28 @@ def fingerprint(paths: Sequence[Path]) -> str:
     return hashlib.sha256(repr((_FORMAT, entries)).encode()).hexdigest()[:16]
 
 
-def load_or_build(key: str, build: Callable[[], Arrays], names: Sequence[str] = ARRAYS) -> Arrays:
+def load_or_build(
+    key: str,
+    build: Callable[[], Arrays],
+    names: Sequence[str] = ARRAYS,
+    *,
+    base: Path | None = None,
+    family: str = "",
+) -> Arrays:
     """Return the decoded arrays of one data set, from the cache where possible.
 
     Args:
         key: Names the data set and the state of its source files; becomes a folder name.
         build: Decodes the source files into the arrays; its errors are passed on.
         names: The arrays: `ARRAYS` and, for a data set that knows whose image is whose, `CLIENTS`.
+        base: Folder of the cache; None for the user's.
+        family: What the keys of all states of the same files begin with: others leave the cache when one is written.
 
     Returns:
         The arrays by name: images uint8 [n, C, H, W], labels and clients int64 [n]; read-only, mapped from disk where
         possible.
     """
-    folder = cache_directory() / "decoded" / key
+    folder = (base or cache_directory()) / "decoded" / key
     cached = _read(folder, names)
     if cached is not None:
         return cached
@@ -78,6 +87,10 @@ def load_or_build(key: str, build: Callable[[], Arrays], names: Sequence[str] = 
         _write(folder, arrays, names)
     except OSError:
         return arrays  # a full or read-only disk: this process works from memory
+    if family:
+        for other in folder.parent.glob(f"{family}*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)  # who has mapped its files keeps them
     return _read(folder, names) or arrays
 
 

@@ -163,9 +163,8 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
     Raises:
         DataError: The data set cannot be loaded or is too small for the federation.
     """
-    return _share_out(
-        settings, load_dataset(settings.dataset, Path(settings.data_root) if settings.data_root else None)
-    )
+    root = Path(settings.data_root) if settings.data_root else None
+    return _share_out(settings, load_dataset(settings.dataset, root, settings.reading))
 
 
 @lru_cache(maxsize=8)

@@ -14,14 +14,17 @@ import numpy as np
 
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
 from hyperfl_flwr.data.cinic import folders, load_cinic
-from hyperfl_flwr.data.npz import NPZ_PREFIX, read_npz
+from hyperfl_flwr.data.class_folders import read_class_folders, state_of
+from hyperfl_flwr.data.class_names import CLASS_NAMES
+from hyperfl_flwr.data.npz import read_npz
 from hyperfl_flwr.data.omniglot import DRAWERS, load_omniglot, sources
+from hyperfl_flwr.data.reading import AS_IT_IS, Reading, agreed, is_own, located, placeholder_of
 from hyperfl_flwr.data.splits import Dataset, Split, channel_statistics, split_train_test
 from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES, load_arrays
 from hyperfl_flwr.errors import DataError, InstallationError
 from hyperfl_flwr.rng import numpy_generator
 
-__all__ = ["DATASETS", "NPZ_PREFIX", "Dataset", "DatasetInfo", "Split", "default_data_root", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "Split", "default_data_root", "load_dataset"]
 
 _GREY = ((0.1307,), (0.3081,))
 _CINIC = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
@@ -96,6 +99,23 @@ def _cifar(title: str, num_classes: int, download_mb: int) -> DatasetInfo:
     )
 
 
+def _own(title: str) -> DatasetInfo:
+    return DatasetInfo(
+        title=title,
+        source="their owner",
+        num_classes=None,
+        input_shape=None,
+        train_size=None,
+        test_size=None,
+        download_mb=0,
+        normalisation=None,
+        augment=False,
+        train_samples=None,
+        test_samples=None,
+        learning_rate=0.01,
+    )
+
+
 DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo(
         title="1,797 handwritten digits, part of scikit-learn",
@@ -157,20 +177,8 @@ DATASETS: dict[str, DatasetInfo] = {
         test_samples=None,
         learning_rate=0.01,
     ),
-    "npz:PATH": DatasetInfo(
-        title="your own data: images or features, labels and optionally clients and test_* in a numpy .npz file",
-        source="the file's owner",
-        num_classes=None,
-        input_shape=None,
-        train_size=None,
-        test_size=None,
-        download_mb=0,
-        normalisation=None,
-        augment=False,
-        train_samples=None,
-        test_samples=None,
-        learning_rate=0.01,
-    ),
+    "npz:PATH": _own("your own data: images or features, labels, optionally clients and test_*, in a numpy .npz file"),
+    "folder:PATH": _own("your own images: a folder for each class, or train and test with folders of the classes"),
 }
 
 
@@ -179,53 +187,53 @@ def default_data_root() -> Path:
     return cache_directory() / "data"
 
 
-def load_dataset(name: str, data_root: Path | None = None) -> Dataset:
+def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS_IT_IS) -> Dataset:
     """Load a data set; a second call in the same process returns the same object at once.
 
     Args:
-        name: A name from `DATASETS`, or ``npz:PATH``. A relative PATH is looked up in `data_root`, never in the working
-            directory, which other processes of a run need not share.
+        name: A name from `DATASETS`, ``npz:PATH`` or ``folder:PATH``. A relative PATH is looked up in `data_root`,
+            never in the working directory, which other processes of a run need not share.
         data_root: Folder of the data sets; None for `default_data_root`, where no relative PATH is looked up. Those of
             torchvision are downloaded to it where they are missing.
+        reading: What the federation has agreed on.
 
     Returns:
         The data set; its arrays are shared and must not be written to.
 
     Raises:
-        DataError: The name is unknown, or the files are missing or damaged.
+        DataError: The name is unknown, the files are missing or damaged, or they are not what is agreed on.
     """
-    if name.startswith(NPZ_PREFIX) and name != "npz:PATH":
-        path = _npz_path(name, data_root)
-        return _load(name, path, fingerprint([path]))
+    kind = placeholder_of(name)
+    if is_own(name) and name != kind:
+        path = located(name, data_root)
+        return _load(name, path, state_of(path) if kind == "folder:PATH" else fingerprint([path]), reading)
     if name == "digits":
-        return _load(name, Path(), "")
+        return _load(name, Path(), "", reading)
     root = (data_root or default_data_root()).expanduser().absolute()
     if name in TORCHVISION_FILES:
-        return _load(name, root, fingerprint(TORCHVISION_FILES[name].paths(root)))
+        return _load(name, root, fingerprint(TORCHVISION_FILES[name].paths(root)), reading)
     if name == "cinic10":
-        return _load(name, root, fingerprint(folders(root)))
+        return _load(name, root, fingerprint(folders(root)), reading)
     if name == "omniglot":
-        return _load(name, root, fingerprint(sources(root)))
+        return _load(name, root, fingerprint(sources(root)), reading)
     raise DataError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")
 
 
-def _npz_path(name: str, data_root: Path | None) -> Path:
-    path = Path(name.removeprefix(NPZ_PREFIX)).expanduser()
-    if path.is_absolute():
-        return path
-    if data_root is None:
-        raise DataError(
-            f"dataset {name} is looked up in data-root, which is empty; set data-root to the folder that holds {path}, "
-            f"or give its absolute path after {NPZ_PREFIX}"
-        )
-    return data_root.expanduser().absolute() / path
-
-
 @lru_cache(maxsize=8)
-def _load(name: str, location: Path, _state: str) -> Dataset:
+def _load(name: str, location: Path, _state: str, reading: Reading) -> Dataset:
     """Load without looking back: `_state` is in the key so that changed files are read again."""
-    if name.startswith(NPZ_PREFIX):
-        return read_npz(name, location, learning_rate=DATASETS["npz:PATH"].learning_rate)
+    kind = placeholder_of(name)
+    rate = DATASETS[kind].learning_rate
+    if kind == "npz:PATH":
+        dataset = read_npz(name, location, learning_rate=rate)
+    elif kind == "folder:PATH":
+        dataset = read_class_folders(name, location, reading, learning_rate=rate)
+    else:
+        dataset = _load_named(name, location)
+    return agreed(dataset, reading)
+
+
+def _load_named(name: str, location: Path) -> Dataset:
     if name == "digits":
         return _dataset(name, *_digits())
     if name == "omniglot":
@@ -262,6 +270,7 @@ def _dataset(name: str, train: Split, test: Split, client_ids: tuple[str, ...] |
         test_samples=info.test_samples,
         learning_rate=info.learning_rate,
         client_ids=client_ids,
+        classes=CLASS_NAMES.get(name),
     )
 
 

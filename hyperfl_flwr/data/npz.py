@@ -32,7 +32,6 @@ from hyperfl_flwr.data.splits import Dataset, ImageArray, IntArray, Split, chann
 from hyperfl_flwr.errors import DataError
 from hyperfl_flwr.rng import numpy_generator
 
-NPZ_PREFIX = "npz:"
 _KINDS = ("images", "features")
 _OTHERS = ("labels", "clients", "test_labels", "test_clients")
 _CHANNELS = (1, 3)

@@ -55,6 +55,7 @@ class Dataset:
         test_samples: The recommended number of test images per client, None for no limit.
         learning_rate: The recommended learning rate.
         client_ids: The ids that `clients` numbers, in that order; None where there are none.
+        classes: Names of the classes 0..K-1; None where nobody has told them.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Dataset:
     test_samples: int | None
     learning_rate: float
     client_ids: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
 
 
 def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:

@@ -12,19 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from hyperfl_flwr.data.cache import fingerprint
+from hyperfl_flwr.data.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
 from hyperfl_flwr.data.npz import read_samples
 from hyperfl_flwr.errors import DataError
-
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""What an image's file name ends with, in small or capital letters."""
-
-_MODES = {1: ("L", "1"), 3: ("RGB",)}
-"""Pillow's modes of images with so many channels of 8 bits or fewer."""
-
-_CHANNELS = {"1": 1, "L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, "RGBA": 4, "CMYK": 4}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +49,7 @@ def read_unlabelled(path: Path, input_shape: Sequence[int]) -> Unlabelled:
     Raises:
         DataError: If there is no sample, one cannot be read, has another shape, or holds something that is no number.
     """
-    files = _files(path) if path.is_dir() else [path]
+    files = files_below(path) if path.is_dir() else [path]
     return _read(path, tuple(input_shape), fingerprint([path, *files]))
 
 
@@ -75,15 +67,9 @@ def _finite(samples: npt.NDArray[np.float32]) -> list[bool]:
     return [bool(np.isfinite(sample).all()) for sample in samples]
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return all files below a folder but hidden ones, in the order of their names."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return [folder / path for path in sorted(found) if not any(part.startswith(".") for part in path.parts)]
-
-
 def _read_folder(folder: Path, input_shape: tuple[int, ...]) -> Unlabelled:
-    files = _files(folder)
-    images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    files = files_below(folder)
+    images = [path for path in files if is_image(path)]
     if len(input_shape) != 3:
         raise DataError(f"{folder}: the run's samples are feature vectors of {input_shape[0]} numbers; give an .npz")
     if not images:
@@ -96,7 +82,7 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...]) -> Unlabelled:
         notes.append(f"{len(files) - len(images)} files of {folder} are no images and are left out")
     if any("/" in name for name in names):
         notes.append("images lie in folders below the given one, whose names are not read as labels")
-    pixels = np.stack(_pixels(folder, images, input_shape))
+    pixels = _pixels(folder, images, (input_shape[0], input_shape[1], input_shape[2]))
     return Unlabelled(
         column="file",
         names=tuple(names),
@@ -105,32 +91,15 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...]) -> Unlabelled:
     )
 
 
-def _pixels(folder: Path, paths: Sequence[Path], input_shape: tuple[int, ...]) -> list[npt.NDArray[np.uint8]]:
-    """Read images [C, H, W]; all are looked at before one is refused."""
-    channels, height, width = input_shape
-    found, refused = [], []
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                if image.mode in _MODES.get(channels, ()) and image.size == (width, height):
-                    array = np.asarray(image.convert("L") if channels == 1 else image, dtype=np.uint8)
-                    found.append(array[None] if channels == 1 else array.transpose(2, 0, 1))
-                else:
-                    kind = f"{_CHANNELS.get(image.mode, 'other')} channels (mode {image.mode})"
-                    refused.append(f"{path.relative_to(folder)}, {image.height}x{image.width} with {kind}")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path} is no image that can be read: {error}; remove or replace it") from error
+def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape) -> npt.NDArray[np.uint8]:
+    """Read images [n, C, H, W]; all are looked at before one is refused."""
+    found, refused = decode(folder, paths, input_shape, convert=False)
     if refused:
-        wanted = f"{height}x{width} pixels (height, width) with {channels} channels of 8 bits ({_colour(channels)})"
         raise DataError(
-            f"{folder}: images must have {wanted}, as those of the run; {len(refused)} of {len(paths)} have not, the "
-            f"first is {refused[0]}; convert them, nothing is resized here"
+            f"{folder}: images must have {wanted(input_shape)}, as those of the run; {len(refused)} of {len(paths)} "
+            f"have not, the first is {refused[0]}; convert them, nothing is resized here"
         )
     return found
-
-
-def _colour(channels: int) -> str:
-    return "grey" if channels == 1 else "RGB"
 
 
 def _read_npz(path: Path, input_shape: tuple[int, ...]) -> Unlabelled:

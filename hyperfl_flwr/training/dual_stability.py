@@ -14,6 +14,7 @@ import math
 
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.datasets import DATASETS
+from hyperfl_flwr.data.reading import placeholder_of
 from hyperfl_flwr.training.dual import KAPPA, DualRule, Realisation
 
 LARGEST_EIGENVALUE: dict[Realisation, float] = {"mean": 1.0, "chain": 4.0}
@@ -96,8 +97,11 @@ def dual_rule(config: RunConfig) -> DualRule:
 
 def effective_rate(config: RunConfig) -> float:
     """Return alpha: the learning rate, with momentum b that of the plain descent it comes to, alpha / (1 - b)."""
-    name = "npz:PATH" if config.dataset.startswith("npz:") else config.dataset
-    rate = DATASETS[name].learning_rate if config.learning_rate == "auto" else config.learning_rate
+    rate = (
+        DATASETS[placeholder_of(config.dataset)].learning_rate
+        if config.learning_rate == "auto"
+        else config.learning_rate
+    )
     return rate / (1 - config.momentum)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings, flatten, nearest
+from hyperfl_flwr.data.reading import Reading
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 
@@ -45,10 +46,14 @@ def test_values_arrive_where_they_are_read() -> None:
     assert (data.num_clients, data.seed, data.partition) == (7, 6, "iid")
     assert data.novel_clients == config.novel.clients
     for field in dataclasses.fields(data):
-        if field.name == "novel_clients":
+        if field.name in ("novel_clients", "reading"):
             continue
         owner = config if hasattr(config, field.name) and field.name != "seed" else config.data
         assert getattr(data, field.name) == getattr(owner, field.name)
+    agreed = {"classes": "a, b", "input-shape": "1x28x20", "normalisation": "0.5/0.25", "seed": 4}
+    reading = read(**{f"data.{key}": value for key, value in agreed.items()}).data_settings().reading
+    assert reading == Reading(input_shape=(1, 28, 20), classes=("a", "b"), normalisation=((0.5,), (0.25,)), seed=4)
+    assert data.reading == Reading(seed=6)
     with_novel = read(**{"num-clients": 7, "novel.clients": 2, "method": "fedavg"}).data_settings()
     assert (with_novel.num_clients, with_novel.novel_clients) == (9, 2)
 
@@ -129,7 +134,11 @@ def test_a_section_is_no_setting(key: str) -> None:
         ("target", "vgg"), ("data-root", "data"), ("output", "./runs"), ("resume", "~/runs"),
         ("data.partition", "IID"), ("data.seed", -1), ("data.train-samples", 0), ("data.train-samples", "all"),
         ("data.test-samples", 1.5), ("data.iid-fraction", 1.01), ("data.dirichlet-alpha", 0.0),
-        ("data.shards-per-client", 0), ("hyperfl.initialisation", "zero"), ("hyperfl.embedding", "none"),
+        ("data.shards-per-client", 0), ("dataset", "folder:"), ("dataset", "folder:PATH"), ("data.classes", "cat"),
+        ("data.classes", "a,,b"), ("data.classes", "a,b,a"), ("data.input-shape", "28x28"),
+        ("data.input-shape", "2x28x28"), ("data.input-shape", "1x0x28"), ("data.normalisation", "0.5"),
+        ("data.normalisation", "0.5/0"), ("data.normalisation", "0.5,0.5/0.2"),
+        ("hyperfl.initialisation", "zero"), ("hyperfl.embedding", "none"),
         ("hyperfl.embedding-dim", 0), ("hyperfl.hidden-width", False), ("hyperfl.clip-norm", -1.0),
         ("hyperfl.classifier-learning-rate", "auto"), ("hyperfl.embedding-learning-rate", 0.0),
     ],
@@ -147,6 +156,8 @@ def test_a_wrong_value_is_told_with_its_key_and_what_was_got(key: str, value: An
         ("fraction-train", 1), ("learning-rate", 1), ("learning-rate", "auto"), ("momentum", 0), ("weight-decay", 0),
         ("failure-budget", 0), ("failure-budget", 1), ("seed", 2**63 - 1), ("data.train-samples", 1),
         ("node-timeout", 10), ("hyperfl.clip-norm", 0), ("dataset", "npz:/data/a.npz"), ("dataset", "npz:a.npz"),
+        ("dataset", "folder:/data/a"), ("dataset", "folder:a b"), ("data.classes", "0,1"), ("data.input-shape", "auto"),
+        ("data.normalisation", "0.49,0.48,0.45/2e-1,1,0.2"),
         ("output", ""), ("output", "/runs/a b"), ("data.iid-fraction", 0), ("device", "cuda:1"),
     ],
 )  # fmt: skip

@@ -94,7 +94,7 @@ def test_lines_come_back_as_they_were(directory: RunDirectory) -> None:
     assert list(read_metrics(directory.path)) == lines
 
 
-@pytest.mark.parametrize("dataset", ["npz:own.npz", "npz:/data/own.npz", "npz:here/own.npz", "own"])
+@pytest.mark.parametrize("dataset", ["npz:own.npz", "npz:/data/own.npz", "npz:here/own.npz", "own", "folder:/x/own"])
 def test_a_run_is_named_after_its_data(dataset: str) -> None:
     """Without what folder names should not have: the prefix, a path, a colon."""
     assert "-fedavg-own-seed3-" in new_run_name("fedavg", dataset, 3)

@@ -1,0 +1,248 @@
+"""A user's own folder of images: how it is read, split, converted and kept, and that everything else is one error."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.data import class_folders
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.data.reading import AS_IT_IS, Reading
+from hyperfl_flwr.data.splits import Dataset
+from hyperfl_flwr.errors import DataError
+
+DIGITS = load_dataset("digits")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep what is decoded away from the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "hyperfl" / "decoded"
+
+
+def write_digits(folder: Path, labels: str = "012", count: int = 8, suffix: str = ".png") -> Path:
+    """Write the first images of some of scikit-learn's digits into folders of their names."""
+    for label in labels:
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        images = DIGITS.train.images[DIGITS.train.labels == int(label)][:count, 0]
+        for number, image in enumerate(images):
+            Image.fromarray(image).save(folder / label / f"{number:04d}{suffix}")
+    return folder
+
+
+def save(path: Path, mode: str = "L", size: tuple[int, int] = (8, 8), value: int = 51) -> Path:
+    """Write an image of one value. Sizes are (width, height)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size[1], size[0]), value, np.uint8)).convert(mode).save(path)
+    return path
+
+
+def read(path: Path, reading: Reading = AS_IT_IS) -> Dataset:
+    return load_dataset(f"folder:{path}", None, reading)
+
+
+def test_a_quarter_of_each_class_becomes_the_test_data(tmp_path: Path) -> None:
+    """Eight images of each of three digits: the pixels are those of scikit-learn's, two of each class for the test."""
+    dataset = read(write_digits(tmp_path / "images"))
+    assert (dataset.num_classes, dataset.input_shape, dataset.classes) == (3, (1, 8, 8), ("0", "1", "2"))
+    assert np.bincount(dataset.train.labels).tolist() == [6, 6, 6]
+    assert np.bincount(dataset.test.labels).tolist() == [2, 2, 2]
+    assert (dataset.mean, dataset.std, dataset.augment) == ((0.5,), (0.5,), False)
+    for label in range(3):
+        parts = (part.images[part.labels == label] for part in (dataset.train, dataset.test))
+        got = {image.tobytes() for image in np.concatenate(list(parts))}
+        assert got == {image.tobytes() for image in DIGITS.train.images[DIGITS.train.labels == label][:8]}
+
+
+def test_the_split_follows_from_the_seed_and_the_names(tmp_path: Path) -> None:
+    """The same in another folder; another with another seed."""
+    first = read(write_digits(tmp_path / "a", count=40))
+    second = read(write_digits(tmp_path / "b", count=40))
+    other = read(tmp_path / "a", Reading(seed=1))
+    np.testing.assert_array_equal(first.test.images, second.test.images)
+    assert first.test.images.shape == other.test.images.shape
+    assert not np.array_equal(first.test.images, other.test.images)
+
+
+def test_the_owners_division_is_kept(tmp_path: Path) -> None:
+    """Folders beside train and test, and in the folders of classes, hidden files, and files that are no images."""
+    write_digits(tmp_path / "train", "01", 5)
+    write_digits(tmp_path / "test", "12", 3)
+    write_digits(tmp_path / "val", "9", 3)
+    write_digits(tmp_path / "train" / "0", "5", 2)
+    save(tmp_path / "train" / "0" / ".hidden.png")
+    (tmp_path / "train" / "notes.txt").write_text("x")
+    dataset = read(tmp_path)
+    assert dataset.classes == ("0", "1", "2")
+    assert np.bincount(dataset.train.labels).tolist() == [7, 5]
+    assert np.bincount(dataset.test.labels).tolist() == [0, 3, 3]
+
+
+@pytest.mark.parametrize("suffix", [".bmp", ".pgm", ".tiff", ".PNG"])
+def test_formats_without_loss_are_the_same_data(tmp_path: Path, suffix: str) -> None:
+    expected = read(write_digits(tmp_path / "png"))
+    np.testing.assert_array_equal(read(write_digits(tmp_path / "x", suffix=suffix)).train.images, expected.train.images)
+
+
+def test_classes_are_numbered_as_the_federation_does(tmp_path: Path) -> None:
+    """A node without 0 and 2, with an empty folder of 2; the order is the list's."""
+    write_digits(tmp_path, "13")
+    (tmp_path / "2").mkdir()
+    dataset = read(tmp_path, Reading(classes=("3", "2", "1", "0")))
+    assert (dataset.num_classes, dataset.classes) == (4, ("3", "2", "1", "0"))
+    assert np.bincount(dataset.train.labels).tolist() == [6, 0, 6]
+    one_only = read(write_digits(tmp_path / "one", "7"), Reading(classes=("6", "7")))
+    assert set(one_only.train.labels) == {1}
+
+
+def test_images_are_converted_to_the_agreed_shape(tmp_path: Path) -> None:
+    """Colour, sizes, palettes and alpha; expected values are those of plain colours and of a mean over 2x2 pixels."""
+    for number, (mode, size) in enumerate([("L", (8, 8)), ("RGB", (4, 16)), ("P", (9, 5)), ("RGBA", (8, 8))]):
+        save(tmp_path / "a" / f"{number}.png", mode, size, 100)
+    board = np.kron(np.indices((4, 4)).sum(axis=0) % 2, np.ones((2, 2))).astype(np.uint8) * 200
+    (tmp_path / "b").mkdir()
+    for number in range(2):
+        Image.fromarray(board).save(tmp_path / "b" / f"{number}.png")
+    grey = read(tmp_path, Reading(input_shape=(1, 8, 8)))
+    assert set(np.unique(grey.train.images[grey.train.labels == 0])) == {100}
+    np.testing.assert_array_equal(grey.test.images[grey.test.labels == 1][0, 0], board)
+    colour = read(tmp_path, Reading(input_shape=(3, 4, 4)))
+    assert (colour.input_shape, colour.mean, colour.std) == ((3, 4, 4), (0.5,) * 3, (0.5,) * 3)
+    halved = colour.test.images[colour.test.labels == 1][0]
+    assert halved.shape == (3, 4, 4)
+    assert np.abs(halved.astype(int).mean() - board.mean()) <= 1
+
+
+def broken(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:60])
+
+
+SHAPE = Reading(input_shape=(1, 8, 8))
+LISTED = Reading(classes=("0", "1"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reading", "parts"),
+    [
+        (lambda f: shutil.rmtree(f), AS_IT_IS, ["must be an existing folder", "data-root"]),
+        (lambda f: [shutil.rmtree(f / n) for n in "012"], AS_IT_IS, ["a folder of images for each class", "add them"]),
+        (lambda f: [shutil.rmtree(f / n) for n in "02"], AS_IT_IS, ["two classes or more, got 1"]),
+        (lambda f: write_digits(f / "train", "01"), AS_IT_IS, ["has a folder train and no other of train and test"]),
+        (lambda f: save(f / "a.png"), AS_IT_IS, ["a.png: an image must lie in a folder named after its class"]),
+        (lambda f: (f / "9").mkdir(), AS_IT_IS, ["9 must hold images", "or list the federation's classes"]),
+        (lambda f: None, LISTED, ["data.classes, 0,1, but has 2 too", "rename or remove it"]),
+        (lambda f: broken(f / "1" / "0003.png"), AS_IT_IS, ["1/0003.png is no image that can be read", "replace it"]),
+        (lambda f: save(f / "1" / "x.png", size=(8, 9)), AS_IT_IS, ["1 of ", "1/x.png, 9x8 with 1 channels", "1x8x8"]),
+        (
+            lambda f: save(f / "2" / "x.png", "RGB"),
+            AS_IT_IS,
+            ["x.png, 8x8 with 3 channels", "data.input-shape=1x8x8"],
+        ),
+        (
+            lambda f: Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(f / "2" / "x.png"),
+            SHAPE,
+            ["8 bits per channel", "2/x.png, 8x8 with other channels (mode I;16)", "scale them to 8 bits"],
+        ),
+        (
+            lambda f: Image.new("L", (8, 8)).save(
+                f / "0" / "x.tif", save_all=True, append_images=[Image.new("L", (8, 8))]
+            ),
+            SHAPE,
+            ["0/x.tif holds 2 images"],
+        ),
+    ],
+)
+def test_unfit_folders_are_refused(change, reading, parts, tmp_path: Path) -> None:
+    folder = write_digits(tmp_path / "images")
+    change(folder)
+    with pytest.raises(DataError) as caught:
+        read(folder, reading)
+    assert str(folder) in str(caught.value)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_too_few_images_to_split(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a class with 2 images to take one for the test from"):
+        read(write_digits(tmp_path, count=1))
+
+
+def test_images_are_decoded_once(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process maps them; a changed image is decoded anew, and the older state leaves the cache."""
+    folder = write_digits(tmp_path / "images")
+    first = read(folder)
+    assert read(folder) is first
+    (kept,) = own_cache.iterdir()
+    assert kept.stat().st_mode & 0o077 == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(class_folders, "_decode", lambda *_: pytest.fail("decoded again"))
+        load_dataset.__globals__["_load"].cache_clear()
+        again = read(folder)
+    assert isinstance(again.train.images.base, np.memmap)
+    np.testing.assert_array_equal(again.train.images, first.train.images)
+    np.testing.assert_array_equal(again.test.labels, first.test.labels)
+    save(folder / "0" / "0000.png", value=7)
+    os.utime(folder / "0" / "0000.png", ns=(1, 1))
+    changed = read(folder)
+    assert (np.concatenate([changed.train.images, changed.test.images]) == 7).all(axis=(1, 2, 3)).sum() == 1
+    assert [path for path in own_cache.iterdir() if path == kept] == []
+    assert len(list(own_cache.iterdir())) == 1
+
+
+def test_the_owner_may_keep_decoded_images_elsewhere(tmp_path: Path, own_cache: Path) -> None:
+    folder = write_digits(tmp_path / "images")
+    read(folder, Reading(cache=tmp_path / "state"))
+    assert len(list((tmp_path / "state" / "decoded").iterdir())) == 1
+    assert not own_cache.exists()
+
+
+def test_a_relative_path_is_looked_up_in_the_data_root(tmp_path: Path) -> None:
+    write_digits(tmp_path / "here" / "images")
+    assert load_dataset("folder:here/images", tmp_path).name == "folder:here/images"
+    with pytest.raises(DataError, match="folder:here/images is looked up in data-root, which is empty"):
+        load_dataset("folder:here/images")
+
+
+def test_a_folder_is_shared_out_like_any_data_set(tmp_path: Path) -> None:
+    """Three clients of 6 x 3 training images: six each, and values in [-1, 1]."""
+    folder = write_digits(tmp_path / "images")
+    changes = {"dataset": f"folder:{folder}", "num-clients": 3, "data.partition": "iid"}
+    data = load_federated_data(RunConfig.from_flat(default_settings() | changes).data_settings())
+    clients = [data.client(number) for number in range(3)]
+    assert [len(own.train_labels) for own in clients] == [6, 6, 6]
+    pixels = np.concatenate([own.train_images for own in clients])
+    assert (pixels.min(), pixels.max()) == (-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [
+        (Reading(input_shape=(3, 32, 32)), "digits must have the shape 3x32x32 (data.input-shape), got 1x8x8"),
+        (Reading(classes=("a", "b")), "data.classes must name the 10 classes of digits, got 2 names"),
+        (Reading(normalisation=((0.1, 0.2), (1.0, 1.0))), "data.normalisation must have 1 or 1 numbers each, got 2"),
+    ],
+)
+def test_named_data_must_be_what_is_agreed_on(reading: Reading, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_dataset("digits", None, reading)
+    assert message in str(caught.value)
+
+
+def test_npz_data_are_seen_as_agreed(tmp_path: Path) -> None:
+    """A file that lacks the last of three classes; and of an owner's own images nobody else knows the statistics."""
+    np.savez(tmp_path / "a.npz", images=np.full((8, 8, 8, 3), 51, np.uint8), labels=np.arange(8) % 2)
+    name, three = f"npz:{tmp_path / 'a.npz'}", Reading(classes=("x", "y", "z"))
+    dataset = load_dataset(name, None, three)
+    assert (dataset.num_classes, dataset.classes, dataset.mean[0]) == (3, ("x", "y", "z"), pytest.approx(0.2))
+    assert load_dataset(name, None, replace(three, has_owner=True)).mean == (0.5,) * 3
+    given = Reading(normalisation=((0.25,), (0.75,)), has_owner=True)
+    assert (load_dataset(name, None, given).mean, load_dataset(name, None, given).std) == ((0.25,) * 3, (0.75,) * 3)
+    with pytest.raises(DataError, match="3x9x9"):
+        load_dataset(name, None, Reading(input_shape=(3, 9, 9)))
