@@ -18,6 +18,7 @@ from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_deploy import deployments
 from hyperfl_flwr.cli_folders import folders
+from hyperfl_flwr.cli_ledger import ledgers
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.cli_personalize import personal
 from hyperfl_flwr.cli_studies import studies
@@ -35,6 +36,7 @@ cli.add_typer(studies)
 cli.add_typer(audits)
 cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")
+cli.add_typer(ledgers)
 cli.add_typer(folders)
 
 SHOWN = ("is left out", "novel client", "warning:")

@@ -1,7 +1,8 @@
 """Flower's client app: a message comes in, the node's clients are built, and the adapter answers.
 
 The node's owner decides about its machine: `device`, `threads`, `data-root`, `dataset` and `state-dir` in the node
-config win over the run's settings, and `mixing-key-file` is its secret. With `novel-data` the node is a client that was
+config win over the run's settings, and `mixing-key-file` is its secret. What comes in and what leaves is written into
+the ledger in the state folder first, see `hyperfl_flwr.recorded_app`. With `novel-data` the node is a client that was
 never trained and takes a model on demand, see `clients.on_demand_node`.
 """
 
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecordValues, Context, Message
-from flwr.clientapp import ClientApp
 from flwr.supercore.utils import get_flwr_home
 
 from clients import adapter
@@ -29,14 +29,14 @@ from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.messages import Request
+from hyperfl_flwr.ledger import Ledger
+from hyperfl_flwr.messages import CONFIG, Request
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.mixing import read_key, run_key
 from hyperfl_flwr.queries import PERSONALIZE, QUERIES
+from hyperfl_flwr.recorded_app import Book, RecordedApp
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
-
-app = ClientApp()
 
 OWNERS_SETTINGS = ("dataset", "data-root", "device", "threads")
 """Settings that a node's owner may set in the node config."""
@@ -52,6 +52,34 @@ def is_simulated(context: Context) -> bool:
     """Say whether nobody's own data are at stake."""
     ray = sys.modules.get("ray")
     return bool(context.node_config.get(SIMULATED)) or (ray is not None and ray.is_initialized())
+
+
+def state_folder(owners: Scalar | None, run_directory: str, *, simulated: bool) -> Path:
+    """Return a node's folder for what stays with it: the owner's `state-dir`, or in a simulation the run's own."""
+    if owners:
+        return Path(str(owners))
+    return Path(run_directory) / "clients" if simulated else Path(get_flwr_home()) / "hyperfl-state"
+
+
+def book_of(message: Message, context: Context) -> Book | None:
+    """Return how a node's messages are recorded: always where it has an owner, in a simulation on request.
+
+    The handshake of a simulation is left out: its run has no folder yet.
+    """
+    simulated, folder = is_simulated(context), ""
+    if simulated:
+        if not context.run_config.get("ledger") or CONFIG not in message.content:
+            return None
+        folder = Request.of(message.content).run_directory
+    method = METHODS.get(str(context.run_config.get("method")))
+    return Book(
+        ledger=Ledger(state_folder(context.node_config.get("state-dir"), folder, simulated=simulated)),
+        private=method.client.private if method else (),
+        send_details=simulated,
+    )
+
+
+app = RecordedApp(book_of)
 
 
 def novel_node(context: Context) -> NovelNode | None:
@@ -138,11 +166,8 @@ class NodeApp:
 
     def _states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""
-        if self.state_directory:
-            return Path(str(self.state_directory)) / request.experiment
-        if self.simulated:
-            return Path(request.run_directory) / "clients"
-        return Path(get_flwr_home()) / "hyperfl-state" / request.experiment
+        folder = state_folder(self.state_directory, request.run_directory, simulated=self.simulated)
+        return folder / request.experiment if self.state_directory or not self.simulated else folder
 
     def properties(self) -> dict[str, ConfigRecordValues]:
         """Return the node's answer to the handshake; label counts only where nobody's own data are at stake."""
@@ -167,7 +192,7 @@ class NodeApp:
 def _refuse_novel(context: Context) -> None:
     """Refuse to train and to evaluate on a novel client's node, whatever data the run's settings name."""
     if novel_node(context):
-        raise ValueError("this node is a novel client: it takes a model on demand, and does nothing else")
+        raise ConfigError("this node is a novel client: it takes a model on demand, and does nothing else")
 
 
 @app.train()
@@ -203,11 +228,11 @@ def personalize(message: Message, context: Context) -> Message:
     """Take the model that was made on demand.
 
     Raises:
-        ValueError: If the node is no novel client.
+        ConfigError: If the node is no novel client.
     """
     if novel := novel_node(context):
         return novel.answer(message)
-    raise ValueError("this node is no novel client and takes no model on demand")
+    raise ConfigError("this node is no novel client and takes no model on demand")
 
 
 @app.query("hello")

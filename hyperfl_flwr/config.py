@@ -60,6 +60,7 @@ RESUMABLE_CHANGES = frozenset(
         "data-root",
         "device",
         "failure-budget",
+        "ledger",
         "max-failed-rounds",
         "node-timeout",
         "novel.a-distance-learning-rate",
@@ -103,6 +104,7 @@ class RunConfig(Section):
     max_failed_rounds: Positive
     node_timeout: PositiveFloat
     round_timeout: PositiveFloat
+    ledger: bool
     data: DataConfig
     hyperfl: HyperFLConfig
     fedrep: FedRepConfig

@@ -47,6 +47,7 @@ def own_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr")))  # where nodes keep state and ledger otherwise
         yield
 
 

@@ -28,7 +28,7 @@ LAYERS: dict[str, int] = {
             "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.novel_results",
             "hyperfl_flwr.summary",
             "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
-            "hyperfl_flwr.ray_pool",
+            "hyperfl_flwr.ray_pool", "hyperfl_flwr.ledger", "hyperfl_flwr.recorded_app",
         ),
         1,
     ),
@@ -40,8 +40,8 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
-            "hyperfl_flwr.cli_personalize", "hyperfl_flwr.cli_deploy",
-            "hyperfl_flwr.cli_folders", "hyperfl_flwr.__main__",
+            "hyperfl_flwr.cli_personalize", "hyperfl_flwr.cli_deploy", "hyperfl_flwr.cli_folders",
+            "hyperfl_flwr.cli_ledger", "hyperfl_flwr.__main__",
         ),
         5,
     ),

@@ -1,0 +1,235 @@
+"""The node's ledger holds exactly what leaves the node, and nothing leaves that it does not hold."""
+
+import json
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import NUM_CLIENTS, Call, Settings
+from flwr.app import ConfigRecord, Message, RecordDict
+
+import hyperfl_flwr.server_app
+from clients import adapter
+from experiments.ledger import RunLedger, runs_of
+from hyperfl_flwr.arrays import pack_arrays
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.ledger import LEDGER, Entry
+from hyperfl_flwr.messages import CONFIG, HELLO, content_bytes
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_manifest, read_metrics
+
+MakeSettings = Callable[..., Settings]
+
+
+class OwnedGrid(InProcessGrid):
+    """Nodes with an owner, each with a state folder of its own; keeps the sizes of all contents that pass."""
+
+    def __init__(self, settings: Settings, folder: Path, num_nodes: int = NUM_CLIENTS) -> None:
+        super().__init__(app, num_nodes, settings)
+        self.folders = []
+        self.passed: list[list[tuple[str, str, int]]] = [[] for _ in range(num_nodes)]
+        for number, context in enumerate(self._contexts.values()):
+            self.folders.append(folder / f"node-{number}")
+            context.node_config["state-dir"] = str(self.folders[-1])
+
+    def answer(self, message: Message) -> Message:
+        number = list(self._contexts).index(message.metadata.dst_node_id)
+        kind = message.metadata.message_type
+        self.passed[number].append(("in", kind, content_bytes([message.content])))
+        reply = super().answer(message)
+        size = content_bytes([reply.content]) if reply.has_content() else len(str(reply.error.reason))
+        self.passed[number].append(("out", kind, size))
+        return reply
+
+
+def federate_owned(settings: Settings, folder: Path) -> tuple[OwnedGrid, Path]:
+    grid = OwnedGrid(settings, folder)
+    return grid, hyperfl_flwr.server_app.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+
+
+def run_in(folder: Path) -> RunLedger:
+    (run,), damaged = runs_of(folder)
+    assert damaged == []
+    return run
+
+
+def in_round(entries: Sequence[Entry], number: int) -> list[Entry]:
+    return [entry for entry in entries if entry.round == number and entry.kind == "train"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_holds_what_the_server_counts(method: str, make_settings: MakeSettings, tmp_path: Path) -> None:
+    """Expected: bytes by `content_bytes`, by the grid that carries the messages, and by the server's metrics.jsonl."""
+    grid, run = federate_owned(make_settings(method), tmp_path / "nodes")
+    ledgers = [run_in(folder) for folder in grid.folders]
+    for found, passed in zip(ledgers, grid.passed, strict=True):
+        assert [(entry.direction, entry.kind, entry.bytes) for entry in found.entries] == passed
+        assert found.experiment == read_manifest(run)["experiment"]
+        assert sum(map(sum, found.totals().values())) == sum(size for _, _, size in passed)
+        assert found.private == tuple(sorted(METHODS[method].client.private))
+        assert found.leaked == []
+    (told,) = [row for row in read_metrics(run) if row["kind"] == "train" and row["round"] == 1]
+    entries = [entry for found in ledgers for entry in in_round(found.entries, 1)]
+    assert sum(entry.bytes for entry in entries) == told["bytes_on_wire"]
+    sizes = [sum(array.bytes for record in entry.records for array in record.arrays) for entry in entries]
+    received, sent = sizes[::2], sizes[1::2]
+    assert max(sent) == told["bytes_up_per_client"]
+    assert max(received) == told["bytes_down_per_client"]
+
+
+def test_a_client_s_numbers_are_those_of_metrics_jsonl(make_settings: MakeSettings, tmp_path: Path) -> None:
+    grid, run = federate_owned(make_settings("hyperfl"), tmp_path)
+    rows = {row["client"]: row for row in read_metrics(run) if row["kind"] == "client" and row["round"] == 2}
+    for number, folder in enumerate(grid.folders):
+        (entry,) = [entry for entry in in_round(run_in(folder).entries, 2) if entry.direction == "out"]
+        (report,) = [record.values for record in entry.records if record.name == "clients"]
+        assert report is not None
+        assert report["client"] == [number]
+        assert report["metric/own-accuracy"] == [rows[number]["own_accuracy"]]
+
+
+def test_it_is_its_owner_s_and_only_grows(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """A second run on the same nodes goes on in the same file."""
+    grid, _ = federate_owned(make_settings("local"), tmp_path)
+    path = grid.folders[0] / LEDGER
+    first = path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    federate_owned(make_settings("fedavg"), tmp_path)
+    assert path.read_bytes().startswith(first)
+    assert [run.methods for run in runs_of(grid.folders[0])[0]] == [["local"], ["fedavg"]]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_simulation_writes_one_on_request(make_settings: MakeSettings, asked: bool) -> None:
+    settings = make_settings("local", ledger=asked)
+    grid = InProcessGrid(app, 2, settings, {"simulated": True})
+    run = hyperfl_flwr.server_app.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    assert (run / "clients" / LEDGER).is_file() == asked
+    if asked:
+        assert {entry.node for entry in run_in(run).entries} == {0, 1}
+
+
+def reply_of(settings: Settings, state: Path, kind: str = HELLO, **node: Scalar) -> Message:
+    grid = InProcessGrid(app, 1, settings, {"state-dir": str(state), **node})
+    (number,) = grid.get_node_ids()
+    return grid.answer(Message(RecordDict(), dst_node_id=number, message_type=kind))
+
+
+def last_out(state: Path) -> Entry:
+    runs, _ = runs_of(state)
+    return [entry for entry in runs[-1].entries if entry.direction == "out"][-1]
+
+
+def test_an_error_for_the_operator_leaves_with_its_text(make_settings: MakeSettings, tmp_path: Path) -> None:
+    reply = reply_of(make_settings() | {"seed": "x"}, tmp_path)
+    assert "ConfigError: " in reply.error.reason
+    assert last_out(tmp_path).error == reply.error.reason
+
+
+def test_of_any_other_error_the_kind_leaves(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Message:
+        raise ValueError("could not read 'patient 4711'")
+
+    monkeypatch.setattr(adapter, "introduce", fails)
+    reply = reply_of(make_settings(), tmp_path)
+    assert reply.error.reason == last_out(tmp_path).error == "ValueError: see the node's log"
+    simulated = InProcessGrid(app, 1, make_settings(), {"simulated": True})
+    (number,) = simulated.get_node_ids()
+    told = simulated.answer(Message(RecordDict(), dst_node_id=number, message_type=HELLO)).error.reason
+    assert "patient 4711" in told
+
+
+def test_a_message_that_no_handler_takes_is_recorded(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """Flower itself refuses it, beside the handlers."""
+    reply = reply_of(make_settings(), tmp_path, "query.everything")
+    assert reply.error.reason == last_out(tmp_path).error == "ValueError: see the node's log"
+    assert last_out(tmp_path).kind == "query.everything"
+
+
+def test_without_room_for_the_ledger_nothing_is_done_and_nothing_leaves(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's own full disk: every write to /dev/full ends with ENOSPC."""
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    done: list[str] = []
+    monkeypatch.setattr(adapter, "introduce", lambda *_: done.append("introduced"))
+    (tmp_path / LEDGER).symlink_to("/dev/full")
+    reply = reply_of(make_settings(), tmp_path)
+    assert (
+        reply.error.reason
+        == "LedgerError: the node's ledger cannot be written, so nothing else leaves it; its log says why"
+    )
+    assert done == []
+
+
+def test_a_private_group_s_array_is_stopped(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HyperFL's embedding is private; an answer that holds one does not leave."""
+    secret = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})
+    monkeypatch.setattr(
+        adapter, "introduce", lambda message, _: Message(RecordDict({"own-arrays": secret}), reply_to=message)
+    )
+    reply = reply_of(make_settings("hyperfl"), tmp_path)
+    assert reply.error.reason == last_out(tmp_path).error == "ValueError: the answer holds arrays of private groups"
+    assert reply_of(make_settings("pfedhn"), tmp_path).has_content()
+
+
+def test_a_server_s_nonsense_is_recorded(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """What the server sends may be anything; it is refused, and the refusal is written down."""
+    grid = InProcessGrid(app, 1, make_settings(), {"state-dir": str(tmp_path)})
+    (number,) = grid.get_node_ids()
+    content = RecordDict({CONFIG: ConfigRecord({"experiment": 7, "round": "\x1b[2J", "empty": [], "none": ""})})
+    assert grid.answer(Message(content, dst_node_id=number, message_type="train")).has_error()
+    (run,), _ = runs_of(tmp_path)
+    assert [(entry.direction, entry.experiment, entry.round) for entry in run.entries] == [
+        ("in", "7", 0),
+        ("out", "7", 0),
+    ]
+
+
+def test_the_command_shows_every_message(make_settings: MakeSettings, tmp_path: Path, call: Call) -> None:
+    grid, run = federate_owned(make_settings("hyperfl"), tmp_path)
+    folder = grid.folders[3]
+    code, shown, _ = call("ledger", str(folder))
+    assert code == 0
+    experiment = read_manifest(run)["experiment"]
+    found = run_in(folder)
+    sent = [entry for entry in found.entries if entry.direction == "out"]
+    assert shown.splitlines()[0] == f"run {experiment} (hyperfl)"
+    assert [line for line in shown.splitlines() if "  sent  " in line] == [
+        f"{e.time}  sent  {e.kind}  {f'round {e.round}' if e.round else 'before the rounds'}  {e.bytes} bytes"
+        for e in sent
+    ]
+    assert "hypernetwork/head_weight" in shown
+    assert "metric/own-accuracy=[" in shown
+    assert shown.rstrip().endswith("These groups are private and have stayed: classifier, embedding, last.")
+    code, text, _ = call("ledger", str(folder), "--json", "--run", experiment[:4])
+    (document,) = json.loads(text)
+    assert code == 0
+    assert sum(message["bytes"] for message in document["messages"]) == sum(entry.bytes for entry in found.entries)
+    assert document["private_arrays_that_left"] == []
+    code, _, problem = call("ledger", str(folder), "--run", "zz")
+    assert code == 2
+    assert f"the ledger has no run 'zz'; it has {experiment}" in problem
+    code, _, problem = call("ledger", str(tmp_path / "nowhere"))
+    assert code == 2
+    assert "holds no ledger.jsonl" in problem
+
+
+def test_the_command_fails_if_a_private_array_has_left(make_settings: MakeSettings, tmp_path: Path, call: Call) -> None:
+    """Such a line is not written by this version; another one's ledger is checked all the same."""
+    grid, _ = federate_owned(make_settings("hyperfl"), tmp_path)
+    path = grid.folders[0] / LEDGER
+    path.write_text(path.read_text().replace("hypernetwork/head_bias", "classifier/head_bias"))
+    code, shown, _ = call("ledger", str(grid.folders[0]))
+    assert code == 1
+    assert "ERROR: arrays of private groups have left: classifier/head_bias" in shown

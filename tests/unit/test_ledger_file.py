@@ -1,0 +1,159 @@
+"""The ledger's file: appended whole or not at all, and read again whatever has happened to it."""
+
+import json
+import math
+import multiprocessing
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from hyperfl_flwr.arrays import pack_arrays
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.ledger import LEDGER, Entry, Ledger, LedgerError, Origin, read_ledger
+from hyperfl_flwr.messages import content_bytes
+
+
+def entry(number: int = 0, error: str = "") -> Entry:
+    return Entry(
+        time="2026-01-01T00:00:00.000+00:00", direction="out", kind="train", flower_run=1, node=0, method="local",
+        experiment="00", round=number, error=error,
+    )  # fmt: skip
+
+
+def written(content: RecordDict) -> Entry:
+    """Return the entry of a content, as it comes back from a file's line."""
+    origin = Origin(kind="train", flower_run=1, node=0, method="local", request=RecordDict())
+    return origin.entry("out", content)
+
+
+def reread(content: RecordDict, folder: Path) -> Entry:
+    Ledger(folder).append(written(content))
+    (found,), damaged = read_ledger(folder)
+    assert damaged == []
+    return found
+
+
+def test_a_message_comes_back_as_it_was(tmp_path: Path) -> None:
+    content = RecordDict(
+        {
+            "arrays": pack_arrays({"model/a": np.zeros((2, 3), np.float32), "model/b": np.float64(1)[None][0:1]}),
+            "weights": MetricRecord({"num-examples": 40, "share": 0.5, "list": [1, 2]}),
+            "clients": ConfigRecord({"client": [3], "process": "host:1", "ready": True, "loss": [0.25]}),
+        }
+    )
+    found = reread(content, tmp_path)
+    arrays, weights, clients = found.records
+    assert [(a.name, tuple(a.shape), a.dtype, a.bytes) for a in arrays.arrays] == [
+        ("model/a", (2, 3), "float32", 24), ("model/b", (1,), "float64", 8),
+    ]  # fmt: skip
+    assert weights.values == {"num-examples": 40, "share": 0.5, "list": [1, 2]}
+    assert clients.values == {"client": [3], "process": "host:1", "ready": True, "loss": [0.25]}
+    assert found.bytes == content_bytes([content])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"a": 1}, {"a": 1.5, "bc": True}, {"a": "text", "b": b"123"}, {"a": [1, 2], "b": [True], "c": ["x", "yz"]}],
+)
+def test_settings_count_as_flower_counts_them(values: dict[str, Any]) -> None:
+    content = RecordDict({"config": ConfigRecord(values)})
+    assert written(content).bytes == content_bytes([content])
+
+
+def test_what_flower_cannot_count_is_written_down_all_the_same(tmp_path: Path) -> None:
+    """Flower's count fails with an IndexError and a ValueError; one letter of each name is there."""
+    content = RecordDict({"config": ConfigRecord({"a": [], "b": ""})})
+    assert reread(content, tmp_path).bytes == 2
+
+
+def test_long_values_are_told_by_length_and_beginning(tmp_path: Path) -> None:
+    values = {"list": list(range(100_000)), "text": "x" * 5_000, "bytes": b"\x00" * 9, "short": [0.5] * 20}
+    (record,) = reread(RecordDict({"config": ConfigRecord(values)}), tmp_path).records
+    assert record.values is not None
+    assert record.values["list"] == {"length": 100_000, "beginning": [0, 1, 2, 3, 4]}
+    assert record.values["text"] == {"length": 5_000, "beginning": "x" * 1_000}
+    assert record.values["bytes"] == {"length": 9, "bytes": True}
+    assert record.values["short"] == [0.5] * 20
+    assert (tmp_path / LEDGER).stat().st_size < 3_000
+
+
+def test_numbers_that_json_does_not_know_are_texts(tmp_path: Path) -> None:
+    content = RecordDict({"m": MetricRecord({"a": math.nan, "b": [-math.inf]})})
+    (record,) = reread(content, tmp_path).records
+    assert record.values == {"a": "nan", "b": ["-inf"]}
+    json.loads((tmp_path / LEDGER).read_text(), parse_constant=pytest.fail)
+
+
+def test_an_array_of_an_unknown_type_is_written_down(tmp_path: Path) -> None:
+    array = Array(dtype="no-type", shape=(2,), stype="numpy.ndarray", data=b"12345")
+    (record,) = reread(RecordDict({"arrays": ArrayRecord({"a/b": array})}), tmp_path).records
+    assert [(a.dtype, a.bytes) for a in record.arrays] == [("no-type", 5)]
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """Let files of this process grow to 1,000 bytes, as a disk that becomes full in the middle of a line."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    yield 1_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path, small_files: int) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append(entry())
+    before = ledger.path.read_bytes()
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl cannot be written: File too large; make room"):
+        ledger.append(entry(error="x" * small_files))
+    assert ledger.path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="cannot be written: Not a directory"):
+        Ledger(tmp_path / "file" / "state").append(entry())
+
+
+def test_after_an_unfinished_line_a_new_one_begins(tmp_path: Path) -> None:
+    """As a machine leaves it that went down while writing."""
+    ledger = Ledger(tmp_path)
+    ledger.append(entry(1))
+    with ledger.path.open("a") as file:
+        file.write('{"time": "2026')
+    ledger.append(entry(2))
+    entries, damaged = read_ledger(tmp_path)
+    assert [found.round for found in entries] == [1, 2]
+    assert damaged == [2]
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "7", '{"records": 3}', '{"records": [{"arrays": [5]}]}', "\udc80"])
+def test_lines_that_are_no_entries_are_numbered(tmp_path: Path, line: str) -> None:
+    (tmp_path / LEDGER).write_bytes(line.encode(errors="surrogateescape") + b"\n")
+    assert read_ledger(tmp_path) == ([], [1])
+
+
+def test_no_ledger_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot be read: No such file.*give a node's state folder"):
+        read_ledger(tmp_path)
+
+
+def write_many(folder: Path, number: int) -> None:
+    for _ in range(50):
+        Ledger(folder).append(entry(number, error="x" * 3_000))
+
+
+def test_processes_may_write_to_one_ledger(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=write_many, args=(tmp_path, number)) for number in (1, 2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    entries, damaged = read_ledger(tmp_path)
+    assert sorted(found.round for found in entries) == [1] * 50 + [2] * 50
+    assert damaged == []
