@@ -5,12 +5,12 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from experiments.flower import RunStatus
+from experiments.flower_client import RunStatus
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 
@@ -22,6 +22,9 @@ class Followed(Protocol):
 
     def status(self, run_id: int) -> RunStatus:
         """Return how a run stands."""
+
+    def news(self) -> Iterable[str]:
+        """Return what is worth telling and was not told yet."""
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
         """Return what the run printed after `position`, and the position to go on from."""
@@ -45,25 +48,30 @@ class Observer:
     on_note: Callable[[str], None] = lambda _: None
 
 
-def follow(superlink: Followed, run_id: int, config: RunConfig, directory: Path, observer: Observer) -> None:
+def follow(superlink: Followed, run_id: int, config: RunConfig, observer: Observer) -> Path:
     """Tell an observer of a run until it has ended.
 
     Args:
         superlink: Where it runs.
         run_id: Flower's name for it.
         config: Its settings.
-        directory: Its folder.
-        observer: Hears of rounds and log lines.
+        observer: Hears of rounds, log lines and what else the SuperLink tells.
+
+    Returns:
+        The run's folder.
 
     Raises:
         RunFailedError: If the run failed, whatever Flower calls it.
     """
+    directory = Path(config.resume or config.output)
     position, told, rounds = 0, -1, _Rounds(directory)
     while True:
         status = superlink.status(run_id)
         lines, position = superlink.read_log(run_id, position)
         if lines:
             observer.on_log(lines)
+        for note in superlink.news():
+            observer.on_note(note)
         rounds.read_on()
         if rounds.last != told:
             told = rounds.last
@@ -76,12 +84,21 @@ def follow(superlink: Followed, run_id: int, config: RunConfig, directory: Path,
         raise RunFailedError(problem if problem else superlink.log_tail(run_id))
     if not (directory / "summary.json").is_file():
         raise RunFailedError(f"Flower calls the run completed, but it left no summary in {directory}")
+    return directory
 
 
 @contextlib.contextmanager
-def explained(directory: Path, observer: Observer) -> Iterator[None]:
-    """Add the command that goes on with the run to whatever ends it early."""
-    hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"
+def explained(config: RunConfig, observer: Observer, words: str = "") -> Iterator[None]:
+    """Add the command that goes on with the run to whatever ends it early.
+
+    Args:
+        config: The run's settings.
+        observer: Is told if the user ends it.
+        words: What the command needs besides.
+    """
+    directory = Path(config.resume or config.output)
+    plain = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"  # as the server says
+    hint = f"{plain} {words}".rstrip()
     try:
         yield
     except KeyboardInterrupt:
@@ -89,9 +106,9 @@ def explained(directory: Path, observer: Observer) -> Iterator[None]:
             observer.on_note(hint)
         raise
     except RunFailedError as error:
-        if hint in str(error) or not (directory / "manifest.json").is_file():
-            raise
-        raise RunFailedError(f"{error}\n{hint}") from None
+        problem = str(error).replace(hint, "").replace(plain, "").rstrip()
+        told = [problem, hint] if (directory / "manifest.json").is_file() else [problem]
+        raise RunFailedError("\n".join(told)) from None
 
 
 class _Rounds:

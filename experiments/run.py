@@ -14,15 +14,15 @@ from experiments.flower import federation_config
 from experiments.following import Observer, explained, follow
 from experiments.layout import Machine, suitable_nodes, suitable_threads
 from experiments.leaks import leak_warnings
+from experiments.requested import check_resume, is_simulation, requested
 from experiments.superlink import LocalSuperLink
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
-from hyperfl_flwr.errors import ConfigError, DeviceError
+from hyperfl_flwr.errors import DeviceError, RunDirectoryError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
-from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
-from hyperfl_flwr.resume import refuse_other_nodes, resume_round
+from hyperfl_flwr.resume import refuse_other_nodes
 from hyperfl_flwr.state import PrivateState
 
 
@@ -59,22 +59,9 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None) -> Plan:
     Raises:
         HyperFLError: With all problems of the settings, or the first of data, device and directories.
     """
-    settings, resume = default_settings(), str(changes.get("resume", ""))
-    if resume and changes.get("output"):
-        raise ConfigError("a resumed run goes on in its own folder; give resume or output, not both")
-    if resume:
-        settings |= {key: value for key, value in read_manifest(Path(resume))["settings"].items() if key in settings}
-    settings |= changes
-    if not settings["output"] and not resume:
-        name = new_run_name(str(settings["method"]), str(settings["dataset"]), int(settings["seed"] or 0))
-        settings["output"] = str(Path.cwd() / "runs" / name)
-    config = RunConfig.from_flat(settings, methods=METHODS)
-    if config.personalize.run:
-        raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
-    if resume:
-        num_nodes = _check_resume(config, num_nodes)
-    else:
-        refuse_used_directory(Path(config.output))
+    config = requested(changes)
+    if config.resume:
+        num_nodes = _resumed_nodes(config, num_nodes)
     if ":" in config.device:
         index = config.device.partition(":")[2]
         raise DeviceError(f"a simulation takes its GPUs from Ray: set CUDA_VISIBLE_DEVICES={index} and device=cuda")
@@ -105,12 +92,14 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None) -> 
     return Plan(config=config, num_nodes=num_nodes, threads=threads, chosen_for=chosen_for, warnings=warnings)
 
 
-def _check_resume(config: RunConfig, num_nodes: int | None) -> int:
-    """Return the number of nodes of a run that can be resumed."""
-    path = Path(config.resume)
-    manifest = read_manifest(path)
-    RunDirectory(path).close()  # refused while another process is writing
-    resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
+def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:
+    """Return the number of nodes of a simulation that can be resumed."""
+    manifest = check_resume(config)
+    if not is_simulation(manifest):
+        raise RunDirectoryError(
+            f"{config.resume} is the run of a deployment, whose nodes have the clients' private state; add "
+            f"--deployment DIR to the command"
+        )
     if num_nodes is not None:
         refuse_other_nodes(manifest, num_nodes)
     return len(manifest["nodes"])
@@ -130,7 +119,6 @@ def launch(planned: Plan, observer: Observer) -> Path:
         RunFailedError: If the run failed, whatever Flower's commands said.
     """
     config = planned.config
-    directory = Path(config.resume or config.output)
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")
     with CoreSlots() as slots:
@@ -143,9 +131,8 @@ def launch(planned: Plan, observer: Observer) -> Path:
             actors = max(1, held // planned.threads)
             observer.on_note(_where(planned, actors))
             run_id = superlink.submit(app, settings, _federation(config, planned.num_nodes, actors))
-            with explained(directory, observer):
-                follow(superlink, run_id, config, directory, observer)
-    return directory
+            with explained(config, observer):
+                return follow(superlink, run_id, config, observer)
 
 
 def _where(planned: Plan, actors: int) -> str:

@@ -21,13 +21,12 @@ from typing import Self
 
 from experiments import processes
 from experiments.flower import (
-    FlowerClient,
-    RunStatus,
     can_use_database_file,
     flower_command,
     flower_environment,
     plain_text,
 )
+from experiments.flower_client import FlowerClient, RunStatus, write_connection
 from hyperfl_flwr.errors import RunFailedError
 
 STOP_SECONDS = 15.0
@@ -119,6 +118,10 @@ class LocalSuperLink:
                 return RunStatus(status="finished:failed", details="The simulation's process was killed.")
         return status
 
+    def news(self) -> Iterable[str]:
+        """Return nothing: a simulation's nodes come and go with the run."""
+        return ()
+
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
         """Return what the run printed after `position`, and the position to go on from."""
         return self._running().read_log(run_id, position)
@@ -165,7 +168,8 @@ class LocalSuperLink:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._client = FlowerClient(self.home, self.address, environment)
+        write_connection(self.home, self.address)
+        self._client = FlowerClient(self.home, self.home / "state.db", environment)
         command = [str(flower_command("flower-superlink")), "--insecure", "--simulation"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port)]
         if can_use_database_file():

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from experiments.cores import usable_cores
+from experiments.deploy_layout import Deployment
+from experiments.deploy_run import launch_deployed, plan_deployed
 from experiments.estimate import Estimate, estimate
-from experiments.following import Observer
 from experiments.quickstart import quickstart as run_quickstart
 from experiments.report import write_report
 from experiments.run import launch, plan
@@ -21,6 +21,7 @@ from hyperfl_flwr.cli_folders import folders
 from hyperfl_flwr.cli_ledger import ledgers
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.cli_personalize import personal
+from hyperfl_flwr.cli_progress import ShownProgress
 from hyperfl_flwr.cli_studies import studies
 from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
 from hyperfl_flwr.data.datasets import DATASETS
@@ -39,9 +40,6 @@ cli.add_typer(deployments, name="deploy")
 cli.add_typer(ledgers)
 cli.add_typer(folders)
 
-SHOWN = ("is left out", "novel client", "warning:")
-"""Lines of the server's log with one of these are shown with the progress."""
-
 
 @cli.command()
 def run(
@@ -59,11 +57,14 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; repeatable.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run on the SuperLink and the nodes of this deployment.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would cost.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the server's and Flower's log.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
 ) -> None:
-    """Train a federation in Flower's simulation engine; the last line printed is the run's folder."""
+    """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
     named: dict[str, Scalar | None] = {
         "method": method, "dataset": dataset, "num-clients": num_clients, "num-rounds": num_rounds, "seed": seed,
         "data-root": _absolute(data_root), "output": _absolute(output), "resume": _absolute(resume),
@@ -75,13 +76,18 @@ def run(
         path = own_path(own)
         if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
             changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
+    if deployment is not None:
+        if num_nodes is not None or dry_run:
+            raise ConfigError("--num-nodes and --dry-run are for a simulation; a deployment has its own nodes")
+        out.print(str(_run_deployed(Deployment.read(deployment), changes, verbose=verbose, quiet=quiet)), markup=False)
+        return
     planned = plan(changes, num_nodes)
     if dry_run:
         for warning in planned.warnings:
             err.print(f"warning: {warning}", markup=False)
         _print_estimate(estimate(planned, len(usable_cores())), planned.config.num_rounds)
         return
-    with _progress(planned.config.method, verbose=verbose, quiet=quiet) as observer:
+    with ShownProgress(planned.config.method, verbose=verbose, quiet=quiet) as observer:
         directory = launch(planned, observer)
     out.print(str(directory), markup=False)
 
@@ -92,11 +98,7 @@ def quickstart(
     num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
 ) -> None:
     """Train HyperFL, FedAvg and local-only on scikit-learn's handwritten digits and compare them."""
-
-    def observed(title: str) -> _Progress:
-        return _progress(title, verbose=False, quiet=False)
-
-    result = run_quickstart(output and output.absolute(), num_rounds, observed)
+    result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress)
     table = Table("method", "own", "aggregate", "worst client", "MB per client and round", "seconds per round")
     for row in result.summaries:
         megabytes = (
@@ -154,6 +156,12 @@ def version() -> None:
     out.print(__version__)
 
 
+def _run_deployed(deployment: Deployment, changes: dict[str, Scalar], *, verbose: bool, quiet: bool) -> Path:
+    planned = plan_deployed(deployment, changes)
+    with ShownProgress(planned.config.method, verbose=verbose, quiet=quiet, rounds=True) as observer:
+        return launch_deployed(planned, observer)
+
+
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
 
@@ -180,40 +188,3 @@ def _read_settings(path: Path) -> dict[str, Scalar]:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} is no TOML file: {error}") from None
-
-
-class _Progress:
-    """Shows a run's progress on standard error."""
-
-    def __init__(self, title: str, *, verbose: bool, quiet: bool) -> None:
-        self._verbose, self._quiet = verbose, quiet
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[accuracy]}"),
-            TimeElapsedColumn(), TimeRemainingColumn(), console=err, disable=quiet,
-        )  # fmt: skip
-        self._task = self._bar.add_task(title, total=None, accuracy="starting")
-
-    def __enter__(self) -> Observer:
-        self._bar.start()
-        return Observer(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _on_round(self, finished: int, total: int, accuracy: float | None) -> None:
-        text = "starting" if accuracy is None else f"own accuracy {100 * accuracy:.1f} %"
-        self._bar.update(self._task, completed=finished, total=total, accuracy=text)
-
-    def _on_log(self, lines: str) -> None:
-        for line in lines.splitlines():
-            is_phase = not self._quiet and "the phase " in line
-            if self._verbose or is_phase or any(word in line for word in SHOWN):
-                self._bar.console.print(line, markup=False)
-
-    def _on_note(self, note: str) -> None:
-        if not self._quiet:
-            self._bar.console.print(note, markup=False)
-
-
-def _progress(title: str, *, verbose: bool, quiet: bool) -> _Progress:
-    return _Progress(title, verbose=verbose, quiet=quiet)

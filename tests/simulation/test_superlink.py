@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments import processes
-from experiments.flower import RunStatus, federation_config
+from experiments.flower import federation_config
+from experiments.flower_client import RunStatus
 from experiments.superlink import LocalSuperLink
 from hyperfl_flwr.errors import RunFailedError
 

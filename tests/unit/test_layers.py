@@ -41,7 +41,7 @@ LAYERS: dict[str, int] = {
         (
             "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
             "hyperfl_flwr.cli_personalize", "hyperfl_flwr.cli_deploy", "hyperfl_flwr.cli_folders",
-            "hyperfl_flwr.cli_ledger", "hyperfl_flwr.__main__",
+            "hyperfl_flwr.cli_ledger", "hyperfl_flwr.cli_progress", "hyperfl_flwr.__main__",
         ),
         5,
     ),

@@ -1,0 +1,120 @@
+"""Runs the app on a deployment: the SuperLink and the nodes are there already and stay."""
+
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.bundle import build_app, settings_text
+from experiments.deploy_layout import Deployment
+from experiments.deployed import DeployedSuperLink
+from experiments.following import POLL_SECONDS, Observer, explained, follow
+from experiments.requested import check_resume, is_simulation, requested
+from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.methods import METHODS
+
+STOP_SECONDS = 15.0
+"""How long a run may take to stop; it needs about one second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedPlan:
+    """A run that can start on a deployment.
+
+    Attributes:
+        config: Its settings, with an absolute output directory on this machine.
+        deployment: Where it runs.
+        warnings: What its owner should know before it starts.
+    """
+
+    config: RunConfig
+    deployment: Deployment
+    warnings: Sequence[str] = ()
+
+
+def plan_deployed(deployment: Deployment, changes: Mapping[str, Scalar]) -> DeployedPlan:
+    """Check everything that can be checked before a run starts; what the nodes have, they tell when it does.
+
+    Args:
+        deployment: Where it is to run.
+        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+            Without `num-clients` each node hosts one client.
+
+    Raises:
+        HyperFLError: With all problems of the settings, or the first of the directories.
+    """
+    if not changes.get("resume"):
+        changes = {"num-clients": deployment.num_nodes, **changes}
+    config = requested(changes)
+    if config.resume and is_simulation(check_resume(config)):
+        raise RunDirectoryError(
+            f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "
+            f"resume it without --deployment"
+        )
+    return DeployedPlan(config=config, deployment=deployment, warnings=METHODS[config.method].strategy.warnings(config))
+
+
+def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:
+    """Run the app on the deployment's SuperLink and wait for its end.
+
+    Args:
+        planned: What `plan_deployed` has checked.
+        observer: Hears of the run.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        RunFailedError: If it could not start or failed, whatever Flower's commands said.
+    """
+    config, deployment = planned.config, planned.deployment
+    for warning in planned.warnings:
+        observer.on_note(f"warning: {warning}")
+    superlink = DeployedSuperLink(deployment)
+    superlink.require()
+    superlink.require_free()
+    _wait_for_a_node(superlink, deployment, config.node_timeout, observer)
+    with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:
+        app = build_app(Path(folder) / "app")
+        settings = Path(folder) / "settings.toml"
+        settings.write_text(settings_text(config))
+        run_id = superlink.submit(app, settings)
+    with explained(config, observer, f"--deployment {shlex.quote(str(deployment.folder))}"):
+        try:
+            return follow(superlink, run_id, config, observer)
+        except KeyboardInterrupt:
+            observer.on_note("the run is being stopped; the SuperLink and the nodes stay up")
+            _stop(superlink, run_id)
+            raise
+
+
+def _wait_for_a_node(superlink: DeployedSuperLink, deployment: Deployment, timeout: float, observer: Observer) -> None:
+    """Wait until a node is online; the run itself waits for the others, and tells for which.
+
+    Raises:
+        RunFailedError: If none is there in time.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        for line in superlink.news():
+            observer.on_note(line)
+        if any(superlink.nodes().values()):
+            return
+        if time.monotonic() > end:
+            raise RunFailedError(
+                f"no node of {deployment.folder} came online within node-timeout = {timeout:g} s; register the nodes' "
+                f"keys (`hyperfl deploy register`) and start each with the start.sh of its folder; `hyperfl deploy "
+                f"check` in a node's folder tells what is wrong there"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _stop(superlink: DeployedSuperLink, run_id: int) -> None:
+    """Stop a run and wait until it has stopped, so that its folder can be resumed at once."""
+    superlink.stop(run_id)
+    end = time.monotonic() + STOP_SECONDS
+    while not superlink.status(run_id).finished and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)

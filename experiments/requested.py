@@ -1,0 +1,55 @@
+"""The settings of a run that was asked for, checked as far as they can be without data and nodes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.resume import resume_round
+
+
+def requested(changes: Mapping[str, Scalar]) -> RunConfig:
+    """Return the settings of a run, with the absolute folder of its output.
+
+    Args:
+        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+
+    Raises:
+        HyperFLError: With all problems of the settings, or because the folder is in use.
+    """
+    settings, resume = default_settings(), str(changes.get("resume", ""))
+    if resume and changes.get("output"):
+        raise ConfigError("a resumed run goes on in its own folder; give resume or output, not both")
+    if resume:
+        settings |= {key: value for key, value in read_manifest(Path(resume))["settings"].items() if key in settings}
+    settings |= changes
+    if not settings["output"] and not resume:
+        name = new_run_name(str(settings["method"]), str(settings["dataset"]), int(settings["seed"] or 0))
+        settings["output"] = str(Path.cwd() / "runs" / name)
+    config = RunConfig.from_flat(settings, methods=METHODS)
+    if config.personalize.run:
+        raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
+    if not resume:
+        refuse_used_directory(Path(config.output))
+    return config
+
+
+def check_resume(config: RunConfig) -> dict[str, Any]:
+    """Return the manifest of a run that can be resumed.
+
+    Raises:
+        HyperFLError: If it cannot.
+    """
+    path = Path(config.resume)
+    manifest = read_manifest(path)
+    RunDirectory(path).close()  # refused while another process is writing
+    resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
+    return manifest
+
+
+def is_simulation(manifest: Mapping[str, Any]) -> bool:
+    """Say whether a run was a simulation: a deployment's nodes do not tell the server what labels they have."""
+    return "label_counts" in manifest
