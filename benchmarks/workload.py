@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType
 from torch import Tensor
 
 from benchmarks.plain import PLAIN, PlainSettings, State, plain_round
-from clients.base import ClientSetting
+from clients.setting import ClientSetting
 from hyperfl_flwr.agreement import Federation, Node
 from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.client_app import app

@@ -3,7 +3,6 @@
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +12,8 @@ from flwr.common import Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clients.setting import ClientSetting, keep_model
 from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import ClientData, FederatedData
 from hyperfl_flwr.messages import Reduction, group_of
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.dropout import seed_dropout
@@ -23,65 +21,13 @@ from hyperfl_flwr.models.targets import Target, build_target
 from hyperfl_flwr.privacy.upload import protect
 from hyperfl_flwr.queries import Question
 from hyperfl_flwr.rng import numpy_generator, torch_generator
-from hyperfl_flwr.state import INITIAL, PrivateState
+from hyperfl_flwr.state import INITIAL
 from hyperfl_flwr.training.sgd import Epochs, Predict
+
+_NOTHING = np.zeros(0)
 
 CHUNK = 2000
 """Images of the global test set that are brought to the device at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientSetting:
-    """What a client works with.
-
-    Attributes:
-        config: The run's settings.
-        client: The client's id.
-        data: Its samples, on `device`.
-        device: Where it trains.
-        state: Its private arrays on the node's disk.
-        learning_rate: The setting, or the data set's own where that is `auto`.
-        global_test: All test images of the data set and their labels, where they are evaluated after the last round.
-        mixing_key: Of the run, for methods that mix what they share; empty without.
-        mean: Per channel, with which the images are normalised.
-        std: Per channel.
-        round: That the client was asked in; 0 outside a round.
-    """
-
-    config: RunConfig
-    client: int
-    data: ClientData
-    device: torch.device
-    state: PrivateState
-    learning_rate: float
-    global_test: tuple[Tensor, Tensor] | None = None
-    mixing_key: bytes = b""
-    mean: Sequence[float] = ()
-    std: Sequence[float] = ()
-    round: int = 0
-
-
-def client_setting(
-    config: RunConfig,
-    data: FederatedData,
-    client: int,
-    device: torch.device,
-    state: PrivateState,
-    mixing_key: bytes = b"",
-) -> ClientSetting:
-    """Put together what one client works with."""
-    return ClientSetting(
-        config=config,
-        client=client,
-        data=data.client(client).to(device),
-        device=device,
-        state=state,
-        learning_rate=data.dataset.learning_rate if config.learning_rate == "auto" else config.learning_rate,
-        global_test=data.global_test if config.data.global_test else None,
-        mixing_key=mixing_key,
-        mean=data.dataset.mean,
-        std=data.dataset.std,
-    )
 
 
 class BaseClient(NumPyClient):
@@ -119,6 +65,22 @@ class BaseClient(NumPyClient):
     @abstractmethod
     def predictor(self) -> Predict:
         """Return the client's model as it is now."""
+
+    @abstractmethod
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return the client's model as it is now: values of the whole target network by name, on the device."""
+
+    def own_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Return the client's model after its last local training, as `target_state` does.
+
+        Args:
+            stored: The private groups of that round, keyed `group/name`.
+
+        Returns:
+            None where they do not tell.
+        """
+        own = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
+        return own or None
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return what is sent of the shared groups, in the order of `keys`: the trained arrays, protected."""
@@ -179,6 +141,8 @@ class BaseClient(NumPyClient):
         if config["round"] == setting.config.num_rounds:
             metrics |= self._global_accuracy("own")
         self._store(config["round"], {config["version"], config["kept-version"]})
+        if setting.keeps_model:
+            keep_model(setting, self.target_state(), config["round"], metrics)
         arrays = [_to_numpy(t) for group in self.travelling() for t in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
         return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
@@ -213,6 +177,17 @@ class BaseClient(NumPyClient):
         """Return the size of the shared arrays in bytes."""
         tensors = (tensor for group in self.shared for tensor in self.groups[group].state_dict().values())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def receive(self, received: SharedArrays, version: int) -> None:
+        """Become what is evaluated after the last round: the shared groups, by key, and the private ones of a version.
+
+        Raises:
+            ValueError: If the arrays do not fit the client's model.
+            StateError: If the private state cannot be read.
+        """
+        if problem := layout_problem(dict.fromkeys(keys := self.keys(), _NOTHING), dict.fromkeys(received, _NOTHING)):
+            raise ValueError(problem)
+        self._load([received[key] for key in keys], version)
 
     def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
         keys = self.keys()

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import BaseClient, ClientSetting
+from clients.base import BaseClient
+from clients.setting import ClientSetting
 from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
 from hyperfl_flwr.models.initial import ordinary_parameters
@@ -115,6 +116,22 @@ class HyperFLClient(BaseClient):
     def predictor(self) -> Predict:
         """Return the target network with theta generated once."""
         return self._model().fixed()
+
+    @torch.no_grad()
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return theta = h(v) and the classifier."""
+        return self._assembled(self.hypernetwork(self.embedding.v), self.classifier.state_dict())
+
+    def own_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Return the theta and the classifier that the client's last round ended with."""
+        return self._assembled(
+            stored["last/theta"], {name: stored[f"classifier/{name}"] for name in ("weight", "bias")}
+        )
+
+    def _assembled(self, theta: Tensor, classifier: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {f"extractor.{name}": value for name, value in self.hypernetwork.split(theta).items()} | {
+            f"classifier.{name}": value for name, value in classifier.items()
+        }
 
     def _model(self) -> HyperFLModel:
         return HyperFLModel(

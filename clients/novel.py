@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.base import BaseClient, ClientSetting
+from clients.base import BaseClient
+from clients.setting import ClientSetting
 from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.data.corruptions import corrupted
 from hyperfl_flwr.messages import group_of

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from clients.base import BaseClient, ClientSetting
+from clients.base import BaseClient
+from clients.setting import ClientSetting
+from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.initial import initial_state
 from hyperfl_flwr.privacy.mixing import mixing_of
@@ -204,10 +206,19 @@ class PrivHFLClient(BaseClient):
         """Return the client's model: before training, `aggregate` is its own too, since no other one is received."""
         return self.model
 
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return the target network's values."""
+        return self.model.state_dict()
+
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate after the last round: the mean model, of which the change is received (mean), or the own (chain)."""
         self._evaluates_mean = self.rule.realisation == "mean"
         return super().evaluate(parameters, config)
+
+    def receive(self, received: SharedArrays, version: int) -> None:
+        """Become what is evaluated after the last round, see `evaluate`."""
+        self._evaluates_mean = self.rule.realisation == "mean"
+        super().receive(received, version)
 
     def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
         super()._load(parameters, version)

@@ -29,3 +29,7 @@ class SplitClient(BaseClient):
     def predictor(self) -> Predict:
         """Return the target network."""
         return self.model
+
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return the target network's values."""
+        return self.model.state_dict()

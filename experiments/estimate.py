@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from clients.base import client_setting
+from clients.setting import client_setting
 from experiments.layout import WIRE_BYTES_PER_SECOND
 from experiments.run import Plan
 from hyperfl_flwr.agreement import Federation, Node

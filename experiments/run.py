@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from clients.base import client_setting
+from clients.setting import client_setting
 from experiments.bundle import build_app, commit, settings_text
 from experiments.cores import WAITING, CoreSlots
 from experiments.flower import federation_config

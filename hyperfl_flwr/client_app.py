@@ -21,8 +21,9 @@ from flwr.app import ConfigRecordValues, Context, Message
 from flwr.supercore.utils import get_flwr_home
 
 from clients import adapter
-from clients.base import BaseClient, client_setting
+from clients.base import BaseClient
 from clients.on_demand_node import NovelNode
+from clients.setting import client_setting
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cohort import OneByOne, clients_of_node
 from hyperfl_flwr.config import RunConfig, Scalar
@@ -43,6 +44,9 @@ OWNERS_SETTINGS = ("dataset", "data-root", "device", "threads")
 
 MIXING_KEY_FILE = "mixing-key-file"
 """Node config: a file whose content all nodes share, and the server does not have."""
+
+KEEP_MODEL = "keep-model"
+"""Node config: whether the clients' models stay on the node's disk, for its owner; default: on a SuperNode, yes."""
 
 SIMULATED = "simulated"
 """Node config by which an in-process node says that nobody's own data are at stake."""
@@ -108,6 +112,7 @@ class NodeApp:
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         self.simulated = is_simulated(context)
         self.state_directory = owner.get("state-dir")
+        self.keeps_model = self._keeps_model(owner.get(KEEP_MODEL, not self.simulated))
         self.mixing_secret = self._mixing_secret(owner.get(MIXING_KEY_FILE))
         self.device = resolve_device(self.config.device)
         if self.config.threads != "auto":
@@ -134,7 +139,7 @@ class NodeApp:
         def make_client(client: int) -> BaseClient:
             state = PrivateState(states, request.experiment, client)
             setting = client_setting(self.config, data, client, self.device, state, key)
-            return client_class(replace(setting, round=request.round))
+            return client_class(replace(setting, round=request.round, keeps_model=self.keeps_model))
 
         return adapter.Cohort(
             make_client=make_client,
@@ -142,6 +147,12 @@ class NodeApp:
             reductions=client_class.shared,
             send_details=self.simulated,
         )
+
+    @staticmethod
+    def _keeps_model(value: Scalar) -> bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{KEEP_MODEL} in the node config must be true or false, got {value!r}")
+        return value
 
     def _mixing_secret(self, file: Scalar | None) -> bytes:
         """Return the owner's secret for `priv-hfl.mixing`; empty without one.

@@ -91,6 +91,15 @@ class BaseStrategy(Ways, Strategy):
         """Return what each of some clients is sent alone: its per-client groups, keyed `group/name`."""
         return {}
 
+    def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
+        """Return all that a client is sent when it is evaluated after the last round, keyed `group/name`.
+
+        Args:
+            arrays: The shared groups after that round.
+            client: The client's id.
+        """
+        return {**unpack_arrays(arrays), **self.own_arrays([client]).get(client, {})}
+
     def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
         """Take the per-client groups of the clients that finished a round, by ascending id, into the server's state.
 

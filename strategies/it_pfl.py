@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initial import rectifier_parameters
@@ -106,6 +107,16 @@ class ITPFL(PFedHN):
             client: {**networks[client], DESCRIPTOR: row[None].numpy()}
             for client, row in zip(clients, rows, strict=True)
         }
+
+    def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
+        """Return what a client is sent after the last round; a frozen encoder does not travel.
+
+        Raises:
+            RunDirectoryError: If the client was never described in the second phase, and so gets no model.
+        """
+        if self.kept and client not in self.descriptors:
+            raise RunDirectoryError(f"client {client} has sent no descriptor; take another client, or resume the run")
+        return super().evaluated(pack_arrays({}) if self.kept else arrays, client)
 
     def models_of(self, descriptors: Mapping[int, NDArray[Any]]) -> Mapping[int, SharedArrays]:
         """Return what the hypernetwork makes of descriptors [1, d] of clients that were not trained."""

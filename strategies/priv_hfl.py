@@ -82,10 +82,17 @@ class PrivHFL(BaseStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
         """Send the mean change in the place of S (mean), so that the clients can evaluate the mean model."""
-        if isinstance(self.server, MeanServer):
-            mean = self.server.consensus.numpy().astype(np.float32)
-            arrays = pack_arrays({**unpack_arrays(arrays), CHANGES: mean})
-        return super().configure_evaluate(server_round, arrays, config, grid)
+        return super().configure_evaluate(server_round, self._with_mean(arrays), config, grid)
+
+    def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
+        """Return what a client is sent after the last round, with the mean change in the place of S (mean)."""
+        return super().evaluated(self._with_mean(arrays), client)
+
+    def _with_mean(self, arrays: ArrayRecord) -> ArrayRecord:
+        if not isinstance(self.server, MeanServer):
+            return arrays
+        mean = self.server.consensus.numpy().astype(np.float32)
+        return pack_arrays({**unpack_arrays(arrays), CHANGES: mean})
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the changes of those who finished, absent clients counting as zero; advance dual variables and generator.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from hyperfl_flwr.models.encoder import Encoder, Pooling, build_encoder
 from hyperfl_flwr.models.targets import Target, build_target
@@ -15,8 +15,8 @@ _LARGEST_MEAN = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What a client needs to know to describe its samples and to use the model that it is sent.
+class TargetRecipe:
+    """What it takes to use a target network.
 
     Attributes:
         target: Name of the target network.
@@ -24,8 +24,6 @@ class Recipe:
         mean: Per channel, of images scaled to [0, 1]; or per feature.
         std: Likewise, above 0.
         classes: Names of the K classes.
-        pooling: Of the encoder.
-        descriptor_length: d.
     """
 
     target: str
@@ -33,15 +31,16 @@ class Recipe:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
-    pooling: Pooling
-    descriptor_length: int
+
+    SIZES: ClassVar[str] = "shape and number of classes"
+    """What `sizes` are, in words."""
 
     def values(self) -> dict[str, Any]:
         """Return numbers, texts and lists of them, by field, for `of`."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Recipe":
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """Make a recipe of what `values` has returned on a machine that is not ours.
 
         Raises:
@@ -58,14 +57,14 @@ class Recipe:
         return recipe
 
     def check(self) -> None:
-        """Check that a model and an encoder can be built.
+        """Check that a model can be built.
 
         Raises:
             ValueError: If not.
         """
-        sizes = (*self.input_shape, self.descriptor_length, len(self.classes))
+        sizes = self.sizes()
         if not all(type(size) is int and 0 < size <= _LARGEST for size in sizes) or len(self.input_shape) not in (1, 3):
-            raise ValueError(f"shape, length of a descriptor and number of classes are out of range: {sizes}")
+            raise ValueError(f"{self.SIZES} are out of range: {sizes}")
         if not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise ValueError(f"mean and std must have {self.input_shape[0]} numbers")
         if not all(abs(value) <= _LARGEST_MEAN for value in self.mean):
@@ -74,15 +73,46 @@ class Recipe:
             raise ValueError(f"std must be between {1 / _LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
             raise ValueError("names of classes must be printable texts")
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(f"unknown pooling {self.pooling!r}")
-        self.new_encoder()
         self.new_target()
 
-    def new_encoder(self) -> Encoder:
-        """Return the encoder on the meta device."""
-        return build_encoder(self.target, self.input_shape, self.descriptor_length, self.pooling)
+    def sizes(self) -> tuple[int, ...]:
+        """Return all sizes."""
+        return (*self.input_shape, len(self.classes))
 
     def new_target(self) -> Target:
         """Return the target network on the meta device."""
         return build_target(self.target, self.input_shape, len(self.classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(TargetRecipe):
+    """What a client needs to know to describe its samples and to use the model that it is sent.
+
+    Attributes:
+        pooling: Of the encoder.
+        descriptor_length: d.
+    """
+
+    pooling: Pooling
+    descriptor_length: int
+
+    SIZES: ClassVar[str] = "shape, length of a descriptor and number of classes"
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return all sizes."""
+        return (*self.input_shape, self.descriptor_length, len(self.classes))
+
+    def check(self) -> None:
+        """Check that a model and an encoder can be built.
+
+        Raises:
+            ValueError: If not.
+        """
+        super().check()
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(f"unknown pooling {self.pooling!r}")
+        self.new_encoder()
+
+    def new_encoder(self) -> Encoder:
+        """Return the encoder on the meta device."""
+        return build_encoder(self.target, self.input_shape, self.descriptor_length, self.pooling)

@@ -9,20 +9,23 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hyperfl_flwr.models.dropout import Dropout
-from hyperfl_flwr.models.recipe import Recipe
+from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.models.targets import ChannelsLast, Target
 from hyperfl_flwr.storage import write_atomically
+
+STEM = "model"
 
 PARAMETERS, FACTS, SCRIPT = "model.safetensors", "model.json", "use_model.py"
 """Names of the files."""
 
 _SCRIPT = '''"""A {target} network in plain torch. It needs torch and safetensors, and {parameters} beside it.
 
-    from use_model import load_model, predict
+    from use_{script} import load_model, predict
     classes, confidences = predict(load_model(), samples)
 """
 
 from collections import OrderedDict
+import sys
 from pathlib import Path
 
 import torch
@@ -37,13 +40,7 @@ CLASSES = {classes}
 
 def build_model():
     """Return the network with parameters of no meaning."""
-    extractor = nn.Sequential(
-        OrderedDict(
-            [
-{layers}
-            ]
-        )
-    )
+{extractor}
     return nn.Sequential(OrderedDict(extractor=extractor, classifier=nn.{classifier}))
 
 
@@ -61,55 +58,117 @@ def predict(model, samples):
     normalised = (samples - torch.tensor(MEAN).reshape(wanted)) / torch.tensor(STD).reshape(wanted)
     confidences, labels = model(normalised).softmax(dim=1).max(dim=1)
     return [CLASSES[label] for label in labels], confidences.tolist()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        import numpy
+
+        array = numpy.load(sys.argv[1], allow_pickle=False)
+        for name, confidence in zip(*predict(load_model(), torch.tensor(array).float())):
+            print(name, f"{{confidence:.6f}}")
+    else:
+        numbers = sum(value.numel() for value in load_model().state_dict().values())
+        print("{target}:", numbers, "numbers, samples of the shape", INPUT_SHAPE, "in", len(CLASSES), "classes")
+        print("give a .npy file of samples to predict them")
 '''
 
+_SEQUENCE = """    extractor = nn.Sequential(
+        OrderedDict(
+            [
+{layers}
+            ]
+        )
+    )"""
 
-def write_model(folder: Path, tensors: Mapping[str, Tensor], recipe: Recipe, about: Mapping[str, Any]) -> None:
-    """Write a model's three files, atomically each, readable by their owner alone.
+_RESNET = """    from torchvision.models import resnet18
+
+    extractor = resnet18()
+    extractor.conv1 = nn.{first}
+    extractor.maxpool, extractor.fc = nn.Identity(), nn.Identity()"""
+
+
+def write_model(
+    folder: Path, tensors: Mapping[str, Tensor], recipe: TargetRecipe, about: Mapping[str, Any], stem: str = STEM
+) -> list[Path]:
+    """Write a model's three files, atomically each, readable by their owner alone; returns their paths.
 
     Args:
         folder: Where to; it exists.
-        tensors: The target network's parameters by name.
+        tensors: The target network's values by name.
         recipe: What they are.
-        about: What else model.json is to tell.
+        about: What else STEM.json is to tell.
+        stem: STEM.safetensors, STEM.json and use_STEM.py. There is no script of a network that plain torch has not.
     """
-    facts = {name: value for name, value in recipe.values().items() if name not in ("pooling", "descriptor_length")}
+    parameters, document, code = (folder / name for name in file_names(stem))
+    facts = {name: getattr(recipe, name) for name in TargetRecipe.__dataclass_fields__}
     metadata = {"format": "pt"} | {name: json.dumps(value) for name, value in facts.items()}
-    document = {
-        "parameters": PARAMETERS,
-        "script": SCRIPT,
+    text = script(recipe, parameters.name) if has_script(recipe) else None
+    told = {
+        "parameters": parameters.name,
+        "script": code.name if text else None,
         "samples": _range(recipe).strip(" ,") or "feature vectors",
         **facts,
         **about,
     }
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_atomically(folder / PARAMETERS, save(plain, metadata=metadata), mode=0o600)
-    write_atomically(folder / FACTS, (json.dumps(document, indent=2) + "\n").encode(), mode=0o600)
-    write_atomically(folder / SCRIPT, script(recipe).encode(), mode=0o600)
+    write_atomically(parameters, save(plain, metadata=metadata), mode=0o600)
+    write_atomically(document, (json.dumps(told, indent=2) + "\n").encode(), mode=0o600)
+    if text:
+        write_atomically(code, text.encode(), mode=0o600)
+    return [parameters, document, *([code] if text else [])]
 
 
-def script(recipe: Recipe) -> str:
+def file_names(stem: str) -> tuple[str, str, str]:
+    """Return the names of a model's files: parameters, facts and script."""
+    return f"{stem}.safetensors", f"{stem}.json", f"use_{stem}.py"
+
+
+def has_script(recipe: TargetRecipe) -> bool:
+    """Say whether `script` knows the target network in plain torch."""
+    try:
+        _extractor(recipe.target, recipe.new_target().extractor)
+    except ValueError:
+        return False
+    return True
+
+
+def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
     """Return the text of a script of plain torch that builds, loads and uses the target network.
+
+    Args:
+        recipe: What the model is.
+        parameters: Name of the file beside the script.
 
     Raises:
         ValueError: If the network has a layer that torch has not.
     """
     target: Target = recipe.new_target()
-    layers = [f'                ("{name}", {_source(layer)}),' for name, layer in target.extractor.named_children()]
     return _SCRIPT.format(
         target=recipe.target,
-        parameters=PARAMETERS,
-        shape=recipe.input_shape,
+        parameters=parameters,
+        script=Path(parameters).stem,
+        shape=tuple(recipe.input_shape),
         mean=list(recipe.mean),
         std=list(recipe.std),
         classes=list(recipe.classes),
-        layers="\n".join(layers),
+        extractor=_extractor(recipe.target, target.extractor),
         classifier=target.classifier,
         range=_range(recipe),
     )
 
 
-def _range(recipe: Recipe) -> str:
+def _extractor(name: str, extractor: nn.Module) -> str:
+    """Return Python's text that makes a target's extractor."""
+    if name == "resnet18":
+        return _RESNET.format(first=extractor.get_submodule("conv1"))
+    if not isinstance(extractor, nn.Sequential):
+        raise ValueError(f"no plain torch is known for {type(extractor).__name__}, which is no sequence of layers")
+    layers = [f'                ("{part}", {_source(layer)}),' for part, layer in extractor.named_children()]
+    return _SEQUENCE.format(layers="\n".join(layers))
+
+
+def _range(recipe: TargetRecipe) -> str:
     return ", pixels from 0 to 1" if len(recipe.input_shape) == 3 else ""
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.base import ClientSetting
+from clients.setting import ClientSetting
 from hyperfl_flwr.agreement import Federation, Node
 from hyperfl_flwr.arrays import unpack_arrays
 from hyperfl_flwr.config import RunConfig, default_settings

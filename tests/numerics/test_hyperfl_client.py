@@ -4,8 +4,8 @@ import pytest
 import torch
 from plain import HyperFLRound, digits_cnn, random_samples
 
-from clients.base import ClientSetting
 from clients.hyperfl import HyperFLClient
+from clients.setting import ClientSetting
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.state import PrivateState

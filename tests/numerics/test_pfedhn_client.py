@@ -5,8 +5,8 @@ import pytest
 import torch
 from plain import CLASSIFIER, Sgd, cross_entropy, digits_cnn, leaves, random_samples
 
-from clients.base import ClientSetting
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
+from clients.setting import ClientSetting
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.models.initial import ordinary_parameters

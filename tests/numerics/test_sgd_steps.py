@@ -8,8 +8,8 @@ import pytest
 import torch
 from plain import Samples, Sgd, cross_entropy, digits_cnn, leaves, random_samples
 
-from clients.base import ClientSetting
 from clients.fedavg import FedAvgClient
+from clients.setting import ClientSetting
 from hyperfl_flwr import client_app, server_app
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData, load_federated_data

@@ -98,6 +98,7 @@ def test_running(checkout: Path) -> None:
     assert str(checkout / "runs" / "first") in done.stdout.splitlines()
     assert len(list((checkout / "runs" / "first" / "checkpoints").iterdir())) == 2
     assert str(checkout / "runs" / "first" / "report.html") in done.stdout.splitlines()
+    assert (checkout / "runs" / "client-3" / "use_model.py").is_file()
     assert "estimate" in done.stdout
 
 

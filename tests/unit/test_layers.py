@@ -26,6 +26,7 @@ LAYERS: dict[str, int] = {
             "hyperfl_flwr.cohort", "hyperfl_flwr.grid", "hyperfl_flwr.agreement",
             "hyperfl_flwr.in_process",
             "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.novel_results",
+            "hyperfl_flwr.kept_models",
             "hyperfl_flwr.summary",
             "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
             "hyperfl_flwr.ray_pool", "hyperfl_flwr.ledger", "hyperfl_flwr.recorded_app",
@@ -34,11 +35,16 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(("strategies", "clients"), 2),
     **dict.fromkeys(
-        ("hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods", "hyperfl_flwr.personalize"), 3
+        (
+            "hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods", "hyperfl_flwr.personalize",
+            "hyperfl_flwr.restored", "hyperfl_flwr.export",
+        ),
+        3,
     ),
     "experiments": 4,
     **dict.fromkeys(
         (
+            "hyperfl_flwr.cli_export",
             "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
             "hyperfl_flwr.cli_personalize", "hyperfl_flwr.cli_deploy", "hyperfl_flwr.cli_folders",
             "hyperfl_flwr.cli_ledger", "hyperfl_flwr.cli_progress", "hyperfl_flwr.__main__",

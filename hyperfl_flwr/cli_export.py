@@ -1,0 +1,68 @@
+"""The command line's use of what was trained: models as files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyperfl_flwr.cli_output import err, out
+from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.export import Exported, State, model_of_node, model_of_run, write_exported
+
+exports = typer.Typer()
+
+Source = Annotated[
+    Path, typer.Argument(help="A run's folder, or on a node its state-dir (the private state of its clients).")
+]
+Client = Annotated[int | None, typer.Option(help="Whose model; without it the global one, where there is one.")]
+Which = Annotated[
+    str | None,
+    typer.Option(
+        "--state", help="own (after local training) or aggregate (as received after it); default: own where stored."
+    ),
+]
+Run = Annotated[str | None, typer.Option(help="On a node: which run's, by the manifest's `experiment`.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")]
+
+
+@exports.command("export")
+def run_export(
+    source: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, *.safetensors.")],
+    client: Client = None,
+    state: Which = None,
+    run: Run = None,
+    data_root: Root = None,
+) -> None:
+    """Write a client's model for plain torch: parameters, a document, a script; prints their paths."""
+    found = model_of(source.absolute(), client, state, run, data_root)
+    for note in found.notes:
+        err.print(f"note: {note}", markup=False)
+    out.print(str(found), markup=False)
+    paths = write_exported(found, output.absolute())
+    if len(paths) == 2:
+        err.print(f"note: no script is written, since {found.recipe.target} is no plain torch", markup=False)
+    for path in paths:
+        out.print(str(path), markup=False)
+
+
+def model_of(
+    source: Path, client: int | None, state: str | None, experiment: str | None, data_root: Path | None
+) -> Exported:
+    """Return the model that the options of a command mean.
+
+    Raises:
+        HyperFLError: If there is none.
+    """
+    if state not in (None, "own", "aggregate"):
+        raise ConfigError(f"--state must be own or aggregate, got {state!r}")
+    wanted: State | None = None if state is None else "own" if state == "own" else "aggregate"
+    if (source / "manifest.json").is_file() or not source.is_dir():
+        changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
+        return model_of_run(source, client, wanted, changes)
+    if client is None:
+        raise ConfigError("--client must say whose model of a node is meant")
+    if wanted == "aggregate":
+        raise ConfigError("--state must be own on a node: it keeps the models that its clients have trained")
+    return model_of_node(source, client, experiment)

@@ -1,0 +1,65 @@
+"""A client's model as it was after its last local training, on the node's own disk.
+
+It lies beside the private state and is for the node's owner: `hyperfl export` makes a file for plain torch of it. No
+message holds it and nothing reads it in a round, so there is one version, the newest. A SuperNode keeps the models of
+its clients unless its node config has `keep-model=false`; a simulated node keeps none, since its run's folder has what
+they are made of.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.models.recipe import TargetRecipe
+from hyperfl_flwr.storage import Arrays, read_arrays, write_arrays
+
+FILE = "model.npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptModel:
+    """A client's model and what it is.
+
+    Attributes:
+        client: The client's id.
+        experiment: Identity of the run.
+        round: The federated round whose local training made it.
+        method: Of the run.
+        dataset: The data that it was trained on, as the node's settings name them.
+        accuracy: On the client's test data, in [0, 1]; NaN without any.
+        test_examples: Their number.
+        recipe: How the model is used.
+        tensors: Values of the target network by name.
+    """
+
+    client: int
+    experiment: str
+    round: int
+    method: str
+    dataset: str
+    accuracy: float
+    test_examples: int
+    recipe: TargetRecipe
+    tensors: Arrays
+
+    def write(self, folder: Path) -> None:
+        """Replace the model in a client's folder, which is made where it is missing; for its owner alone."""
+        for directory in (folder.parent, folder):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors")}
+        write_arrays(folder / FILE, self.tensors, {**meta, "recipe": self.recipe.values()}, mode=0o600)
+
+    @classmethod
+    def read(cls, folder: Path) -> "KeptModel":
+        """Read what `write` has written.
+
+        Raises:
+            StateError: If it is missing or damaged.
+        """
+        tensors, meta = read_arrays(folder / FILE)
+        try:
+            return cls(tensors=tensors, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"{folder / FILE} is no model that this version of hyperfl-flwr can read ({error}); train again"
+            ) from None

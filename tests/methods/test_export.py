@@ -1,0 +1,152 @@
+"""What is exported of a run is the model whose accuracy the run has recorded."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import NUM_CLIENTS, small_settings, trained
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.errors import RunDirectoryError, StateError
+from hyperfl_flwr.export import Exported, model_of_run, write_exported
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.recording import read_manifest, read_metrics, settings_of
+
+KINDS: dict[str, dict[str, Scalar]] = {
+    **{name: {"method": name} for name in METHODS},
+    "chain": {"method": "priv-hfl", "priv-hfl.realisation": "chain"},
+    "mixing": {"method": "priv-hfl", "priv-hfl.mixing": True},
+    "frozen": {"method": "hyperfl", "hyperfl.embedding": "common-frozen"},
+    "sampled": {"method": "hyperfl", "fraction-train": 0.4, "num-rounds": 3},
+    "statistics": {
+        "method": "fedavg",
+        "target": "resnet18",
+        "num-rounds": 1,
+        "num-clients": 2,
+        "data.train-samples": 20,
+    },
+}
+"""Every method, and forms of some."""
+
+STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing")
+"""Those whose private state tells the model after local training."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*(name for name in KINDS if name != "statistics"), pytest.param("statistics", marks=pytest.mark.slow)],
+)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def run(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on scikit-learn's digits."""
+    output = tmp_path_factory.mktemp("export") / kind
+    return trained(small_settings(output=str(output)) | KINDS[kind])
+
+
+def accuracy(run: Path, client: int, found: Exported) -> float:
+    """Count correct predictions on the client's test data with the target network that the recipe builds."""
+    data = load_federated_data(RunConfig.from_flat(settings_of(run), methods=METHODS).data_settings()).client(client)
+    target = found.recipe.new_target()
+    target.load_state_dict(dict(found.tensors), assign=True)
+    return evaluate(target.eval(), data.test_images, data.test_labels).accuracy
+
+
+def recorded(run: Path, kind: str, client: int) -> dict[str, Any]:
+    """Return the last line of a kind that metrics.jsonl has of a client."""
+    return [row for row in read_metrics(run) if (row["kind"], row.get("client")) == (kind, client)][-1]
+
+
+def test_the_aggregate_has_the_recorded_accuracy(run: Path) -> None:
+    """`aggregate_accuracy` after the last round, of every client, to the last digit."""
+    for client in range(RunConfig.from_flat(settings_of(run), methods=METHODS).num_clients):
+        found = model_of_run(run, client, "aggregate")
+        expected = recorded(run, "client-aggregate", client)["aggregate_accuracy"]
+        assert (found.accuracy, accuracy(run, client, found)) == (expected, expected)
+
+
+def test_the_own_model_has_the_recorded_accuracy(kind: str, run: Path) -> None:
+    """`own_accuracy` of the client's last local training, where the private state tells the model."""
+    if kind not in STORED:
+        with pytest.raises(RunDirectoryError, match="only a SuperNode keeps it; leave out --state own"):
+            model_of_run(run, 0, "own")
+        assert model_of_run(run, 0).state == "aggregate"
+        return
+    for client in range(NUM_CLIENTS):
+        found = model_of_run(run, client)
+        row = recorded(run, "client", client)
+        assert (found.state, found.round) == ("own", row["round"])
+        assert (found.accuracy, accuracy(run, client, found)) == (row["own_accuracy"], row["own_accuracy"])
+
+
+def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path: Path) -> None:
+    """`python -I use_model.py` in a Python that sees no module of this project predicts what the model does."""
+    output = tmp_path / "mine" / "model.safetensors"
+    found = model_of_run(run, 1)
+    paths = write_exported(found, output)
+    assert [path.name for path in paths] == ["model.safetensors", "model.json", "use_model.py"]
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+    assert output.parent.stat().st_mode & 0o777 == 0o700
+    facts = json.loads(paths[1].read_text())
+    expected = {"client": 1, "state": found.state, "accuracy": found.accuracy, "input_shape": [1, 8, 8]}
+    assert {name: facts[name] for name in expected} == expected
+    assert facts["experiment"] == read_manifest(run)["experiment"]
+    with safe_open(output, framework="pt") as file:
+        assert json.loads(file.metadata()["classes"]) == facts["classes"] == [str(digit) for digit in range(10)]
+    images = load_federated_data(RunConfig.from_flat(settings_of(run), methods=METHODS).data_settings()).dataset.test
+    samples = images.scaled(np.arange(40))
+    np.save(tmp_path / "samples.npy", samples)
+    command = [sys.executable, "-I", "-W", "error", str(paths[2])]
+    done = subprocess.run([*command, str(tmp_path / "samples.npy")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    target = found.recipe.new_target()
+    target.load_state_dict(load_file(output), assign=True)
+    mean, std = (torch.tensor(part).reshape(-1, 1, 1) for part in (found.recipe.mean, found.recipe.std))
+    with torch.no_grad():
+        labels = target.eval()((torch.tensor(samples) - mean) / std).argmax(dim=1).tolist()
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [found.recipe.classes[label] for label in labels]
+
+
+def test_a_global_model_is_fedavgs_alone(kind: str, run: Path) -> None:
+    """Its values are those of the checkpoint; the others have nothing that is the same for all and whole."""
+    if RunConfig.from_flat(settings_of(run), methods=METHODS).method != "fedavg":
+        with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
+            model_of_run(run, None)
+        return
+    found, of_client = model_of_run(run, None), model_of_run(run, 1)
+    assert (found.client, found.accuracy) == (None, None)
+    for name, value in of_client.tensors.items():
+        assert torch.equal(found.tensors[name], value)
+
+
+def test_what_is_not_there_is_said(kind: str, run: Path, tmp_path: Path) -> None:
+    """Unknown clients, a run without a checkpoint, private state that was deleted or stays at its node."""
+    with pytest.raises(RunDirectoryError, match=r"the clients of .* are 0 to \d, got 7"):
+        model_of_run(run, 7)
+    manifest = read_manifest(run)
+    (copy := tmp_path / "copy").mkdir()
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunDirectoryError, match="has no checkpoint yet"):
+        model_of_run(copy, 0)
+    (copy / "checkpoints").symlink_to(run / "checkpoints")
+    if METHODS[manifest["settings"]["method"]].client.private:
+        with pytest.raises(StateError, match="is missing; it was deleted, or belongs to another machine"):
+            model_of_run(copy, 0)
+        del manifest["label_counts"]
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(RunDirectoryError, match="stay at its node; its owner can export the model there: hyperfl"):
+            model_of_run(copy, 0)
+    else:
+        assert model_of_run(copy, 0).accuracy is None

@@ -1,0 +1,164 @@
+"""`hyperfl export`: from a run's folder and from a node's own, and that bad input gets one clear error."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federations import NUM_CLIENTS, Call, Federate, InProcessGrid, Settings, small_settings, trained
+from safetensors.torch import load_file
+
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.recording import read_manifest, read_metrics, settings_of
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of HyperFL on scikit-learn's digits."""
+    return trained(small_settings(output=str(tmp_path_factory.mktemp("runs") / "run")))
+
+
+def owned(**node: Scalar) -> Callable[[int, Settings], InProcessGrid]:
+    """Return what makes a grid of nodes that have owners, as SuperNodes have."""
+    return lambda num_nodes, settings: InProcessGrid(app, num_nodes, settings, node)
+
+
+def test_what_is_printed_and_written(run: Path, call: Call) -> None:
+    code, out, err = call("export", run, "--client", "3", "-o", "mine/model.safetensors")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    (row,) = [row for row in read_metrics(run) if (row["kind"], row["round"], row.get("client")) == ("client", 2, 3)]
+    assert lines[0] == (
+        f"client 3's model of hyperfl, after its local training in round 2; its test accuracy was "
+        f"{100 * row['own_accuracy']:.2f} %"
+    )
+    names = ("model.safetensors", "model.json", "use_model.py")
+    assert lines[1:] == [str(Path.cwd() / "mine" / name) for name in names]
+    code, out, _ = call("export", run, "--client", "3", "--state", "aggregate", "-o", "mine/round-2.safetensors")
+    assert code == 0
+    assert out.startswith("client 3's model of hyperfl, as aggregated after round 2")
+    assert (Path("mine") / "use_round-2.py").is_file()
+
+
+@pytest.mark.parametrize("method", ["hyperfl", "fedrep", "pfedhn"])
+def test_a_node_keeps_its_clients_models(method: str, federate: Federate, tmp_path: Path, call: Call) -> None:
+    """Each has the recorded `own_accuracy`, also where no private state tells it; only the owner can read them."""
+    states = tmp_path / "states"
+    run = federate(method, grid=owned(**{"state-dir": str(states)}))
+    assert "label_counts" not in read_manifest(run)
+    config = RunConfig.from_flat(settings_of(run), methods=METHODS)
+    data = load_federated_data(config.data_settings())
+    last = {row["client"]: row["own_accuracy"] for row in read_metrics(run) if row["kind"] == "client"}
+    for client in range(NUM_CLIENTS):
+        path = states / read_manifest(run)["experiment"] / f"client-{client:05d}" / "model.npz"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        code, out, err = call("export", states, "--client", client, "-o", f"{client}/model.safetensors")
+        assert code == 0, err
+        assert f"client {client}'s model of {method}, after its local training in round 2" in out
+        facts = json.loads(Path(f"{client}/model.json").read_text())
+        target = build_target("cnn", (1, 8, 8), 10)
+        target.load_state_dict(load_file(f"{client}/model.safetensors"), assign=True)
+        mine = data.client(client)
+        found = evaluate(target.eval(), mine.test_images, mine.test_labels).accuracy
+        assert facts["accuracy"] == found == last[client]
+        np.testing.assert_allclose(facts["mean"], data.dataset.mean)
+
+
+def test_the_owner_may_keep_none(federate: Federate, tmp_path: Path, call: Call) -> None:
+    states = tmp_path / "states"
+    federate("hyperfl", grid=owned(**{"state-dir": str(states), "keep-model": False}))
+    assert list(states.glob("*/client-00003/round-*.npz"))
+    assert not list(states.glob("**/model.npz"))
+    code, _, err = call("export", states, "--client", "3", "-o", "model.safetensors")
+    assert code == 2
+    assert "holds no model of client 3; give a run's folder, or a node's state-dir with keep-model on" in err
+
+
+def test_keep_model_is_a_truth_value(federate: Federate, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="keep-model in the node config must be true or false, got 'no'"):
+        federate("hyperfl", grid=owned(**{"state-dir": str(tmp_path / "states"), "keep-model": "no"}))
+
+
+def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: Call) -> None:
+    """A node that took part in two runs has two models of a client; a simulation keeps none."""
+    states = tmp_path / "states"
+    runs = [federate("hyperfl", seed=seed, grid=owned(**{"state-dir": str(states)})) for seed in (0, 1)]
+    names = sorted(read_manifest(run)["experiment"] for run in runs)
+    code, _, err = call("export", states, "--client", "0", "-o", "model.safetensors")
+    assert code == 2
+    assert f"has models of client 0 of the runs {', '.join(names)}; name one: --run" in err
+    files = []
+    for words in (("--run", names[0]), ()):
+        source = states if words else states / names[0]
+        code, _, err = call("export", source, "--client", "0", *words, "-o", f"{len(files)}.safetensors")
+        assert code == 0, err
+        files.append(load_file(f"{len(files)}.safetensors"))
+    assert all(torch.equal(value, files[1][name]) for name, value in files[0].items())
+    code, _, err = call("export", states, "--client", "0", "--run", "another", "-o", "model.safetensors")
+    assert code == 2
+    assert f"no model of client 0 of the run another; there are {names[0]}/client-00000" in err
+    assert not list(federate("hyperfl").glob("**/model.npz"))
+
+
+BAD = {
+    "no client": ((), "has no model that is the same for all clients; name one with --client, 0 to 4"),
+    "unknown client": (("--client", "5"), "are 0 to 4, got 5"),
+    "unknown state": (("--client", "1", "--state", "best"), "--state must be own or aggregate, got 'best'"),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD.values(), ids=BAD)
+def test_bad_input(run: Path, call: Call, words: tuple[str, ...], expected: str) -> None:
+    code, out, err = call("export", run, *words, "-o", "new/model.safetensors")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert expected in err
+    assert not Path("new").exists()
+
+
+def test_bad_places(run: Path, call: Call) -> None:
+    code, _, err = call("export", run, "--client", "1", "-o", "model.pt")
+    assert (code, "must end with .safetensors, got model.pt" in err) == (2, True)
+    Path("model.json").write_text("{}")
+    code, _, err = call("export", run, "--client", "1", "-o", "model.safetensors")
+    assert (code, "holds model.json already; choose another output" in err) == (2, True)
+    code, _, err = call("export", "gone", "--client", "1", "-o", "b.safetensors")
+    assert (code, "gone is not a run directory" in err) == (2, True)
+    if os.geteuid():
+        Path("closed").mkdir(mode=0o500)
+        code, _, err = call("export", run, "--client", "1", "-o", "closed/b.safetensors")
+        assert (code, "cannot be written" in err) == (2, True)
+
+
+def test_a_nodes_folder_has_own_models_only(call: Call, tmp_path: Path) -> None:
+    (states := tmp_path / "states").mkdir()
+    code, _, err = call("export", states, "-o", "a.safetensors")
+    assert (code, "--client must say whose model of a node is meant" in err) == (2, True)
+    code, _, err = call("export", states, "--client", "1", "--state", "aggregate", "-o", "a.safetensors")
+    assert (code, "--state must be own on a node" in err) == (2, True)
+    (folder := states / "e" / "client-00001").mkdir(parents=True)
+    (folder / "model.npz").write_bytes(b"torn")
+    code, _, err = call("export", states, "--client", "1", "-o", "a.safetensors")
+    assert (code, "model.npz is damaged" in err) == (2, True)
+
+
+def test_an_unfinished_run_is_noted(run: Path, tmp_path: Path, call: Call) -> None:
+    """As of a run that was to have three rounds."""
+    (copy := tmp_path / "copy").mkdir()
+    manifest = read_manifest(run)
+    manifest["settings"]["num-rounds"] = 3
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    for name in ("checkpoints", "clients", "metrics.jsonl"):
+        (copy / name).symlink_to(run / name)
+    code, _, err = call("export", copy, "--client", "1", "-o", "a.safetensors")
+    assert code == 0
+    assert f"note: {copy} has come to round 2 of 3 only" in err
