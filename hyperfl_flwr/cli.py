@@ -17,6 +17,7 @@ from experiments.run import launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_deploy import deployments
+from hyperfl_flwr.cli_doctor import doctors
 from hyperfl_flwr.cli_export import exports
 from hyperfl_flwr.cli_folders import folders
 from hyperfl_flwr.cli_ledger import ledgers
@@ -39,6 +40,7 @@ cli.add_typer(audits)
 cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")
 cli.add_typer(ledgers)
+cli.add_typer(doctors)
 cli.add_typer(folders)
 cli.add_typer(exports)
 
