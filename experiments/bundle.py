@@ -1,16 +1,27 @@
 """What is handed to Flower for a run: the app's files, the commit they are from, and the settings."""
 
 import json
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RunConfig, Scalar, app_file
+from hyperfl_flwr.models import own_source
+from hyperfl_flwr.models.own import is_factory
+
+_INCLUDED = re.compile(r"^fab-include = \[.*\]$", re.MULTILINE)
 
 
-def build_app(folder: Path) -> Path:
-    """Copy the app (packages, pyproject.toml, LICENSE) from this installation to a folder that Flower can submit."""
+def build_app(folder: Path, target: str) -> Path:
+    """Copy the app (packages, pyproject.toml, LICENSE) from this installation to a folder that Flower can submit.
+
+    Args:
+        folder: Does not exist yet.
+        target: The setting: the source of somebody's own network goes with it, unless pip has installed that.
+    """
     for package in ("hyperfl_flwr", "strategies", "clients"):
         shutil.copytree(
             ROOT / package,
@@ -19,7 +30,20 @@ def build_app(folder: Path) -> Path:
         )
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copyfile(app_file(name), folder / name)
+    source = own_source.source_of(target) if is_factory(target) else None
+    if source is not None and not own_source.is_installed(source):
+        _add(folder, source)
     return folder
+
+
+def _add(app: Path, source: Path) -> None:
+    """Copy a module or package into an app and name it in `fab-include`, without which Flower leaves it out."""
+    own_source.copy(source, app)
+    project = app / "pyproject.toml"
+    text = project.read_text()
+    patterns = tomllib.loads(text)["tool"]["flwr"]["app"]["fab-include"]
+    included = f"fab-include = {json.dumps([*patterns, *own_source.files_of(source)])}"
+    project.write_text(_INCLUDED.sub(lambda _: included, text))
 
 
 def _is_foreign(path: Path) -> bool:

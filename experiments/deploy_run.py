@@ -78,7 +78,7 @@ def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:
     superlink.require_free()
     _wait_for_a_node(superlink, deployment, config.node_timeout, observer)
     with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:
-        app = build_app(Path(folder) / "app")
+        app = build_app(Path(folder) / "app", config.target)
         settings = Path(folder) / "settings.toml"
         settings.write_text(settings_text(config))
         run_id = superlink.submit(app, settings)

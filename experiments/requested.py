@@ -7,6 +7,7 @@ from typing import Any
 from hyperfl_flwr.config import RunConfig, Scalar, default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.own_model import find_model, refuse_other_model
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import resume_round
 
@@ -34,6 +35,7 @@ def requested(changes: Mapping[str, Scalar]) -> RunConfig:
         raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
     if not resume:
         refuse_used_directory(Path(config.output))
+    find_model(config.target, Path(resume) if resume else None)
     return config
 
 
@@ -45,6 +47,7 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
+    refuse_other_model(manifest, config.target)
     RunDirectory(path).close()  # refused while another process is writing
     resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
     return manifest

@@ -125,7 +125,7 @@ def launch(planned: Plan, observer: Observer) -> Path:
         wanted = planned.num_nodes * planned.threads
         held = slots.acquire(wanted, lambda: observer.on_note(f"{WAITING} for one"))
         with LocalSuperLink(environment={COMMIT_VARIABLE: commit()}) as superlink:
-            app = build_app(superlink.home / "app")
+            app = build_app(superlink.home / "app", config.target)
             settings = superlink.home / "settings.toml"
             settings.write_text(settings_text(config))
             actors = max(1, held // planned.threads)

@@ -49,6 +49,9 @@ cli.add_typer(exports)
 def run(
     method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`.")] = None,
     dataset: Annotated[str | None, typer.Option(help="One of `hyperfl datasets`, npz:FILE or folder:PATH.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The clients' network: a built-in target, or yours, package.module:factory.")
+    ] = None,
     num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
     num_nodes: Annotated[
         int | None,
@@ -70,7 +73,8 @@ def run(
 ) -> None:
     """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
     named: dict[str, Scalar | None] = {
-        "method": method, "dataset": dataset, "num-clients": num_clients, "num-rounds": num_rounds, "seed": seed,
+        "method": method, "dataset": dataset, "target": model,
+        "num-clients": num_clients, "num-rounds": num_rounds, "seed": seed,
         "data-root": _absolute(data_root), "output": _absolute(output), "resume": _absolute(resume),
     }  # fmt: skip
     changes: dict[str, Scalar] = {} if config is None else _read_settings(config)

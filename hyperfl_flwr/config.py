@@ -29,6 +29,7 @@ from hyperfl_flwr.data.reading import (
     parse_shape,
 )
 from hyperfl_flwr.errors import ConfigError, InstallationError
+from hyperfl_flwr.models.own import is_factory
 from hyperfl_flwr.models.targets import TARGETS
 from hyperfl_flwr.sections import (
     AuditConfig,
@@ -136,6 +137,10 @@ class RunConfig(Section):
             if str(own_path(value)) in (".", "PATH"):
                 what = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
                 raise ValueError(f"{what}, absolute or in data-root; got {value!r}")
+            return value
+        if info.field_name == "target" and ":" in value:
+            if not is_factory(value):
+                raise ValueError(f"must name a function as package.module:factory, or be a built-in one; got {value!r}")
             return value
         known = {"target": TARGETS, "dataset": DATASETS, "method": (info.context or {}).get("methods", ())}[
             str(info.field_name)

@@ -15,6 +15,7 @@ import torch
 from hyperfl_flwr import ROOT, __version__
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.own_model import model_facts
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
 """Environment variable by which the command line tells the server the checkout's commit; Flower's copy has no git."""
@@ -36,6 +37,7 @@ def new(settings: Mapping[str, Scalar], federation: Federation) -> dict[str, Any
         "devices": [node.properties["device"] for node in federation.nodes],
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
         **_data(federation),
+        **model_facts(str(settings["target"])),
     }
 
 

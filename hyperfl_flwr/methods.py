@@ -15,7 +15,9 @@ from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.corruptions import require_corruption
 from hyperfl_flwr.errors import ConfigError, DataError
-from hyperfl_flwr.models.resnet import has_statistics
+from hyperfl_flwr.models.batchnorm import has_statistics
+from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.models.own_checks import check_own
 from hyperfl_flwr.models.targets import build_target
 from strategies.base import BaseStrategy
 from strategies.fedavg import FedAvg
@@ -163,6 +165,8 @@ def check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: i
         target = build_target(config.target, input_shape, num_classes)
     except ValueError as error:
         raise ConfigError(f"{error}; choose another target or other data") from None
+    if is_factory(config.target):
+        check_own(config.target, input_shape, num_classes)
     if len(input_shape) != 3 and config.method == "priv-hfl" and config.priv_hfl.distill:
         raise ConfigError(
             f"priv-hfl.distill makes images (channels, height, width), the data are vectors of the shape "

@@ -10,6 +10,7 @@
     failures/        why a client was left out, by round and client
     plots/           pictures of metrics.jsonl
     novel.json       how clients did that were not trained, if there were some
+    model/           the source of somebody's own network, if it is one that travels with the app
     summary.json     the run's result
 """
 
@@ -37,6 +38,9 @@ Record = dict[str, Any]
 - `client`: one client's numbers of a round's training;
 - `client-aggregate`: one client's accuracy with the global state after a round.
 """
+
+MODEL = "model"
+"""The subfolder of the source of somebody's own network."""
 
 SUBFOLDERS = ("checkpoints", "failures", "plots")
 

@@ -21,6 +21,7 @@ from hyperfl_flwr.agreement import Federation, handshake
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
+from hyperfl_flwr.own_model import keep_model, refuse_other_model
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
@@ -70,6 +71,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
         check_novel(config, federation.input_shape)
         directory = RunDirectory.create(path)
         directory.write_json("manifest.json", manifest.new(config.flat(), federation))
+        keep_model(config.target, directory.path)
         last_round = 0
     else:
         directory = RunDirectory(Path(config.resume))
@@ -78,6 +80,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
             federation = handshake(grid, config.hosted_clients, config.node_timeout)
             check_novel(config, federation.input_shape)
             refuse_other_nodes(read_manifest(directory.path), len(federation.nodes))
+            refuse_other_model(read_manifest(directory.path), config.target)
         except BaseException:
             directory.close()
             raise

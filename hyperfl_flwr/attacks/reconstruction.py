@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Progress, Tensors, solve
 from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.models.batchnorm import UNCOUNTED
 from hyperfl_flwr.models.targets import ChannelsLast, Target, build_target
 from hyperfl_flwr.rng import torch_generator
 
@@ -183,11 +184,12 @@ def _callable(layer: nn.Module) -> nn.Module:
     """Return what stands for a layer: a batch under `vmap` has no memory layout, and nothing may change in place."""
     if isinstance(layer, ChannelsLast):
         return nn.Identity()
-    if isinstance(layer, nn.ReLU):
-        return nn.ReLU()
-    if isinstance(layer, nn.BatchNorm2d):
-        with torch.device("meta"):
-            return nn.BatchNorm2d(layer.num_features, affine=layer.affine, track_running_stats=False)
+    if getattr(layer, "inplace", False) is True:
+        setattr(layer, "inplace", False)  # noqa: B010 - of a rectifier, whose type mypy does not know
+    for plain in UNCOUNTED:
+        if isinstance(layer, plain):
+            with torch.device("meta"):
+                return plain(layer.num_features, layer.eps, affine=layer.affine, track_running_stats=False)
     return layer
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyperfl_flwr.models.dropout import without_dropout
 from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
 
 Pooling = Literal["mean-max", "mean"]
@@ -87,10 +88,12 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
     With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
     standardisation, its linear layers with their activations, and a linear layer to the descriptor. With `mlp` and
     `mlp-500`, whose inputs may be feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and
-    standardisation after the first, and a linear layer to the descriptor.
+    standardisation after the first, and a linear layer to the descriptor. With an own target: its extractor without
+    dropout, a linear layer of 200 units with ReLU, pooling, standardisation, a second such layer, and a linear layer to
+    the descriptor.
 
     Args:
-        target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
+        target: Name of the target network, see `hyperfl_flwr.models.targets.build_target`.
         input_shape: Of a sample: (channels, height, width), or for `mlp` and `mlp-500` of any length.
         embedding_dim: Length d of the descriptor.
         pooling: See `Pooling`.
@@ -102,10 +105,15 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
         ValueError: If the target is unknown, cannot take such inputs, or has other layers than convolutions before and
             linear layers after its layer `flatten`.
     """
-    if target in PERCEPTRONS:
+    convolutions: list[nn.Module]
+    activation: nn.Module
+    if ":" in target:
+        own = build_target(target, tuple(input_shape), 2)
+        convolutions, activation = [without_dropout(own.extractor)], nn.ReLU()
+        widths, inputs, units = [IMAGE_UNITS], own.classifier.in_features, IMAGE_UNITS
+    elif target in PERCEPTRONS:
         widths, inputs, units = [VECTOR_UNITS, VECTOR_UNITS], math.prod(input_shape), VECTOR_UNITS
-        convolutions: list[nn.Module] = [nn.Flatten()]
-        activation: nn.Module = nn.ReLU()
+        convolutions, activation = [nn.Flatten()], nn.ReLU()
     else:
         children = dict(build_target(target, tuple(input_shape), 2).extractor.named_children())
         names = list(children)

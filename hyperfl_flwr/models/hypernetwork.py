@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.models.initial import fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.models.initial import Drawn, fan_in, ordinary_parameters, weighted_layers
 from hyperfl_flwr.rng import torch_generator
 
 Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
@@ -165,10 +165,11 @@ def initial_hypernetwork(
         # Uniform in +-bound has the variance bound^2 / 3, and theta - c = z H the variance |z|^2 times that of H.
         # Where no unit of a narrow layer is on at the common embedding, H has no say yet and any scale will do.
         norm = float(hidden.norm()) or 1.0
-        bound_of_weight = HEAD_SCALE[initialisation] * _ordinary_bounds(hypernetwork, extractor) / norm
+        bounds = _drawn_bounds(ordinary) if isinstance(extractor, Drawn) else _ordinary_bounds(hypernetwork, extractor)
+        bound_of_weight = HEAD_SCALE[initialisation] * bounds / norm
         head_weight.uniform_(-1, 1, generator=generator).mul_(bound_of_weight)
         if initialisation == "hyperfan-weight":
-            head_bias.zero_()
+            head_bias = _means(ordinary) if isinstance(extractor, Drawn) else head_bias.zero_()
     return {"head_weight": head_weight, "head_bias": head_bias, "hidden.weight": weight, "hidden.bias": bias}
 
 
@@ -178,3 +179,13 @@ def _ordinary_bounds(hypernetwork: Hypernetwork, extractor: nn.Module) -> Tensor
     return torch.cat(
         [torch.full((shape.numel(),), bounds[name.rpartition(".")[0]]) for name, shape in hypernetwork.shapes.items()]
     )
+
+
+def _drawn_bounds(values: Mapping[str, Tensor]) -> Tensor:
+    """Return the bound of a uniform distribution as wide as each parameter's own values are, 0 for constants, [P]."""
+    return torch.cat([(math.sqrt(3) * value.std(correction=0)).expand(value.numel()) for value in values.values()])
+
+
+def _means(values: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean of each parameter's own values, which is what a constant (the scale of a norm) is, [P]."""
+    return torch.cat([value.mean().expand(value.numel()) for value in values.values()])

@@ -1,9 +1,18 @@
 """The ordinary initial values of a network: torch's defaults, drawn from a generator of ours."""
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
+
+
+class Drawn(ABC):
+    """A network that knows its own initial values."""
+
+    @abstractmethod
+    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw them from a CPU generator: CPU tensors by name, in the order of `state_dict()`."""
 
 
 def fan_in(module: nn.Conv2d | nn.Linear) -> int:
@@ -11,17 +20,24 @@ def fan_in(module: nn.Conv2d | nn.Linear) -> int:
     return module.weight[0].numel()
 
 
-def weighted_layers(module: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
+def weighted_layers(module: nn.Module, but: tuple[str, ...] = ()) -> dict[str, nn.Conv2d | nn.Linear]:
     """Return a module's convolutions and linear layers, by name.
+
+    Args:
+        module: It.
+        but: Names of parts that are left aside.
 
     Raises:
         ValueError: If a parameter belongs to another kind of layer than these and BatchNorm, for which no
             initialisation is defined here.
     """
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    aside = tuple(f"{name}." for name in but)
+    named = {name: layer for name, layer in module.named_modules() if not f"{name}.".startswith(aside)}
+    layers = {name: layer for name, layer in named.items() if isinstance(layer, (nn.Conv2d, nn.Linear))}
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
     known = {id(parameter) for layer in (*layers.values(), *norms) for parameter in layer.parameters()}
-    if unknown := [name for name, parameter in module.named_parameters() if id(parameter) not in known]:
+    unknown = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
+    if unknown := [name for name in unknown if not name.startswith(aside)]:
         raise ValueError(
             f"no initialisation is defined for the parameters {unknown}; use Conv2d, Linear and BatchNorm2d layers"
         )
@@ -35,12 +51,16 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
     1/(3 fan_in); BatchNorm begins with a scale of 1 and a shift of 0.
 
     Args:
-        module: A network made of Conv2d, Linear and BatchNorm2d layers; its device does not matter.
+        module: A network made of Conv2d, Linear and BatchNorm2d layers, or one that is `Drawn`; its device does not
+            matter.
         generator: A CPU generator.
 
     Returns:
         float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
     """
+    if isinstance(module, Drawn):
+        state = module.drawn(generator)
+        return {name: state[name] for name, _ in module.named_parameters()}
     values: dict[str, Tensor] = {}
     for name, layer in weighted_layers(module).items():
         bound = 1 / math.sqrt(fan_in(layer))
@@ -60,6 +80,8 @@ def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Te
     Returns:
         float32 CPU tensors by name, in the order of `module.state_dict()`.
     """
+    if isinstance(module, Drawn):
+        return module.drawn(generator)
     values = ordinary_parameters(module, generator)
     for name, buffer in module.named_buffers():
         values[name] = torch.full(buffer.shape, float(name.endswith("running_var")))
@@ -74,14 +96,18 @@ def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[
     by sqrt(6) per layer.
 
     Args:
-        module: A network made of Conv2d and Linear layers; its device does not matter.
+        module: A network made of Conv2d and Linear layers, and of parts that are `Drawn` and know better; its device
+            does not matter.
         generator: A CPU generator.
 
     Returns:
         float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
     """
     values: dict[str, Tensor] = {}
-    for name, layer in weighted_layers(module).items():
+    parts = {name: part for name, part in module.named_modules() if isinstance(part, Drawn)}
+    for name, part in parts.items():
+        values |= {f"{name}.{key}": value for key, value in part.drawn(generator).items()}
+    for name, layer in weighted_layers(module, but=tuple(parts)).items():
         drawn = torch.randn(layer.weight.shape, generator=generator) * math.sqrt(2 / fan_in(layer))
         values |= {f"{name}.weight": drawn, f"{name}.bias": torch.zeros(layer.weight.shape[0])}
     return {name: values[name] for name, _ in module.named_parameters()}

@@ -250,11 +250,21 @@ PERCEPTRONS = frozenset({"mlp", "mlp-500"})
 
 
 def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> Target:
-    """Build a target network on the meta device, see `TARGETS`.
+    """Build a target network on the meta device.
+
+    Args:
+        name: One of `TARGETS`, or `package.module:factory` of an own one, see `hyperfl_flwr.models.own`.
+        input_shape: (channels, height, width), or (D,) of feature vectors.
+        num_classes: K.
 
     Raises:
         ValueError: If the name is unknown or the network cannot take such inputs.
+        ConfigError: If it is an own one, and something is wrong with that.
     """
+    if ":" in name:
+        from hyperfl_flwr.models.own import build_own  # only now, since it makes targets of this module
+
+        return build_own(name, input_shape, num_classes)
     if name not in TARGETS:
         raise ValueError(f"unknown target network {name!r}; known: {', '.join(TARGETS)}")
     return TARGETS[name](input_shape, num_classes)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.models.batchnorm import statistics_kept
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator
-from hyperfl_flwr.models.resnet import statistics_kept
 
 
 def label_probabilities(counts: Tensor, balance: float) -> Tensor:

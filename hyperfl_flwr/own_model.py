@@ -1,0 +1,56 @@
+"""The network of somebody's own that a run trains: found, recorded with the run, and found again."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.errors import RunDirectoryError
+from hyperfl_flwr.models import own_source
+from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.recording import MODEL
+
+
+def find_model(target: str, run: Path | None = None) -> None:
+    """Let Python import the network's source, from the working directory or else from a run's copy of it.
+
+    Where it is in neither it must be installed; that it is not is found out when the network is built.
+
+    Args:
+        target: The setting.
+        run: A run's folder.
+
+    Raises:
+        ConfigError: If its name is another's, or Flower would not take it.
+    """
+    if is_factory(target):
+        own_source.find(target, [Path.cwd(), *([] if run is None else [run / MODEL])])
+
+
+def model_facts(target: str) -> dict[str, Any]:
+    """Return the entry `model` of a manifest: whose network, and a hash of its source; none for a built-in one."""
+    source = own_source.source_of(target) if is_factory(target) else None
+    if source is None:
+        return {}
+    facts = {"factory": target, "sha256": own_source.digest_of(source), "installed": own_source.is_installed(source)}
+    return {"model": facts}
+
+
+def keep_model(target: str, run: Path) -> None:
+    """Copy the network's source into a run's folder, unless it is installed."""
+    source = own_source.source_of(target) if is_factory(target) else None
+    if source is not None and not own_source.is_installed(source):
+        own_source.copy(source, run / MODEL)
+
+
+def refuse_other_model(manifest: Mapping[str, Any], target: str) -> None:
+    """Check that a run goes on with the source that it began with.
+
+    Raises:
+        RunDirectoryError: If it has changed.
+    """
+    before, now = manifest.get("model", {}), model_facts(target).get("model", {})
+    if before.get("sha256") != now.get("sha256"):
+        raise RunDirectoryError(
+            f"a resumed run must train the network that it began with, but the source of {target} has changed; take "
+            f"the change back, or resume from another folder: the run's own has the first source in {MODEL}/"
+        )

@@ -1,0 +1,168 @@
+"""All methods train a network of somebody's own as they train a built-in one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federations import Federate, Settings, current_private, last_checkpoint, outcome
+from torch import Tensor, nn
+
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models import initial
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
+from hyperfl_flwr.models.own import OwnTarget, is_factory
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.rng import torch_generator
+
+SHAPE = (1, 8, 8)
+
+
+def own(name: str = "build") -> OwnTarget:
+    target = build_target(f"own_networks:{name}", SHAPE, 10)
+    assert isinstance(target, OwnTarget)
+    return target
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_it_and_repeats_itself(method: str, federate: Federate) -> None:
+    """With dropout, a norm, a parameter and a constant of its own; the process's random numbers do not matter."""
+    torch.manual_seed(1)
+    one = outcome(federate(method, target="own_networks:build"))
+    torch.manual_seed(2)
+    other = outcome(federate(method, target="own_networks:build"))
+    assert one == other
+    assert all(np.isfinite(row["loss"]) for row in one["metrics"] if "loss" in row)
+    assert not any("weights" in key for key in one["arrays"])  # the constant
+
+
+@pytest.mark.parametrize("name", ["attention", "recurrent"])
+@pytest.mark.parametrize("method", ["hyperfl", "pfedhn", "priv-hfl", "fedrep"])
+def test_other_kinds_of_networks(method: str, name: str, federate: Federate) -> None:
+    run = federate(method, target=f"own_networks:{name}")
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 <= summary["test_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedrep", "priv-hfl"])
+def test_running_statistics_are_those_of_batchnorm(method: str, federate: Federate) -> None:
+    """They move; torch's counter of batches, an integer that nobody could average, is in no array."""
+    run = federate(method, target="own_networks:with_batchnorm")
+    arrays, _ = last_checkpoint(run)
+    private = current_private(run).values()
+    names = {key for group in (arrays, *private) for key in group}
+    assert any(key.endswith("running_mean") for key in names)
+    assert not any("num_batches_tracked" in key for key in names)
+
+
+def test_no_hypernetwork_generates_running_statistics(federate: Federate) -> None:
+    with pytest.raises(ConfigError, match=r"own_networks:with_batchnorm has running statistics"):
+        federate("hyperfl", target="own_networks:with_batchnorm")
+
+
+def test_fedavg_starts_from_the_factorys_values() -> None:
+    """Those of the factory under torch's generator with a seed that follows from the run's."""
+    import own_networks
+
+    generator = torch_generator(3, "model")
+    seed = int(torch.randint(2**62, (), generator=torch_generator(3, "model")))
+    torch.manual_seed(seed)
+    expected = own_networks.build(SHAPE, 10).state_dict()
+    target = own()
+    got = {target.original_name(name): value for name, value in initial.initial_state(target, generator).items()}
+    del expected["weights"]
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_the_split_network_is_the_factorys() -> None:
+    """Extractor and classifier in a row give what the whole network gives."""
+    import own_networks
+
+    torch.manual_seed(0)
+    network = own_networks.build(SHAPE, 10).eval()
+    target = own()
+    values = network.state_dict()
+    target.load_state_dict({name: values[target.original_name(name)] for name in target.state_dict()}, assign=True)
+    images = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    target.eval()
+    torch.testing.assert_close(target(images), network(images))
+    torch.testing.assert_close(target.classifier(target.extractor(images)), network(images))
+
+
+@pytest.mark.parametrize("initialisation", ["hyperfan-bias", "hyperfan-weight"])
+def test_generated_weights_begin_as_wide_as_the_factorys(initialisation: str) -> None:
+    """Constants (a norm's scale of 1) are generated exactly; of 256 weights of one layer the spread is known to 10 %.
+
+    hyperfan-bias gives the factory's values, and a tenth of their standard deviation on top: sqrt(1.01) of it.
+    """
+    extractor = own().extractor
+    v = common_embedding(64, initialisation, 0)
+    hypernetwork = Hypernetwork(extractor, embedding_dim=64, hidden_width=128)
+    values = initial_hypernetwork(hypernetwork, extractor, initialisation, v, torch_generator(0, "hypernetwork"))
+    hypernetwork.load_state_dict(values, assign=True)
+    with torch.no_grad():
+        theta = hypernetwork.split(hypernetwork(v))
+    assert torch.equal(theta["network.norm.weight"], torch.ones(4))
+    assert torch.equal(theta["network.norm.bias"], torch.zeros(4))
+    assert torch.equal(theta["network.scale"], torch.ones(4, 1, 1))
+    assert float(theta["network.conv.weight"].std()) == pytest.approx(1 / 3 / 3**0.5, rel=0.3)  # fan-in 9, 36 weights
+
+
+def test_dropout_of_maps_is_that_of_torch() -> None:
+    """Whole maps are 0 or 2 times what they were, with probability 1/2 each."""
+    from hyperfl_flwr.models.dropout import Dropout, seed_dropout
+
+    layer = Dropout(0.5, maps=True)
+    seed_dropout([layer], torch.Generator().manual_seed(0))
+    found = layer(torch.ones(100, 100, 2, 3)).flatten(2)
+    assert set(found.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(found.amin(dim=2), found.amax(dim=2))
+    assert float(found.mean()) == pytest.approx(1, abs=4 * 1 / 100)  # 4 standard deviations of a mean of 10,000
+
+
+def test_a_run_says_whose_network_it_trained_and_keeps_it(
+    federate: Federate, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source lies in the run's folder; with another one it is not resumed."""
+    from hyperfl_flwr.own_model import refuse_other_model
+
+    run = federate("fedavg", target="own_networks:build")
+    manifest = read_manifest(run)
+    assert manifest["model"]["factory"] == "own_networks:build"
+    import own_networks
+
+    assert (run / "model" / "own_networks.py").read_bytes() == Path(own_networks.__file__).read_bytes()
+    refuse_other_model(manifest, "own_networks:build")
+    monkeypatch.setattr("hyperfl_flwr.models.own_source.digest_of", lambda _: "another")
+    with pytest.raises(RunDirectoryError, match="the source of own_networks:build has changed"):
+        refuse_other_model(manifest, "own_networks:build")
+    assert "model" not in read_manifest(federate("fedavg"))
+
+
+@pytest.mark.parametrize("text", ["a:", ":b", "a b:c", "a.:b", "a:b.c", "os:system()", "a::b", "1a:b", "-:-"])
+def test_only_names_of_functions_are_taken(text: str, make_settings: Callable[..., Settings]) -> None:
+    assert not is_factory(text)
+    with pytest.raises(ConfigError, match=r"target must name a function as package.module:factory"):
+        RunConfig.from_flat(make_settings(target=text), methods=METHODS)
+
+
+def test_the_encoder_of_an_own_network(federate: Federate) -> None:
+    """Its extractor without dropout, 200 units, pooling, 200 units, the descriptor: 256 features here."""
+    from hyperfl_flwr.models.encoder import build_encoder
+
+    encoder = build_encoder("own_networks:build", SHAPE, 3, "mean")
+    extractor = sum(parameter.numel() for parameter in own().extractor.parameters())
+    linear = 256 * 200 + 200 + 200 * 200 + 200 + 200 * 3 + 3
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == extractor + linear
+    values = initial.rectifier_parameters(encoder, torch_generator(0, "encoder"))
+    encoder.load_state_dict(values, assign=True)
+    samples = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(0))
+    descriptor: Tensor = encoder(samples)  # in training mode
+    assert torch.equal(descriptor, encoder(samples))
+    assert not any(isinstance(layer, nn.Dropout) for layer in encoder.modules())
