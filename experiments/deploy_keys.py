@@ -50,13 +50,14 @@ def write_authority(folder: Path) -> None:
     write_atomically(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def write_server_certificate(authority: Path, folder: Path, host: str) -> None:
+def write_server_certificate(authority: Path, folder: Path, host: str, *, days: float = SERVER_DAYS) -> None:
     """Write `server.key` and `server.crt`, valid for a host and for this machine itself, signed by the authority.
 
     Args:
         authority: The folder with `ca.crt` and `ca.key`.
         folder: Where they are written.
         host: Name or IPv4 address at which the nodes reach the server.
+        days: How long it is valid; it begins an hour ago.
 
     Raises:
         StateError: If the authority's files are missing or damaged.
@@ -65,7 +66,7 @@ def write_server_certificate(authority: Path, folder: Path, host: str) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "HyperFL SuperLink")])
     certificate = (
-        _builder(subject, issuer.subject, key.public_key(), SERVER_DAYS)
+        _builder(subject, issuer.subject, key.public_key(), days)
         .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(digital_signature=True, key_cert_sign=False, crl_sign=False), critical=True)
@@ -108,6 +109,18 @@ def read_node_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def read_public_key(file: Path) -> ec.EllipticCurvePublicKey:
+    """Read a node's public key.
+
+    Raises:
+        StateError: If it is missing, damaged or of another kind.
+    """
+    key = _read(file, serialization.load_ssh_public_key)
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise StateError(f"{file} must hold a key on an elliptic curve; got {type(key).__name__}")
+    return key
+
+
 def read_certificate(file: Path) -> x509.Certificate:
     """Read a certificate.
 
@@ -117,11 +130,23 @@ def read_certificate(file: Path) -> x509.Certificate:
     return _read(file, x509.load_pem_x509_certificate)
 
 
+def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Read the authority's or the server's private key.
+
+    Raises:
+        StateError: If it is missing, damaged or of another kind.
+    """
+    key = _read(file, lambda data: serialization.load_pem_private_key(data, None))
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise StateError(f"{file} must hold a key on an elliptic curve; got {type(key).__name__}")
+    return key
+
+
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Return the authority's certificate and its key, which belong together."""
     certificate = read_certificate(folder / "ca.crt")
-    key = _read(folder / "ca.key", lambda data: serialization.load_pem_private_key(data, None))
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    key = read_private_key(folder / "ca.key")
+    if key.public_key() != certificate.public_key():
         raise StateError(f"{folder / 'ca.key'} must be the key of {folder / 'ca.crt'}; restore both from one copy")
     return certificate, key
 
@@ -153,7 +178,7 @@ def _names(host: str) -> list[x509.GeneralName]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

@@ -40,6 +40,7 @@ class NodeSettings(_Strict):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     state_dir: Annotated[str, Field(min_length=1)] = "state"
+    keep_model: bool = True
     max_message_mb: Annotated[int | float, Field(ge=0)] = 0
     mixing_key_file: str = ""
     novel_data: str = ""
@@ -63,8 +64,9 @@ class NodeSettings(_Strict):
             folder: Where paths that are not absolute begin.
         """
         config: dict[str, Scalar] = {}
+        initial = type(self)().model_dump(by_alias=True)
         for key, value in self.model_dump(by_alias=True).items():
-            if value not in (None, "", "auto", 0):
+            if value != initial[key] or key == "state-dir":
                 config[key] = str(folder.absolute() / Path(value).expanduser()) if key in _PATHS else value
         if kind := next((kind for kind in _KINDS if self.data.startswith(kind)), None):
             config["data"] = f"{kind}{folder.absolute() / Path(self.data.removeprefix(kind)).expanduser()}"

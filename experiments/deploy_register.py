@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments.deploy_files import write_connection
 from experiments.deploy_layout import Deployment
+from experiments.deploy_nodes import registered_nodes
 from experiments.flower import flower_command, plain_text
 from hyperfl_flwr.errors import RunFailedError
 
@@ -38,7 +39,11 @@ def register(deployment: Deployment) -> Iterator[str]:
         RunFailedError: If the SuperLink does not answer, or refuses a key.
     """
     environment = commands_environment(deployment)
+    known = registered_nodes(deployment)
     for number in range(deployment.num_nodes):
+        if number in known:  # Flower's command takes seconds
+            yield f"node-{number}: was registered before"
+            continue
         file = deployment.public_key(number)
         said = _register(file, f"node-{number}", environment)
         if said == "":

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from experiments.deploy_check import check
 from experiments.deploy_files import init, renew
 from experiments.deploy_layout import DEFAULT_PORT, Deployment
 from experiments.deploy_owner import node_arguments
 from experiments.deploy_register import register
+from experiments.findings import as_json, exit_code, print_finding
 from hyperfl_flwr.cli_output import err, out
 
 deployments = typer.Typer(help="Prepare and check a federation of SuperNodes on machines of different owners.")
@@ -36,6 +38,22 @@ def run_register(folder: Folder) -> None:
     """Register the nodes' public keys at the running SuperLink; may be repeated."""
     for line in register(Deployment.read(folder)):
         out.print(line, markup=False)
+
+
+@deployments.command("check")
+def run_check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The deployment's folder, or a node's.")],
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """Say what is in order and what is wrong, on the operator's or a node's side; exit code 1 if there is an error."""
+    findings = []
+    for finding in check(folder):
+        findings.append(finding)
+        if not json:
+            print_finding(out, finding)
+    if json:
+        typer.echo(as_json(findings))
+    raise typer.Exit(exit_code(findings))
 
 
 @deployments.command("renew")

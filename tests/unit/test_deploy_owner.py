@@ -34,7 +34,8 @@ def test_the_comments_show_every_key() -> None:
 
 def test_paths_begin_at_the_folder(tmp_path: Path) -> None:
     text = 'data = "folder:my scans"\nstate-dir = "/var/lib/x"\nmixing-key-file = "secret"\nthreads = 2\n'
-    config = node_config(node_folder(tmp_path / "node", text))
+    config = node_config(node_folder(tmp_path / "node", text + "keep-model = false\n"))
+    assert config["keep-model"] is False
     assert config["data"] == f"folder:{tmp_path}/node/my scans"
     assert (config["state-dir"], config["threads"]) == ("/var/lib/x", 2)
     assert config["mixing-key-file"] == f"{tmp_path}/node/secret"

@@ -1,0 +1,125 @@
+"""`hyperfl deploy check` in a node's folder: what its owner can put right before anybody waits for the node."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import torch
+
+from experiments import deploy_machine as machine
+from experiments.deploy_files import VERSIONS
+from experiments.deploy_keys import read_node_key
+from experiments.deploy_owner import FILE, PLACE, NodeSettings, Place, node_config
+from experiments.deploy_probe import clock, probe
+from experiments.findings import Finding, error, ok, warning
+from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.errors import ConfigError, DataError, DeviceError, StateError
+from hyperfl_flwr.privacy.mixing import read_key
+from hyperfl_flwr.registration import Registration, ask_registration
+
+FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
+
+
+def check_node(folder: Path) -> Iterator[Finding]:
+    """Yield what was found in a node's folder and on its machine; nothing is changed, and no data leave it."""
+    yield from machine.files(folder, FILES)
+    yield from machine.private([folder, folder / "node.key", folder / "state"])
+    yield from machine.authority(folder)
+    yield from machine.same_versions(folder)
+    try:
+        place, settings = Place.read(folder), NodeSettings.read(folder)
+        config = node_config(folder)
+    except ConfigError as failure:
+        yield error("settings", str(failure), "the checks that need them were left out")
+        return
+    yield ok("settings", f"node {place.number} of {place.nodes}")
+    yield from machine.writable("state", Path(str(config["state-dir"])))
+    yield from _device(settings)
+    yield from _mixing_key(config.get("mixing-key-file"))
+    yield from _data(settings, config)
+    yield from _server(folder, place)
+
+
+def _device(settings: NodeSettings) -> Iterator[Finding]:
+    try:
+        device = resolve_device(settings.device)
+    except DeviceError as failure:
+        yield error("device", str(failure), f"set device in {FILE}, or install torch for this machine's GPU")
+        return
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        name = torch.cuda.get_device_name(device)
+        yield ok("device", f"{device} ({name}), {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free")
+    else:
+        yield ok("device", f"the CPU, as device is {settings.device!r}")
+
+
+def _mixing_key(file: object) -> Iterator[Finding]:
+    if file is None:
+        return
+    try:
+        read_key(Path(str(file)))
+    except ConfigError as failure:
+        yield error("mixing-key-file", str(failure), f"set it in {FILE}")
+        return
+    yield from machine.private([Path(str(file))])
+
+
+def _data(settings: NodeSettings, config: dict[str, Scalar]) -> Iterator[Finding]:
+    """Yield whether the data can be read, and what they are."""
+    if settings.novel_data:
+        yield from _novel_data(Path(str(config["novel-data"])), config.get("novel-output"))
+        return
+    if not settings.data:
+        yield warning("data", "none are named; the data set that the server names is used", f"set data in {FILE}")
+        return
+    root = Path(str(config["data-root"])) if settings.data_root else None
+    try:
+        dataset = load_dataset(str(config["data"]), root)
+    except (DataError, ConfigError) as failure:
+        yield error("data", str(failure), f"set data in {FILE}")
+        return
+    shape = " x ".join(str(size) for size in dataset.input_shape)
+    counts = f"{len(dataset.train)} samples for training, {len(dataset.test)} for testing"
+    yield ok("data", f"{settings.data}: {shape}, {dataset.num_classes} classes, {counts}")
+
+
+def _novel_data(data: Path, output: object) -> Iterator[Finding]:
+    if not data.exists():
+        yield error("novel-data", f"{data} is missing", f"set novel-data in {FILE}")
+    elif output is None:
+        yield error("novel-output", "novel-data needs a folder for the results", f"set novel-output in {FILE}")
+    else:
+        yield ok("novel-data", f"{data}; the run's settings decide whether they fit")
+        yield from machine.writable("novel-output", Path(str(output)))
+
+
+def _server(folder: Path, place: Place) -> Iterator[Finding]:
+    answer, found = probe(place.host, place.port, folder / "ca.crt")
+    yield found
+    if answer is None:
+        return
+    yield clock(answer)
+    try:
+        key = read_node_key(folder / "node.key")
+        said = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key)
+    except StateError as failure:
+        yield error("key", str(failure), "ask the operator for this node's folder anew")
+        return
+    except (httpx.TransportError, OSError) as failure:
+        yield error("key", f"the SuperLink could not be asked ({failure})", "check again")
+        return
+    yield _registered(said)
+
+
+def _registered(said: Registration) -> Finding:
+    if said is Registration.KNOWN:
+        return ok("key", "it is registered at the SuperLink")
+    if said is Registration.UNKNOWN:
+        return error("key", "it is not registered at the SuperLink", "the operator runs `hyperfl deploy register`")
+    if said is Registration.REFUSED:
+        return error("key", "its signature is refused", "set the clocks; a proxy on the way must not change headers")
+    remedy = "compare the versions on both sides, and ask the operator whether --enable-supernode-auth is on"
+    return error("key", "the SuperLink answers in an unknown way", remedy)

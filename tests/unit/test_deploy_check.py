@@ -1,0 +1,239 @@
+"""`hyperfl deploy check`: each fault is made, found by its name, and told with a remedy."""
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+from little_servers import free_port, https_server
+
+from experiments.deploy_check import check
+from experiments.deploy_files import init, renew
+from experiments.deploy_keys import read_public_key, write_authority, write_server_certificate
+from experiments.deploy_layout import Deployment
+from experiments.findings import Finding, Level
+from hyperfl_flwr.errors import ConfigError
+
+Found = dict[str, list[Finding]]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    port = free_port()
+    deployment = Deployment(folder=tmp_path_factory.mktemp("o") / "d", host="127.0.0.1", port=port, num_nodes=2)
+    init(deployment)
+    return deployment
+
+
+@pytest.fixture
+def deployment(original: Deployment, tmp_path: Path) -> Deployment:
+    shutil.copytree(original.folder, tmp_path / "moved")
+    return Deployment.read(tmp_path / "moved")
+
+
+def look(folder: Path) -> Found:
+    found: Found = {}
+    for finding in check(folder):
+        found.setdefault(finding.subject, []).append(finding)
+    return found
+
+
+def errors(found: Found) -> dict[str, str]:
+    return {
+        subject: finding.text
+        for subject, findings in found.items()
+        for finding in findings
+        if finding.level is Level.ERROR
+    }
+
+
+def warnings(found: Found) -> dict[str, str]:
+    return {
+        subject: finding.text
+        for subject, findings in found.items()
+        for finding in findings
+        if finding.level is Level.WARNING
+    }
+
+
+@pytest.fixture
+def running(deployment: Deployment) -> Iterator[Deployment]:
+    with https_server(deployment.server, port=deployment.port):
+        yield deployment
+
+
+def test_a_new_deployment_only_lacks_its_superlink(deployment: Deployment) -> None:
+    found = look(deployment.folder)
+    assert errors(found) == {}
+    assert warnings(found) == {"superlink": "it is not running", "nodes": "2 (0, 1) not registered"}
+
+
+def test_another_program_has_the_port(deployment: Deployment) -> None:
+    with https_server(None, port=deployment.port):
+        (port,) = errors(look(deployment.folder)).items()
+        told = f"{deployment.port} is in use by another program: 127.0.0.1:{deployment.port} speaks no TLS"
+        assert port == ("port", told)
+    with https_server(deployment.server, port=deployment.port, status=404):
+        assert "is no SuperLink" in errors(look(deployment.folder))["port"]
+
+
+def test_another_deployments_superlink_has_the_port(deployment: Deployment, tmp_path: Path) -> None:
+    write_authority(tmp_path)
+    write_server_certificate(tmp_path, tmp_path, "127.0.0.1")
+    with https_server(tmp_path, port=deployment.port):
+        assert "is by another authority" in errors(look(deployment.folder))["certificate"]
+
+
+def test_a_certificate_that_was_renewed_while_the_superlink_runs(running: Deployment) -> None:
+    assert "superlink" not in warnings(look(running.folder))
+    renew(running)
+    assert warnings(look(running.folder))["superlink"] == "it runs with an older certificate than server.crt"
+
+
+def _expire(deployment: Deployment) -> None:
+    write_server_certificate(deployment.authority, deployment.server, deployment.host, days=-0.01)
+
+
+def _expire_soon(deployment: Deployment) -> None:
+    write_server_certificate(deployment.authority, deployment.server, deployment.host, days=20)
+
+
+def _move(deployment: Deployment) -> None:
+    Deployment(folder=deployment.folder, host="localhost.localdomain", port=deployment.port, num_nodes=2).write()
+
+
+def _sign_by_another(deployment: Deployment) -> None:
+    write_authority(deployment.authority)
+    renew(deployment)
+
+
+def _mix_keys(deployment: Deployment) -> None:
+    key = (deployment.server / "server.key").read_bytes()
+    renew(deployment)
+    (deployment.server / "server.key").write_bytes(key)
+
+
+def _damage(deployment: Deployment) -> None:
+    (deployment.server / "server.crt").write_text("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("fault", "level", "text"),
+    [
+        (_expire, Level.ERROR, "has expired"),
+        (_expire_soon, Level.WARNING, "the certificate expires on"),
+        (_move, Level.ERROR, "and not for localhost.localdomain"),
+        (_sign_by_another, Level.ERROR, "by another authority than ca.crt"),
+        (_mix_keys, Level.ERROR, "is not the key of server.crt"),
+        (_damage, Level.ERROR, "is damaged"),
+    ],
+)
+def test_a_certificate_that_is_wrong(
+    deployment: Deployment, fault: Callable[[Deployment], None], level: Level, text: str
+) -> None:
+    fault(deployment)
+    told = [finding for finding in look(deployment.folder)["certificate"] if finding.level is level]
+    assert len(told) == 1
+    assert text in told[0].text
+    assert "hyperfl deploy renew" in told[0].remedy
+
+
+def test_what_others_could_read_or_is_missing(deployment: Deployment) -> None:
+    (deployment.server / "server.key").chmod(0o640)
+    (deployment.server / "start.sh").unlink()
+    found = errors(look(deployment.folder))
+    assert "server.key (mode 640)" in found["modes"]
+    assert "start.sh missing" in found["files"]
+
+
+def test_the_nodes_keys_do_not_stay_with_the_operator_of_a_real_host(deployment: Deployment) -> None:
+    assert "handing over" not in look(deployment.folder)
+    Deployment(folder=deployment.folder, host="fl.invalid", port=deployment.port, num_nodes=2).write()
+    shutil.rmtree(deployment.node(1))
+    found = warnings(look(deployment.folder))
+    assert found["handing over"] == "the private keys of the nodes 0 are still here"
+    assert "does not find fl.invalid" in found["host"]
+
+
+def test_which_nodes_are_there_is_read_from_the_database(running: Deployment) -> None:
+    """The table's columns are Flower's; the real one is read in tests/deployment."""
+    with sqlite3.connect(running.database) as connection:
+        connection.execute("CREATE TABLE node (node_id, status, online_until, public_key, unregistered_at)")
+        for number, status, until in ((0, "online", time.time() + 60), (1, "online", time.time() - 1)):
+            key = read_public_key(running.public_key(number))
+            pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+            connection.execute("INSERT INTO node VALUES (?, ?, ?, ?, NULL)", (-number - 1, status, until, pem))
+    connection.close()
+    assert [finding.text for finding in look(running.folder)["nodes"]] == ["1 (0) connected, 1 (1) away"]
+
+
+def test_a_node_whose_superlink_is_away(deployment: Deployment) -> None:
+    found = look(deployment.node(0))
+    assert list(errors(found)) == ["connection"]
+    assert warnings(found) == {"data": "none are named; the data set that the server names is used"}
+
+
+def _settings(deployment: Deployment, text: str) -> Path:
+    folder = deployment.node(1)
+    (folder / "node.toml").write_text(text)
+    return folder
+
+
+def test_data_that_can_be_read_are_described(deployment: Deployment) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (30, 8, 8), dtype=np.uint8)
+    np.savez(deployment.node(1) / "mine.npz", images=images, labels=np.arange(30) % 3)
+    found = look(_settings(deployment, 'data = "npz:mine.npz"'))
+    (data,) = found["data"]
+    assert data.level is Level.OK
+    assert "1 x 8 x 8, 3 classes" in data.text
+
+
+@pytest.mark.parametrize(
+    ("text", "subject", "told"),
+    [
+        ('data = "npz:missing.npz"', "data", "missing.npz"),
+        ('data = "nosuchset"', "data", "nosuchset"),
+        ('device = "cuda:77"', "device", "cuda:77"),
+        ('mixing-key-file = "missing"', "mixing-key-file", "cannot be read"),
+        ('novel-data = "missing"\nnovel-output = "o"', "novel-data", "is missing"),
+        ('novel-data = "node.toml"', "novel-output", "needs a folder"),
+        ('dvice = "cpu"', "settings", "do you mean device"),
+    ],
+)
+def test_settings_that_cannot_work(deployment: Deployment, text: str, subject: str, told: str) -> None:
+    assert told in errors(look(_settings(deployment, text)))[subject]
+
+
+def test_a_node_with_other_versions(deployment: Deployment) -> None:
+    file = deployment.node(0) / "versions.toml"
+    text = file.read_text()
+    name = text.splitlines()
+    file.write_text("\n".join('flwr = "1.40.0"' if line.startswith("flwr") else line for line in name))
+    assert "the operator has 1.40.0" in errors(look(deployment.node(0)))["versions"]
+    file.write_text("\n".join('torch = "1.0"' if line.startswith("torch") else line for line in name))
+    assert "the operator has 1.0" in warnings(look(deployment.node(0)))["versions"]
+    file.write_text(text.replace('"\n', '+cu129"\n'))
+    assert "versions" not in errors(look(deployment.node(0)))  # another build of the same version
+
+
+def test_a_damaged_key_and_an_open_one(running: Deployment) -> None:
+    key = running.node(0) / "node.key"
+    key.write_text("nonsense")
+    key.chmod(0o644)
+    found = errors(look(running.node(0)))
+    assert "is damaged" in found["key"]
+    assert "node.key (mode 644)" in found["modes"]
+
+
+def test_a_state_folder_that_cannot_be_written(deployment: Deployment) -> None:
+    folder = _settings(deployment, 'state-dir = "/proc/state"')  # no file can be made there, not even by root
+    assert "cannot be written to" in errors(look(folder))["state"]
+
+
+def test_a_folder_of_neither_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a deployment"):
+        check(tmp_path)
