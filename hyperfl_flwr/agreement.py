@@ -1,8 +1,13 @@
-"""Which nodes there are, whom each hosts, and whether their data agree."""
+"""Which nodes there are, whom each hosts, and whether their data agree.
+
+In a simulation all nodes belong together: one that refuses, or does not fit, ends the run. In a deployment it is left
+out and the others go on, see `hyperfl_flwr.roster`.
+"""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -10,8 +15,16 @@ from flwr.serverapp import Grid
 
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import POLL_SECONDS, Exchange, exchange
-from hyperfl_flwr.messages import HELLO, PROPERTIES, record_of
-from hyperfl_flwr.queries import NOVEL
+from hyperfl_flwr.messages import HELLO, PROPERTIES, printable, record_of
+from hyperfl_flwr.queries import NOVEL, PROBLEM
+
+TERMS = {
+    "num-nodes": "num-partitions",
+    "input-shape": "input-shape",
+    "num-classes": "num-classes",
+    "classes": "classes",
+}
+"""Properties in which all nodes must agree, and what their owners call them; one that a node does not tell fits all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +43,27 @@ class Node:
     clients: Sequence[int]
     properties: Mapping[str, Any]
 
+    @property
+    def num_examples(self) -> Mapping[int, int]:
+        """Training samples of each client; empty where the node does not tell."""
+        return dict(zip(self.clients, self.properties.get("num-examples", ()), strict=False))
+
 
 @dataclass(frozen=True)
 class Federation:
-    """The nodes of a run, in the order of their numbers."""
+    """The nodes of a run that are there, in the order of their numbers."""
 
     nodes: Sequence[Node]
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that they host, ascending."""
+        return sorted(client for node in self.nodes for client in node.clients)
+
+    @property
+    def num_examples(self) -> Mapping[int, int]:
+        """Training samples that the nodes told for each client; empty where they do not tell."""
+        return {client: count for node in self.nodes for client, count in node.num_examples.items()}
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -47,6 +75,10 @@ class Federation:
         """Number of classes."""
         return int(self.nodes[0].properties["num-classes"])
 
+    def number_of(self, node: int) -> int:
+        """Return the number of the node with a Flower id."""
+        return next(each.partition for each in self.nodes if each.id == node)
+
     def label_counts(self) -> dict[str, dict[int, list[int]]]:
         """Return samples per class of each client, for `train` and `test`; empty where nodes do not tell."""
         counts: dict[str, dict[int, list[int]]] = {}
@@ -57,6 +89,25 @@ class Federation:
                     row_counts = flat[row * self.num_classes : (row + 1) * self.num_classes]
                     counts.setdefault(split, {})[client] = row_counts
         return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a node does not take part.
+
+    Attributes:
+        id: Flower's node id.
+        number: The node's number, where it could tell.
+        reason: One line.
+    """
+
+    id: int
+    number: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        who = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
+        return f"{who} is refused: {self.reason}"
 
 
 def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
@@ -93,7 +144,10 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
         new = [node for node in grid.get_node_ids() if node not in nodes]
         messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in new]
         for answer in exchange(grid, messages, timeout):
-            nodes[answer.node] = _introduce(answer)
+            introduced = introduce(answer)
+            if isinstance(introduced, Refusal):
+                raise RunFailedError(f"node {answer.node} cannot take part: {introduced.reason}")
+            nodes[answer.node] = introduced
         meant = [node for node in nodes.values() if bool(node.properties.get(NOVEL)) == novel]
         expected = max((int(node.properties["num-nodes"]) for node in meant), default=None)
         if expected is not None and len(meant) >= expected:
@@ -106,16 +160,22 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
         time.sleep(POLL_SECONDS)
 
 
-def _introduce(answer: Exchange) -> Node:
+def introduce(answer: Exchange) -> Node | Refusal:
+    """Return the node that has answered a greeting, or why it does not take part."""
     if answer.content is None:
-        raise RunFailedError(f"node {answer.node} cannot take part: {answer.problem}")
-    properties: dict[str, Any] = dict(record_of(answer.content, PROPERTIES, ConfigRecord))
-    return Node(
-        id=answer.node,
-        partition=int(properties["partition"]),
-        clients=list(properties["clients"]),
-        properties=properties,
-    )
+        return Refusal(id=answer.node, number=None, reason=answer.problem)
+    try:
+        properties: dict[str, Any] = dict(record_of(answer.content, PROPERTIES, ConfigRecord))
+        number = int(properties["partition"])
+        if PROBLEM in properties:
+            return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
+        clients = sorted(int(client) for client in properties["clients"])
+        missing = [key for key in ("num-nodes", "input-shape", "num-classes") if key not in properties]
+    except (KeyError, TypeError, ValueError) as error:
+        return Refusal(id=answer.node, number=None, reason=f"its greeting cannot be read: {printable(str(error))}")
+    if missing:
+        return Refusal(id=answer.node, number=number, reason=f"it does not tell {', '.join(missing)}")
+    return Node(id=answer.node, partition=number, clients=clients, properties=properties)
 
 
 def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
@@ -137,3 +197,70 @@ def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
         if len(values) > 1:
             raise RunFailedError(f"the nodes' data differ in {key}: {', '.join(sorted(values))}")
     return Federation(nodes)
+
+
+@dataclass(kw_only=True)
+class Agreement:
+    """What the nodes of a deployment agree in.
+
+    Attributes:
+        terms: What counts, by the names in `TERMS`.
+        split: In what they differ so that no value is held by most: name -> value -> numbers of the nodes.
+        accepted: Nodes that fit, by number.
+        refused: The others.
+    """
+
+    terms: Mapping[str, str]
+    split: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    accepted: dict[int, Node] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+
+
+def agree(nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | None = None) -> Agreement:
+    """Find out which nodes fit together.
+
+    Args:
+        nodes: Those that have answered; of two that claim the same, the first counts.
+        num_clients: Number of clients N.
+        terms: What counts, if that is decided; else it is what most nodes hold.
+    """
+    found = Agreement(terms=dict(terms or {}))
+    for key in TERMS if terms is None else ():
+        holders: dict[str, list[int]] = {}
+        for node in nodes:
+            if key in node.properties:
+                holders.setdefault(_text(node, key), []).append(node.partition)
+        ranked = Counter({value: len(numbers) for value, numbers in holders.items()}).most_common(2)
+        if len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
+            found.split[TERMS[key]] = holders
+        elif ranked:
+            found.terms = {**found.terms, key: ranked[0][0]}
+    hosts: dict[int, int] = {}
+    for node in nodes:
+        if reason := _misfit(node, found, hosts, num_clients):
+            found.refused.append(Refusal(id=node.id, number=node.partition, reason=reason))
+        else:
+            found.accepted[node.partition] = node
+            hosts |= dict.fromkeys(node.clients, node.partition)
+    return found
+
+
+def _text(node: Node, key: str) -> str:
+    return printable(str(node.properties[key]))
+
+
+def _misfit(node: Node, found: Agreement, hosts: Mapping[int, int], num_clients: int) -> str:
+    """Return why a node does not fit; empty if it does."""
+    for key, value in found.terms.items():
+        if key in node.properties and (mine := _text(node, key)) != value:
+            return f"its {TERMS[key]} is {mine}, that of the others is {value}"
+    if not 0 <= node.partition < int(found.terms.get("num-nodes", node.properties["num-nodes"])):
+        return f"its partition-id {node.partition} is not below num-partitions"
+    if node.partition in found.accepted:
+        return f"its partition-id {node.partition} is that of another node; give each node its own"
+    if foreign := [client for client in node.clients if not 0 <= client < num_clients]:
+        return f"it claims the clients {foreign}, of {num_clients}"
+    if taken := {hosts[client]: client for client in node.clients if client in hosts}:
+        number, client = next(iter(taken.items()))
+        return f"it claims client {client}, which node {number} hosts; give each node its own partition-id"
+    return ""

@@ -29,12 +29,12 @@ from hyperfl_flwr.cohort import OneByOne, clients_of_node
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.errors import ConfigError, HyperFLError
 from hyperfl_flwr.ledger import Ledger
-from hyperfl_flwr.messages import CONFIG, Request
+from hyperfl_flwr.messages import CONFIG, Request, printable
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.mixing import read_key, run_key
-from hyperfl_flwr.queries import PERSONALIZE, QUERIES
+from hyperfl_flwr.queries import PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.recorded_app import Book, RecordedApp
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
@@ -248,7 +248,13 @@ def personalize(message: Message, context: Context) -> Message:
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Tell the server which clients this node hosts."""
+    """Tell the server which clients this node hosts, or why it cannot take part."""
     if novel := novel_node(context):
         return novel.introduce(message)
-    return adapter.introduce(message, NodeApp(context).properties())
+    try:
+        properties = NodeApp(context).properties()
+    except HyperFLError as error:
+        if (number := context.node_config.get("partition-id")) is None:
+            raise
+        properties = {"partition": int(number), PROBLEM: printable(f"{type(error).__name__}: {error}")}
+    return adapter.introduce(message, properties)

@@ -63,6 +63,7 @@ RESUMABLE_CHANGES = frozenset(
         "failure-budget",
         "ledger",
         "max-failed-rounds",
+        "min-nodes",
         "node-timeout",
         "novel.a-distance-learning-rate",
         "novel.a-distance-rounds",
@@ -103,6 +104,7 @@ class RunConfig(Section):
     checkpoint_every: Positive
     failure_budget: Share
     max_failed_rounds: Positive
+    min_nodes: Auto | Positive
     node_timeout: PositiveFloat
     round_timeout: PositiveFloat
     ledger: bool

@@ -1,22 +1,27 @@
-"""The server's side of the exchange with nodes: messages, replies, and one try more for a node that dies."""
+"""The server's side of the exchange with nodes: messages, replies, one try more for what died, and who is gone."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 
 from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import printable
 
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 1.0
 """Pauses between two looks at what has arrived."""
 
-_DIED = {ErrorCode.UNKNOWN, ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
+LOOK_SECONDS = 5.0
+"""Pause between two looks at which nodes have started again."""
+
+_DIED = {ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
 """Errors of a process that ended, as opposed to one that answered with an exception. Flower's simulation reports a dead
-Ray actor as `UNKNOWN`."""
+Ray actor as `UNKNOWN`, its SuperNodes a dead client app as `CLIENT_APP_CRASHED`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +33,30 @@ class Exchange:
         content: The reply's content, or None.
         problem: Why there is none.
         died: Whether the process that should have answered ended.
+        away: Whether the node is not there (any more).
     """
 
     node: int
     content: RecordDict | None = None
     problem: str = ""
     died: bool = False
+    away: bool = False
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Say whether all nodes are parts of one simulation, which nobody can leave."""
+    return isinstance(grid, InMemoryGrid) or (isinstance(grid, InProcessGrid) and grid.simulated)
 
 
 def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Exchange]:
     """Send messages to nodes and hand on what comes of each, in the order of the messages.
 
     A reply is fetched when its turn has come and the caller asks for it; until then it stays with Flower. What the
-    caller holds does therefore not grow with the number of nodes. A message whose process died is sent once more; what
-    it does is idempotent, see `hyperfl_flwr.state`. (At the first death the other replies that are there are fetched
-    too, so that all processes that have died begin again at once.)
+    caller holds does therefore not grow with the number of nodes. A message whose process died, or whose node has
+    started again, is sent once more; what it does is idempotent, see `hyperfl_flwr.state`. (At the first death the
+    other replies that are there are fetched too, so that all processes that have died begin again at once.)
+
+    A node of a deployment that is gone, or silent, is away; in a simulation, a silent one has failed.
 
     Args:
         grid: Flower's grid.
@@ -50,21 +64,24 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
         timeout: Longest wait for all replies, in seconds; a message that is sent again has the same time anew.
 
     Raises:
-        RunFailedError: If a process died again, or Flower did not take the messages.
+        RunFailedError: If a simulation's process died again, or Flower did not take the messages.
     """
-    pending = [
+    watch = _Watch(grid, timeout)
+    watch.pending = [
         _Sent(message=message, name=name, end=time.monotonic() + timeout)
         for message, name in zip(messages, _push(grid, messages), strict=True)
     ]
-    for position, sent in enumerate(pending):
-        answer = sent.answer(grid)
+    while watch.pending:
+        sent = watch.pending[0]
+        answer = sent.answer(watch)
         if answer.died and not sent.again:
             sent.send_again(grid, timeout)
-            for later in pending[position + 1 :]:
+            for later in watch.pending[1:]:
                 later.look(grid, timeout)
-            answer = sent.answer(grid)
-        if answer.died:
+            answer = sent.answer(watch)
+        if answer.died and watch.simulated:
             raise RunFailedError(f"the process of node {answer.node} died twice in a row: {answer.problem}")
+        watch.pending.pop(0)
         yield answer
         del answer
 
@@ -87,12 +104,32 @@ class _Sent:
     again: bool = False
     replies: list[Message] = field(default_factory=list)
 
-    def answer(self, grid: Grid) -> Exchange:
+    def answer(self, watch: "_Watch") -> Exchange:
         """Wait for the reply and give it away."""
+        replies, self.replies = self.replies or self._wait(watch), []
         if self.name is None:
-            return Exchange(node=self.message.metadata.dst_node_id, problem="the message could not be sent to the node")
-        replies, self.replies = self.replies or _pull(grid, self.name, self.end), []
-        return match([self.message], replies)[0]
+            node = self.message.metadata.dst_node_id
+            problem = "the message could not be sent to the node"
+            return Exchange(node=node, problem=problem, away=not watch.simulated)
+        found = match([self.message], replies)[0]
+        if watch.simulated:
+            return replace(found, died=found.died or found.away, away=False)
+        return found if replies else replace(found, away=True)
+
+    def _wait(self, watch: "_Watch") -> list[Message]:
+        """Return the reply as soon as it is there; nothing if there is none at the end.
+
+        The pauses are a twentieth of the time waited so far: neither does a short round wait long, nor is a SuperLink
+        asked without need.
+        """
+        began = time.monotonic()
+        while self.name is not None and not (replies := list(watch.grid.pull_messages([self.name]))):
+            now = time.monotonic()
+            if now >= self.end:
+                return []
+            time.sleep(min(max(POLL_SECONDS, (now - began) / 20), LONGEST_POLL_SECONDS, self.end - now))
+            watch.look()
+        return [] if self.name is None else replies
 
     def send_again(self, grid: Grid, timeout: float) -> None:
         """Send the message a second time."""
@@ -102,9 +139,47 @@ class _Sent:
 
     def look(self, grid: Grid, timeout: float) -> None:
         """Send it again if its process has died already: processes that died together are replaced together."""
-        self.replies = [] if self.name is None else list(grid.pull_messages([self.name]))
+        if self.again:
+            return
+        self.replies = self.replies or ([] if self.name is None else list(grid.pull_messages([self.name])))
         if self.replies and match([self.message], self.replies)[0].died:
             self.send_again(grid, timeout)
+
+
+class _Watch:
+    """Looks now and then whether a SuperNode has started again: what it was sent before is lost, and nobody tells.
+
+    Args:
+        grid: Flower's grid.
+        timeout: Seconds that a message has that is sent again.
+    """
+
+    def __init__(self, grid: Grid, timeout: float) -> None:
+        self.grid = grid
+        self.simulated = is_simulated(grid)
+        self.pending: list[_Sent] = []
+        self._timeout = timeout
+        self._next = time.monotonic() + LOOK_SECONDS
+        self._activated = self._activations()
+
+    def look(self) -> None:
+        """Send those messages again whose nodes have started again; not more often than `LOOK_SECONDS` say."""
+        if self.simulated or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LOOK_SECONDS
+        now = self._activations()
+        for sent in self.pending:
+            node = sent.message.metadata.dst_node_id
+            restarted = node in now and now[node] != self._activated.get(node, now[node])
+            if restarted and sent.name is not None and not sent.again and not sent.replies:
+                sent.look(self.grid, self._timeout)
+                if not sent.replies and not sent.again:
+                    sent.send_again(self.grid, self._timeout)
+        self._activated |= now
+
+    def _activations(self) -> dict[int, str]:
+        """Return when each node that is there has become so."""
+        return {} if self.simulated else {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
 
 def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
@@ -116,21 +191,6 @@ def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
             f"messages larger than the SuperLink accepts"
         )
     return names
-
-
-def _pull(grid: Grid, name: str, end: float) -> list[Message]:
-    """Return the reply to the message with a name, as soon as it is there; nothing if there is none at the end.
-
-    The pauses are a twentieth of the time waited so far: neither does a short round wait long, nor is a SuperLink asked
-    without need.
-    """
-    began = time.monotonic()
-    while not (replies := list(grid.pull_messages([name]))):
-        now = time.monotonic()
-        if now >= end:
-            break
-        time.sleep(min(max(POLL_SECONDS, (now - began) / 20), LONGEST_POLL_SECONDS, end - now))
-    return replies
 
 
 def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Exchange]:
@@ -151,7 +211,9 @@ def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Excha
         elif reply.has_error():
             # Flower gives the exception's type and text as one string, a dead actor's over many lines.
             problem = printable(reply.error.reason or f"error code {reply.error.code}")
-            found.append(Exchange(node=node, problem=problem, died=_died(reply)))
+            code = reply.error.code
+            away = code == ErrorCode.NODE_UNAVAILABLE
+            found.append(Exchange(node=node, problem=problem, died=code in _DIED, away=away))
         else:
             found.append(Exchange(node=node, content=reply.content))
     return found
@@ -160,7 +222,3 @@ def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Excha
 def _copy(message: Message) -> Message:
     metadata = message.metadata
     return Message(message.content, dst_node_id=metadata.dst_node_id, message_type=metadata.message_type)
-
-
-def _died(reply: Message) -> bool:
-    return reply.has_error() and reply.error.code in _DIED

@@ -26,6 +26,9 @@ class InProcessGrid(Grid):
         num_nodes: Number of nodes P.
         run_config: The run's settings, as Flower hands them to apps.
         node_config: What the owner of every node has set.
+
+    Attributes:
+        simulated: Whether the nodes are told to be parts of a simulation (`simulated` in the node config).
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class InProcessGrid(Grid):
         node_config: Mapping[str, Scalar] | None = None,
     ) -> None:
         self._app = app
+        self.simulated = bool((node_config or {}).get("simulated"))
         self._contexts = {
             FIRST_NODE_ID + partition: Context(
                 run_id=1,
@@ -82,8 +86,8 @@ class InProcessGrid(Grid):
             return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Not offered: the nodes are no Flower nodes."""
-        raise NotImplementedError("an in-process grid has no Flower nodes")
+        """Return the nodes that are there; none has ever started again."""
+        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
 
     def set_run(self, run: Run) -> None:
         """Not offered: there is no Flower run."""

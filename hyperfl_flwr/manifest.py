@@ -16,6 +16,7 @@ from hyperfl_flwr import ROOT, __version__
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.own_model import model_facts
+from hyperfl_flwr.roster import Roster
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
 """Environment variable by which the command line tells the server the checkout's commit; Flower's copy has no git."""
@@ -23,9 +24,10 @@ COMMIT_VARIABLE = "HYPERFL_COMMIT"
 PACKAGES = ("flwr", "matplotlib", "numpy", "pydantic", "ray", "scikit-learn", "torch", "torchvision")
 
 
-def new(settings: Mapping[str, Scalar], federation: Federation) -> dict[str, Any]:
+def new(settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
     """Return the manifest of a run that begins."""
-    return {
+    federation = roster.federation
+    document = {
         "experiment": secrets.token_hex(8),
         "status": "running",
         "problem": "",
@@ -33,18 +35,33 @@ def new(settings: Mapping[str, Scalar], federation: Federation) -> dict[str, Any
         **_circumstances(),
         "end": None,
         "resumed": [],
-        "nodes": [list(node.clients) for node in federation.nodes],
-        "devices": [node.properties["device"] for node in federation.nodes],
+        "nodes": [roster.clients_of(number) for number in range(roster.num_nodes)],
+        "devices": [None] * roster.num_nodes,
+        "present_at_start": [node.partition for node in federation.nodes],
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
         **_data(federation),
         **model_facts(str(settings["target"])),
     }
+    return with_nodes(document, roster)
 
 
-def resumed(old: Mapping[str, Any], settings: Mapping[str, Scalar]) -> dict[str, Any]:
+def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
+    """Return a manifest with what nodes that came later have told, and with who is refused."""
+    nodes = {node.partition: node for node in roster.federation.nodes}
+    devices = [
+        nodes[number].properties["device"] if number in nodes else before
+        for number, before in enumerate(old["devices"])
+    ]
+    refused = [{"node": refusal.number, "reason": refusal.reason} for refusal in roster.refused]
+    joined = sorted(roster.seen - set(old["present_at_start"]))
+    return {**old, "devices": devices, "joined": joined, "refused": refused}
+
+
+def resumed(old: Mapping[str, Any], settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
     """Return the manifest of a run that goes on: the old one, the new settings, and under what circumstances."""
     history = [*old.get("resumed", []), _circumstances()]
-    return {**old, "settings": dict(settings), "status": "running", "problem": "", "end": None, "resumed": history}
+    began = {"status": "running", "problem": "", "end": None, "resumed": history}
+    return with_nodes({"present_at_start": [], **old, "settings": dict(settings), **began}, roster)
 
 
 def _circumstances() -> dict[str, Any]:

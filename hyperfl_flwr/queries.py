@@ -33,6 +33,9 @@ hold for a novel node, in `RECIPE`, what `hyperfl_flwr.models.recipe.Recipe.valu
 RECIPE, NOVEL = "recipe", "novel"
 """Name of that record, and of the property by which a node tells that it is a client that nobody has trained."""
 
+PROBLEM = "problem"
+"""Name of the property by which a node tells why it cannot take part."""
+
 QUERIES = (DESCRIBE, ASSESS, GRADIENTS, ERRORS)
 
 DESCRIPTOR = "embedding/weight"

@@ -17,7 +17,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from hyperfl_flwr import manifest
-from hyperfl_flwr.agreement import Federation, handshake
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
@@ -27,6 +26,7 @@ from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
+from hyperfl_flwr.roster import Roster
 from hyperfl_flwr.summary import summarise
 from strategies.base import Setting
 from strategies.novel import assess_novel_clients
@@ -63,47 +63,46 @@ def run(grid: Grid, config: RunConfig) -> Path:
     Raises:
         HyperFLError: If the run cannot start, or fails.
     """
+    roster = _roster(grid, config)
     if not config.resume:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config)
         refuse_used_directory(path)
-        federation = handshake(grid, config.hosted_clients, config.node_timeout)
+        federation = roster.gather()
         check_target(config, federation.input_shape, federation.num_classes)
         check_novel(config, federation.input_shape)
         directory = RunDirectory.create(path)
-        directory.write_json("manifest.json", manifest.new(config.flat(), federation))
+        directory.write_json("manifest.json", manifest.new(config.flat(), roster))
         keep_model(config.target, directory.path)
         last_round = 0
     else:
         directory = RunDirectory(Path(config.resume))
         try:
             last_round = resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
-            federation = handshake(grid, config.hosted_clients, config.node_timeout)
-            check_novel(config, federation.input_shape)
-            refuse_other_nodes(read_manifest(directory.path), len(federation.nodes))
+            check_novel(config, roster.gather(resumed=True).input_shape)
+            refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
             refuse_other_model(read_manifest(directory.path), config.target)
         except BaseException:
             directory.close()
             raise
         directory.rewind(last_round)
-        directory.write_json("manifest.json", manifest.resumed(read_manifest(directory.path), config.flat()))
+        directory.write_json("manifest.json", manifest.resumed(read_manifest(directory.path), config.flat(), roster))
     with _recorded(directory):
-        _train(grid, config, federation, directory, last_round)
+        _train(grid, config, roster, directory, last_round)
     return directory.path
 
 
-def _train(grid: Grid, config: RunConfig, federation: Federation, directory: RunDirectory, last_round: int) -> None:
+def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirectory, last_round: int) -> None:
     method = METHODS[config.method]
     inner = method.strategy(
         Setting(
             config=config,
-            federation=federation,
+            federation=roster.federation,
             reductions=method.client.shared,
             experiment=read_manifest(directory.path)["experiment"],
             run_directory=str(directory.path),
         )
     )
-    announce = partial(log, logging.INFO, "%s")
-    strategy = RecordedStrategy(inner, directory, announce)
+    strategy = RecordedStrategy(inner, directory, announce, roster)
     arrays = strategy.resume(last_round) if last_round else inner.initial_arrays()
     result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
     if config.novel.clients:
@@ -138,6 +137,19 @@ def _recorded(directory: RunDirectory) -> Iterator[None]:
         logging.getLogger("flwr").removeHandler(handler)
         handler.close()
         directory.close()
+
+
+announce = partial(log, logging.INFO, "%s")
+
+
+def _roster(grid: Grid, config: RunConfig) -> Roster:
+    return Roster(
+        grid,
+        num_clients=config.hosted_clients,
+        timeout=config.node_timeout,
+        min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
+        say=announce,
+    )
 
 
 def _name(config: RunConfig) -> str:

@@ -47,12 +47,14 @@ class Answers:
         arrays: Of each client that has answered.
         num_examples: Samples that its answer is about.
         failures: The others.
+        away: Those of them whose nodes are gone, by those nodes' Flower ids.
         bytes_on_wire: Serialised contents of the messages and replies.
     """
 
     arrays: dict[int, SharedArrays] = field(default_factory=dict)
     num_examples: dict[int, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    away: dict[int, list[int]] = field(default_factory=dict)
     bytes_on_wire: int = 0
 
 
@@ -80,6 +82,8 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
             found.bytes_on_wire += content_bytes([answer.content])
             report, own = read_answers(answer.content, mine, query.expected)
         except ValueError as error:
+            if answer.away:
+                found.away[answer.node] = mine
             found.failures += [Failure(client=client, reason=str(error)) for client in mine]
             continue
         found.arrays |= own

@@ -20,16 +20,13 @@ from hyperfl_flwr.messages import (
     ARRAYS,
     CONFIG,
     OWN_ARRAYS,
-    Failure,
     Reduction,
-    Report,
     Request,
     content_bytes,
     group_of,
     own_key,
     weights_record,
 )
-from hyperfl_flwr.metrics.memory import process_name
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL
 from strategies.observing import observe
@@ -68,14 +65,7 @@ class BaseStrategy(Ways, Strategy):
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.progress = Progress(
-            versions={
-                client: INITIAL
-                for node in setting.federation.nodes
-                for client in node.clients
-                if client < setting.config.num_clients
-            }
-        )
+        self.progress = Progress(versions=dict.fromkeys(range(setting.config.num_clients), INITIAL))
         self.durable_versions: dict[int, int] = {}
         self.outcome = Outcome()
         self._current: SharedArrays = {}
@@ -134,14 +124,19 @@ class BaseStrategy(Ways, Strategy):
             }
         )
 
+    @property
+    def present(self) -> list[int]:
+        """The clients to be trained whose nodes are there, ascending."""
+        return [client for client in self.setting.federation.clients if client < self.setting.config.num_clients]
+
     def sampled(self, server_round: int) -> list[int]:
-        """Return the clients that are trained in a round: a share of all, in the last round all of them."""
-        config = self.setting.config
-        count = max(1, round(config.fraction_train * config.num_clients))
-        if server_round == config.num_rounds or count >= config.num_clients:
-            return list(range(config.num_clients))
+        """Return the clients that are trained in a round: a share of those present, in the last round all of them."""
+        config, present = self.setting.config, self.present
+        count = max(1, round(config.fraction_train * len(present)))
+        if server_round == config.num_rounds or count >= len(present):
+            return present
         rng = numpy_generator(config.seed, "sampling", server_round)
-        return sorted(rng.choice(config.num_clients, count, replace=False).tolist())
+        return [present[position] for position in sorted(rng.choice(len(present), count, replace=False).tolist())]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -161,7 +156,7 @@ class BaseStrategy(Ways, Strategy):
         """
         if server_round != self.setting.config.num_rounds:
             return []
-        return self._messages(MessageType.EVALUATE, arrays, list(range(self.setting.config.num_clients)))
+        return self._messages(MessageType.EVALUATE, arrays, self.present)
 
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
         chosen = set(clients)
@@ -246,25 +241,33 @@ class BaseStrategy(Ways, Strategy):
         """Put the per-client numbers of an evaluation into `outcome`."""
         self._begin_outcome()
         for answer, asked in zip(exchanges, self._asked, strict=True):
+            if answer.away:
+                self.outcome.leave(answer.node, asked)
+                continue
             try:
-                self._note(read_report(self._content(answer), asked))
+                self.outcome.add(read_report(self._content(answer), asked))
             except ValueError as error:
-                self._all_failed(asked, str(error))
+                self._all_failed(answer.node, asked, str(error))
 
     def _begin_outcome(self) -> None:
+        present = set(self.present)
         self.outcome = Outcome(
+            absent=[client for client in range(self.setting.config.num_clients) if client not in present],
             bytes_down=num_bytes(self._current) + max(map(num_bytes, self._own_sent.values()), default=0),
             bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
 
     def _add(self, answer: Exchange, asked: list[int], total: SharedArrays, own: dict[int, SharedArrays]) -> None:
         """Add a node's sums to the total, in place, its clients' own arrays to `own`, and note its report."""
+        if answer.away:
+            self.outcome.leave(answer.node, asked)
+            return
         try:
             reply = read_training(self._content(answer), asked, self._current, self._own_sent)
         except ValueError as error:
-            self._all_failed(asked, str(error))
+            self._all_failed(answer.node, asked, str(error))
             return
-        self._note(reply.report)
+        self.outcome.add(reply.report)
         if self._is_audited(asked[0]) and reply.report.results:
             received = self._current | dict(self._own_sent.get(asked[0], {}))
             observe(reply, received, self.setting.reductions, self.progress.round, Path(self.setting.run_directory))
@@ -283,14 +286,8 @@ class BaseStrategy(Ways, Strategy):
         self.outcome.bytes_on_wire += content_bytes([answer.content])
         return answer.content
 
-    def _all_failed(self, asked: list[int], problem: str) -> None:
-        self.outcome.failures += [Failure(client=client, reason=problem) for client in asked]
-
-    def _note(self, report: Report) -> None:
-        self.outcome.results = sorted([*self.outcome.results, *report.results], key=lambda result: result.client)
-        self.outcome.failures += report.failures
-        if report.process != process_name():
-            self.outcome.processes[report.process] = report.peak_memory
+    def _all_failed(self, node: int, asked: list[int], problem: str) -> None:
+        self.outcome.refuse(asked, f"node {self.setting.federation.number_of(node)}: {problem}")
 
     def summary(self) -> None:
         """Nothing: the manifest tells all settings."""

@@ -149,23 +149,25 @@ class ITPFL(PFedHN):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
         """Return the messages of the evaluation after the last round, of models of descriptors if it has tuned."""
-        self._prepare(server_round, arrays, grid, range(self.setting.config.num_clients))
+        self._prepare(server_round, arrays, grid, self.present)
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _prepare(self, server_round: int, encoder: ArrayRecord, grid: Grid, clients: Sequence[int]) -> None:
-        """Have the descriptors of some clients, of all of them when the second phase begins."""
+        """Have the descriptors of some clients, of all that are there when the second phase begins."""
         self._asked_for = Answers()
         if self.phase(server_round) == EMBEDDINGS:
             return
         wanted: Iterable[int] = clients
         if not self.kept:
             self._begin_fine_tuning(server_round)
-            wanted = range(self.setting.config.num_clients)
+            wanted = self.present
         if missing := set(wanted) - set(self.descriptors):
             query = descriptors_of(missing, encoder, self.descriptor_dimension, Question())
             found = ask(grid, self.setting, server_round, query)
             self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
-            found.failures = [failure for failure in found.failures if failure.client in clients]
+            gone = {client for mine in found.away.values() for client in mine}
+            found.away = {node: [each for each in mine if each in clients] for node, mine in found.away.items()}
+            found.failures = [each for each in found.failures if each.client in clients and each.client not in gone]
             self._asked_for = found
 
     def _begin_fine_tuning(self, server_round: int) -> None:
@@ -184,6 +186,8 @@ class ITPFL(PFedHN):
     def _begin_outcome(self) -> None:
         super()._begin_outcome()
         self.outcome.failures += self._asked_for.failures
+        for node, mine in self._asked_for.away.items():
+            self.outcome.away[node] = [client for client in mine if client not in self.descriptors]
         self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:

@@ -6,19 +6,23 @@ Flower has no hooks for any of these, and calls a run completed in which every c
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from hyperfl_flwr import manifest
+from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import exchange
 from hyperfl_flwr.messages import ClientResult
 from hyperfl_flwr.metrics.memory import peak_memory
-from hyperfl_flwr.recording import Record, RunDirectory
+from hyperfl_flwr.recording import Record, RunDirectory, read_manifest
+from hyperfl_flwr.roster import Roster
 from strategies.base import BaseStrategy
 from strategies.observing import forget_observations
 from strategies.outcome import Outcome
@@ -49,12 +53,16 @@ class RecordedStrategy(Strategy):
         inner: The method's strategy.
         directory: The run's folder.
         announce: Receives one line per round.
+        roster: Knows which nodes are there; None if they stay as the inner strategy's setting has them.
     """
 
-    def __init__(self, inner: BaseStrategy, directory: RunDirectory, announce: Announce) -> None:
+    def __init__(
+        self, inner: BaseStrategy, directory: RunDirectory, announce: Announce, roster: Roster | None = None
+    ) -> None:
         self.inner = inner
         self.directory = directory
         self.announce = announce
+        self.roster = roster
         self.checkpoints = Checkpoints(directory.path / "checkpoints")
 
     def resume(self, number: int) -> ArrayRecord:
@@ -89,7 +97,8 @@ class RecordedStrategy(Strategy):
         """Run the rounds after the inner strategy's last one, up to `num_rounds`.
 
         Raises:
-            RunFailedError: If a process died twice in a row, or clients failed beyond the budget.
+            RunFailedError: If a simulation's process died twice in a row, clients failed beyond the budget, or too few
+                nodes are there.
             ValueError: If `evaluate_fn` is given: the server holds no data.
         """
         if evaluate_fn is not None:
@@ -100,16 +109,20 @@ class RecordedStrategy(Strategy):
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
             began = time.perf_counter()
             self._announce_phase(current)
+            self._muster()
             messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
             reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
             arrays = arrays if reduced is None else reduced
+            self._lose()
             self._record_training(current, time.perf_counter() - began)
             self._give_up_if_hopeless()
             if self._is_checkpoint(current):
                 self._save(arrays)
                 self.inner.durable_versions = dict(self.inner.progress.versions)
+        self._muster()
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
         self.inner.collect(exchange(grid, messages, timeout))
+        self._lose()
         self._record_aggregate(num_rounds, self.inner.outcome)
         self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
         if not self.inner.outcome.results:
@@ -118,6 +131,24 @@ class RecordedStrategy(Strategy):
         result = Result()
         result.arrays = arrays
         return result
+
+    def _muster(self) -> None:
+        """Go on with the nodes that are there now."""
+        if self.roster:
+            self._use(self.roster.muster())
+
+    def _lose(self) -> None:
+        """Go on without the nodes that were found to be gone."""
+        if self.roster and self.inner.outcome.away:
+            self.roster.lose(self.inner.outcome.away)
+            self._use(self.roster.federation)
+
+    def _use(self, federation: Federation) -> None:
+        if federation.nodes != self.inner.setting.federation.nodes:
+            self.inner.setting = replace(self.inner.setting, federation=federation)
+            if self.roster:
+                document = read_manifest(self.directory.path)
+                self.directory.write_json("manifest.json", manifest.with_nodes(document, self.roster))
 
     def _is_checkpoint(self, current: int) -> bool:
         """Say whether a round ends with a checkpoint.
@@ -137,7 +168,7 @@ class RecordedStrategy(Strategy):
         example = next((f": {failure.reason}" for failure in self.inner.outcome.failures), "")
         if progress.failed_rounds >= config.max_failed_rounds:
             rounds = f"{progress.failed_rounds} rounds in a row"
-            raise RunFailedError(f"every sampled client failed in {rounds}{example}; {where}")
+            raise RunFailedError(f"no sampled client finished in {rounds}{example}; {where}")
         if failed > config.failure_budget * asked:
             raise RunFailedError(
                 f"{failed} of {asked} client trainings failed, more than failure-budget = {config.failure_budget:g} of "
@@ -150,7 +181,11 @@ class RecordedStrategy(Strategy):
         outcome = self.inner.outcome
         own = [_renamed(result, drop="aggregate-") for result in outcome.results]
         self._record_aggregate(current - 1, outcome)
-        asked = len(outcome.results) + len(outcome.failures)
+        lost = [client for clients in outcome.away.values() for client in clients]
+        away = sorted([*outcome.absent, *lost])
+        config = self.inner.setting.config
+        missed = away if config.fraction_train == 1 or current == config.num_rounds else lost
+        asked = len(outcome.results) + len(outcome.failures) + len(missed)
         means = _means(outcome.results, drop="aggregate-")
         phase = self.inner.phase(current)
         record: Record = {
@@ -159,6 +194,7 @@ class RecordedStrategy(Strategy):
             **({"phase": phase} if phase else {}),
             "clients": len(outcome.results),
             "failed": [failure.client for failure in outcome.failures],
+            "away": away,
             **means,
             "seconds": seconds,
             "client_seconds": sum(result.metrics.get("seconds", 0.0) for result in outcome.results),
@@ -172,9 +208,17 @@ class RecordedStrategy(Strategy):
         self._warn_of_dead_hypernetworks(current)
         accuracy = f"own accuracy {means['own_accuracy']:.4f}" if "own_accuracy" in means else "no client finished"
         self.announce(
-            f"round {current}/{self.inner.setting.config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
-            f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s"
+            f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
+            f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s{self._who()}"
         )
+
+    def _who(self) -> str:
+        """Return in a deployment which nodes took part."""
+        if self.roster is None or self.roster.simulated:
+            return ""
+        here = " ".join(str(node.partition) for node in self.roster.federation.nodes)
+        away = " ".join(map(str, self.roster.away))
+        return f", nodes {here or 'none'}{f', away {away}' if away else ''}"
 
     def _announce_phase(self, current: int) -> None:
         if (phase := self.inner.phase(current)) != self.inner.phase(current - 1):

@@ -29,8 +29,10 @@ def introduction(partition: int, num_nodes: int, num_clients: int, **changes: An
 class ScriptedGrid(InProcessGrid):
     """Answers as the test says: per node a list of answers, of which the last is repeated."""
 
-    def __init__(self, answers: dict[int, Sequence[Answer]], arrivals: Sequence[int] | None = None) -> None:
-        super().__init__(ClientApp(), len(answers), {})
+    def __init__(
+        self, answers: dict[int, Sequence[Answer]], arrivals: Sequence[int] | None = None, *, simulated: bool = False
+    ) -> None:
+        super().__init__(ClientApp(), len(answers), {}, {"simulated": simulated})
         self.script = {node: list(each) for node, each in answers.items()}
         self.present = [*answers] if arrivals is None else []
         self.arrivals = list(arrivals or ())

@@ -7,6 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
 from scripted import A, Answer, B, C, ScriptedGrid, fails, from_the_superlink, is_silent, says
 
 from hyperfl_flwr import grid as grid_module
@@ -33,7 +34,7 @@ def number_in(content: RecordDict | None) -> int | None:
     return None if content is None else int(str(record_of(content, "name", ConfigRecord)["number"]))
 
 
-DEADLY = [ErrorCode.UNKNOWN, ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED]
+DEADLY = [ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE]
 
 
 @pytest.mark.parametrize("code", DEADLY)
@@ -66,7 +67,7 @@ def test_processes_that_die_together_begin_again_together() -> None:
             return super().push_messages(messages)
 
     dead = fails(ErrorCode.UNKNOWN)
-    grid = Grid({A: [dead, says(named(1))], B: [dead, says(named(2))], C: [dead, dead]})
+    grid = Grid({A: [dead, says(named(1))], B: [dead, says(named(2))], C: [dead, dead]}, simulated=True)
     answers = exchange(grid, ask(A, B, C), 10.0)
     assert number_in(next(answers).content) == 1
     assert pushed == [[A, B, C], [A], [B], [C]]
@@ -75,11 +76,56 @@ def test_processes_that_die_together_begin_again_together() -> None:
         next(answers)
 
 
-@pytest.mark.parametrize("code", DEADLY)
-def test_a_process_that_dies_twice_ends_the_run(code: int) -> None:
-    grid = ScriptedGrid({A: [says(named(1))], B: [fails(code)]})
+@pytest.mark.parametrize("code", [*DEADLY, ErrorCode.NODE_UNAVAILABLE])
+def test_a_process_that_dies_twice_ends_a_simulation(code: int) -> None:
+    grid = ScriptedGrid({A: [says(named(1))], B: [fails(code)]}, simulated=True)
     with pytest.raises(RunFailedError, match=f"node {B} died twice in a row: out of memory"):
         list(exchange(grid, ask(A, B), 10.0))
+    assert grid.asked == [A, B, B]
+
+
+@pytest.mark.parametrize("code", DEADLY)
+def test_a_process_that_dies_twice_is_a_failure_in_a_deployment(code: int) -> None:
+    """The node itself is there, and the others' replies are handed on."""
+    grid = ScriptedGrid({A: [fails(code)], B: [says(named(2))]})
+    first, second = exchange(grid, ask(A, B), 10.0)
+    assert grid.asked == [A, B, A]
+    assert (first.content, first.problem, first.died, first.away) == (None, "out of memory", True, False)
+    assert number_in(second.content) == 2
+
+
+@pytest.mark.parametrize("death", [fails, from_the_superlink])
+def test_a_node_that_is_gone_is_away(death: Callable[[int], Answer]) -> None:
+    """It is not asked again in this round; so is a node that is silent to the end, and the third one is not."""
+    grid = ScriptedGrid({A: [death(ErrorCode.NODE_UNAVAILABLE)], B: [is_silent], C: [says(named(3))]})
+    answers = list(exchange(grid, ask(A, B, C), 0.05))
+    assert grid.asked == [A, B, C]
+    assert [answer.away for answer in answers] == [True, True, False]
+    assert [answer.died for answer in answers] == [False] * 3
+
+
+def test_a_silent_node_of_a_simulation_has_failed() -> None:
+    (answer,) = exchange(ScriptedGrid({A: [is_silent]}, simulated=True), ask(A), 0.05)
+    assert (answer.problem, answer.away, answer.died) == ("no reply in time", False, False)
+
+
+class RestartingGrid(ScriptedGrid):
+    """B starts again after the second look at who is there; what it was sent before is lost."""
+
+    looks = 0
+
+    def get_nodes(self) -> list[NodeInfo]:
+        self.looks += 1
+        stamps = {A: "long ago", B: "long ago" if self.looks < 3 else "just now"}
+        return [NodeInfo(node_id=node, last_activated_at=stamp) for node, stamp in stamps.items()]
+
+
+def test_a_node_that_has_started_again_is_sent_its_message_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A has answered. B's first message gets no answer, its second one does; nobody is asked a third time."""
+    monkeypatch.setattr(grid_module, "LOOK_SECONDS", 0.0)
+    grid = RestartingGrid({A: [says(named(1))], B: [is_silent, says(named(2))]})
+    answers = list(exchange(grid, ask(A, B), 10.0))
+    assert [number_in(answer.content) for answer in answers] == [1, 2]
     assert grid.asked == [A, B, B]
 
 
@@ -101,6 +147,7 @@ def test_messages_that_flower_does_not_take() -> None:
     grid = Grid({A: [says(named(1))], B: [says(named(2))]})
     answers = list(exchange(grid, ask(A, B), 10.0))
     assert [answer.problem for answer in answers] == ["the message could not be sent to the node", ""]
+    assert [answer.away for answer in answers] == [True, False]
     assert grid.asked == [B]
     grid.taken = 0
     with pytest.raises(RunFailedError, match="Flower took 0 of 2 messages"):

@@ -1,0 +1,171 @@
+"""What every method promises about nodes that go: the others go on, and who comes back continues from its own state."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import NUM_CLIENTS, Federate, Settings, last_checkpoint, metrics, round_of
+from flwr.app import Error, Message, MessageType
+from flwr.common.constant import ErrorCode
+
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
+from hyperfl_flwr.messages import CONFIG, Request
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_manifest, read_metrics
+from strategies.it_pfl import ITPFL
+
+pytestmark = pytest.mark.parametrize("method", METHODS)
+
+GONE = 1
+"""Number of the node that goes: of two nodes and five clients, it hosts the clients 1 and 3."""
+ITS_CLIENTS, OTHERS = [1, 3], [0, 2, 4]
+ALWAYS = frozenset(range(99))
+
+
+class Deployment(InProcessGrid):
+    """Nodes of different owners, each with a folder of its own; one is absent in some rounds, or dies in them.
+
+    Args:
+        num_nodes: Number of nodes P.
+        settings: The run's.
+        absent: Rounds in which Flower does not list the node.
+        dies: Rounds in which it trains, stores its clients' state, and is gone before it answers.
+        crashes: Rounds in which its client app ends each time.
+        states: Folder of the nodes' folders.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        settings: Settings,
+        *,
+        states: Path,
+        absent: Iterable[int] = (),
+        dies: Iterable[int] = (),
+        crashes: Iterable[int] = (),
+    ) -> None:
+        super().__init__(app, num_nodes, settings)
+        for number, context in enumerate(self._contexts.values()):
+            context.node_config["state-dir"] = str(states / f"node-{number}")
+            context.node_config["mixing-key-file"] = str(states / "key")
+        self.absent, self.dies, self.crashes = set(absent), set(dies), set(crashes)
+        self.asked: list[tuple[int, int, list[int]]] = []
+        self.next_round = 1
+
+    def get_node_ids(self) -> Sequence[int]:
+        """List who is there in the round that comes."""
+        return [node for node in self._contexts if node != FIRST_NODE_ID + GONE or self.next_round not in self.absent]
+
+    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
+        messages = list(messages)
+        self.next_round = max([self.next_round, *(round_of(message) + 1 for message in messages)])
+        return super().push_messages(messages)
+
+    def answer(self, message: Message) -> Message:
+        number = message.metadata.dst_node_id - FIRST_NODE_ID
+        if CONFIG in message.content and message.metadata.message_type == MessageType.TRAIN:
+            self.asked.append((round_of(message), number, list(Request.of(message.content).versions)))
+        reply = super().answer(message)
+        if number == GONE and message.metadata.message_type == MessageType.TRAIN:
+            if round_of(message) in self.dies:
+                return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason="gone"), reply_to=message)
+            if round_of(message) in self.crashes:
+                return Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason="stopped"), reply_to=message)
+        return reply
+
+
+@pytest.fixture
+def deploy(federate: Federate, tmp_path: Path) -> Callable[..., tuple[Path, Deployment]]:
+    """Return a function that runs a deployment of two nodes; it returns the run's folder and the grid."""
+
+    def run(method: str, *, num_rounds: int = 4, **changes: Any) -> tuple[Path, Deployment]:
+        grids: list[Deployment] = []
+        names = ("absent", "dies", "crashes")
+        grid_changes = {name: changes.pop(name) for name in names if name in changes}
+
+        def make(num_nodes: int, settings: Settings) -> Deployment:
+            grids.append(Deployment(num_nodes, settings, states=tmp_path / "states", **grid_changes))
+            return grids[-1]
+
+        return federate(method, grid=make, num_rounds=num_rounds, **changes), grids[-1]
+
+    return run
+
+
+Deploy = Callable[..., tuple[Path, Deployment]]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [row for row in metrics(run) if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize("way", ["absent", "dies"])
+def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy: Deploy) -> None:
+    """Away in round 2: its clients go on from round 1's version in round 3. No failure is counted (budget 0)."""
+    run, grid = deploy(method, failure_budget=0.0, **{way: [2]})
+    assert [row["away"] for row in rows(run)] == [[], ITS_CLIENTS, [], []]
+    assert [row["failed"] for row in rows(run)] == [[], [], [], []]
+    assert [row["clients"] for row in rows(run)] == [NUM_CLIENTS, len(OTHERS), NUM_CLIENTS, NUM_CLIENTS]
+    versions = {number: asked for number, node, asked in grid.asked if node == GONE}
+    assert versions == {1: [0, 0], **({2: [1, 1]} if way == "dies" else {}), 3: [1, 1], 4: [3, 3]}
+    assert {number: asked for number, node, asked in grid.asked if node != GONE} == {
+        1: [0, 0, 0], 2: [1, 1, 1], 3: [2, 2, 2], 4: [3, 3, 3]
+    }  # fmt: skip
+    progress = last_checkpoint(run)[1]
+    assert progress.versions == dict.fromkeys(range(NUM_CLIENTS), 4)
+    assert (progress.trainings, progress.failed_trainings) == (NUM_CLIENTS * 4 - len(ITS_CLIENTS), 0)
+    text = (run / "server.log").read_text()
+    assert text.count("node 1 is away (clients 1 3)") == text.count("node 1 is back (clients 1 3)") == 1
+    assert f"{len(OTHERS)} of {NUM_CLIENTS} clients" in text
+    assert ", nodes 0, away 1" in text
+    assert ", nodes 0 1\n" in text
+
+
+def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(
+    method: str, deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node stored in a round that it did not finish is not used: an absent node is the expected value.
+
+    To rounding, since pFedHN's models are made together of all that are asked. IT-PFL-HN's encoder learns targets that
+    depend on who is asked; here they do not.
+    """
+    monkeypatch.setattr(ITPFL, "_targets", lambda self, clients: self.server.embeddings.detach()[list(clients)])
+    results = []
+    for way in ("absent", "dies"):
+        run, _ = deploy(method, **{way: [2]})
+        lines = [row for row in metrics(run) if row["kind"] == "client"]
+        results.append([{key: value for key, value in row.items() if key != "kind"} for row in lines])
+    assert len(results[0]) == len(results[1]) == NUM_CLIENTS * 4 - len(ITS_CLIENTS)
+    for one, other in zip(*results, strict=True):
+        assert one == pytest.approx(other, rel=1e-4), one
+
+
+def test_a_client_app_that_dies_is_sent_its_message_once_more(method: str, deploy: Deploy) -> None:
+    """When it dies again its clients have failed in this round, and the node is there in the next one."""
+    run, grid = deploy(method, crashes=[2], num_rounds=3)
+    assert [number for number, node, _ in grid.asked if node == GONE] == [1, 2, 2, 3]
+    assert [row["failed"] for row in rows(run)] == [[], ITS_CLIENTS, []]
+    assert [row["away"] for row in rows(run)] == [[], [], []]
+
+
+def test_a_late_node_joins(method: str, deploy: Deploy) -> None:
+    """The handshake and the first two rounds are without it; it starts from the initial version."""
+    run, grid = deploy(method, absent={1, 2}, min_nodes=1, node_timeout=0.001)
+    assert [row["away"] for row in rows(run)] == [ITS_CLIENTS, ITS_CLIENTS, [], []]
+    assert [(number, asked) for number, node, asked in grid.asked if node == GONE] == [(3, [0, 0]), (4, [3, 3])]
+    manifest = read_manifest(run)
+    assert manifest["nodes"] == [OTHERS, ITS_CLIENTS]
+    assert (manifest["present_at_start"], manifest["joined"]) == ([0], [1])
+    assert manifest["devices"] == ["cpu", "cpu"]
+
+
+def test_a_run_without_a_node_to_its_end(method: str, deploy: Deploy) -> None:
+    """Nodes are missing from round 2 on, also in the last evaluation and when the run is prolonged."""
+    run, _ = deploy(method, absent=ALWAYS - {1}, num_rounds=3)
+    assert [row["away"] for row in rows(run)] == [[], ITS_CLIENTS, ITS_CLIENTS]
+    last = [row for row in read_metrics(run) if row["kind"] == "aggregate"][-1]
+    assert (last["round"], last["clients"]) == (3, len(OTHERS))
+    longer, _ = deploy(method, absent=ALWAYS, num_rounds=4, resume=str(run), min_nodes=1, node_timeout=0.001)
+    assert last_checkpoint(longer)[1].versions == {0: 4, 1: 1, 2: 4, 3: 1, 4: 4}

@@ -1,0 +1,204 @@
+"""Who takes part in a deployment: nodes that are missing, come later, go, come back, or do not fit."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
+
+from hyperfl_flwr import roster as roster_module
+from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.messages import PROPERTIES
+from hyperfl_flwr.roster import Roster
+
+D = C + 1
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PAUSE_SECONDS", "GREETING_SECONDS", "ASK_AGAIN_SECONDS"):
+        monkeypatch.setattr(roster_module, name, 0.0)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make_roster(said: list[str]) -> Callable[..., Roster]:
+    def make(grid: ScriptedGrid, num_clients: int = 6, **changes: Any) -> Roster:
+        return Roster(grid, num_clients=num_clients, **{"timeout": 0.05, "say": said.append} | changes)
+
+    return make
+
+
+def there(roster: Roster) -> list[int]:
+    return [node.partition for node in roster.federation.nodes]
+
+
+def refuses(number: int, reason: str) -> Answer:
+    return says(RecordDict({PROPERTIES: ConfigRecord({"partition": number, "problem": reason})}))
+
+
+def test_all_nodes_are_waited_for(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    """Node p of 3 hosts p and p + 3; each line is told when something has changed."""
+    grid = ScriptedGrid(nodes_of(3, 6, num_examples=[10, 30]), arrivals=[C, A, B])
+    roster = make_roster(grid, timeout=10.0)
+    assert [(node.id, node.clients) for node in roster.gather().nodes] == [(A, [0, 3]), (B, [1, 4]), (C, [2, 5])]
+    assert grid.asked == [C, A, B]
+    assert said == [
+        "waiting for nodes: 2 of 3 here, 0 1 missing",
+        "waiting for nodes: 0 2 of 3 here, 1 missing",
+        "node 0 takes part: clients 0 3, 40 training samples (33% of all)",
+        "node 1 takes part: clients 1 4, 40 training samples (33% of all)",
+        "node 2 takes part: clients 2 5, 40 training samples (33% of all)",
+    ]
+
+
+def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Callable[..., Roster]) -> None:
+    """Two of three: enough for min-nodes = 2, and to go on with a run (half of three, rounded up, is two)."""
+    grid = ScriptedGrid(nodes_of(3, 6), arrivals=[A, C])
+    text = r"node-timeout = 0\.05 s: all 3 nodes are waited for, missing: 1; start them, or set min-nodes=2"
+    with pytest.raises(RunFailedError, match=text):
+        make_roster(grid).gather()
+    for roster, resumed in ((make_roster(grid, min_nodes=2), False), (make_roster(grid), True)):
+        roster.gather(resumed=resumed)
+        assert (there(roster), roster.away, roster.num_nodes) == ([0, 2], [1], 3)
+        assert roster.clients_of(1) == [1, 4]
+    with pytest.raises(RunFailedError, match="3 of 3 nodes are needed, here are: 0 2, missing: 1; start the missing"):
+        make_roster(grid, min_nodes=3).gather()
+
+
+def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
+    with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no node has answered that fits"):
+        make_roster(ScriptedGrid({})).gather()
+
+
+def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    """Node 2 comes late, goes, and comes back; each is told once."""
+    grid = ScriptedGrid(nodes_of(3, 6), arrivals=[A, B])
+    roster = make_roster(grid, min_nodes=1)
+    roster.gather()
+    del said[:]
+    history = []
+    for present in ([A, B], [A, B, C], [A, B, C], [A, C], [A, B, C]):
+        grid.present = present
+        roster.muster()
+        history.append(there(roster))
+    assert history == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2]]
+    assert said == ["node 2 joins (clients 2 5)", "node 1 is away (clients 1 4)", "node 1 is back (clients 1 4)"]
+    assert grid.asked == [A, B, C, B]
+    assert roster.seen == {0, 1, 2}
+
+
+def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    """Without key authentication: while Flower still lists the old id, the new one has to wait."""
+    answers = {**nodes_of(2, 6), C: [says(introduction(1, 2, 6))]}
+    grid = ScriptedGrid(answers)
+    grid.present = [A, B]
+    roster = make_roster(grid)
+    roster.gather()
+    grid.present = [A, B, C]
+    assert [node.id for node in roster.muster().nodes] == [A, B]
+    assert said[-1] == "node 1 is refused: its partition-id 1 is that of another node; give each node its own"
+    grid.present = [A, C]
+    assert [node.id for node in roster.muster().nodes] == [A, C]
+    assert roster.refused == []
+
+
+def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    """It was silent in a round. Flower lists it all the time, but it takes part when it has answered."""
+    introduced = says(introduction(1, 2, 6))
+    grid = ScriptedGrid({**nodes_of(2, 6), B: [introduced, is_silent, introduced]})
+    roster = make_roster(grid)
+    roster.gather()
+    roster.lose([B], "no reply in time")
+    assert (there(roster), roster.away) == ([0], [1])
+    assert said[-1] == "node 1 is away (clients 1 3 5): no reply in time"
+    assert there(roster) == [0]
+    roster.muster()
+    assert there(roster) == [0]
+    while there(roster) == [0]:
+        roster.muster()
+    assert said[-1] == "node 1 is back (clients 1 3 5)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (refuses(1, "DataError: no data here"), "node 1 is refused: DataError: no data here"),
+        (fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "broken"), f"the node with Flower's id {B} is refused: broken"),
+        (says(RecordDict()), "is refused: its greeting cannot be read: the message holds no ConfigRecord 'properties'"),
+        (says(introduction(1, 3, 6, input_shape=[3, 8, 8])), r"its input-shape is [3, 8, 8], that of the others is [1"),
+        (says(introduction(1, 3, 6, num_classes=9)), "its num-classes is 9, that of the others is 10"),
+        (says(introduction(1, 4, 6)), "its num-partitions is 4, that of the others is 3"),
+        (says(introduction(1, 3, 6, classes=["cat"])), "its classes is ['cat'], that of the others is ['dog']"),
+        (says(introduction(3, 3, 6)), "node 3 is refused: its partition-id 3 is not below num-partitions"),
+        (says(introduction(0, 3, 6)), "node 0 is refused: its partition-id 0 is that of another node"),
+        (says(introduction(1, 3, 6, clients=[1, 2])), "it claims client 2, which node 2 hosts"),
+        (says(introduction(1, 3, 6, clients=[1, 9])), "it claims the clients [9], of 6"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
+    answer: Answer, reason: str, make_roster: Callable[..., Roster], said: list[str]
+) -> None:
+    """B is corrected and started again: then it is node 1, and takes part."""
+    answers: dict[int, Sequence[Answer]] = nodes_of(3, 6, classes=["dog"])
+    grid = ScriptedGrid({A: answers[A], C: answers[C], B: [answer, answers[B][0]]})
+    roster = make_roster(grid)
+    roster.gather()
+    assert there(roster) == [0, 2]
+    assert reason in str(roster.refused[0])
+    assert [line for line in said if "refused" in line] == [str(roster.refused[0])]
+    grid.present = [A, C]
+    roster.muster()
+    grid.present = [A, C, B]
+    roster.muster()
+    assert (there(roster), roster.refused) == ([0, 1, 2], [])
+    assert said[-1] == "node 1 joins (clients 1 4)"
+
+
+def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> None:
+    """One node has begun; two that come later and agree with each other do not outvote it."""
+    answers = {**nodes_of(3, 6, num_classes=7), A: [says(introduction(0, 3, 6))]}
+    grid = ScriptedGrid(answers)
+    grid.present = [A]
+    roster = make_roster(grid, min_nodes=1)
+    roster.gather()
+    grid.present = [A, B, C]
+    roster.muster()
+    assert (there(roster), len(roster.refused)) == ([0], 2)
+
+
+def test_no_side_has_most_nodes(make_roster: Callable[..., Roster]) -> None:
+    answers = {A: nodes_of(2, 6)[A], B: [says(introduction(1, 2, 6, num_classes=7))]}
+    with pytest.raises(RunFailedError, match="num-classes is 10 on nodes 0 but 7 on nodes 1; no side has most nodes"):
+        make_roster(ScriptedGrid(answers)).gather()
+
+
+def test_all_are_refused(make_roster: Callable[..., Roster]) -> None:
+    grid = ScriptedGrid({A: [refuses(0, "no data")], B: [refuses(1, "no key")]})
+    with pytest.raises(RunFailedError, match=r"(?s)node 0 is refused: no data\n  - node 1 is refused: no key"):
+        make_roster(grid).gather()
+
+
+def test_too_few_nodes_before_a_round(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    """Four nodes, half of which must stay: with one there, the server waits until a second one is back, or fails."""
+    grid = ScriptedGrid(nodes_of(4, 8))
+    roster = make_roster(grid, num_clients=8)
+    roster.gather()
+    grid.present, grid.arrivals = [A], []
+    with pytest.raises(RunFailedError, match="2 of 4 nodes are needed, here are: 0, missing: 1 2 3; start the missing"):
+        roster.muster()
+    grid.present, grid.arrivals = [], [A, D]
+    roster.muster()
+    assert there(roster) == [0, 3]
+
+
+def test_in_a_simulation_one_refusal_ends_the_run(make_roster: Callable[..., Roster]) -> None:
+    grid = ScriptedGrid({**nodes_of(2, 6), B: [refuses(1, "DataError: no data")]}, simulated=True)
+    with pytest.raises(RunFailedError, match=f"node {B} cannot take part: DataError: no data"):
+        make_roster(grid).gather()
