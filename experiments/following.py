@@ -1,8 +1,6 @@
 """Follows a run that Flower executes, to its end."""
 
 import contextlib
-import json
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from experiments.flower_client import RunStatus
+from experiments.new_records import NewRecords
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 
@@ -112,26 +111,20 @@ def explained(config: RunConfig, observer: Observer, words: str = "") -> Iterato
 
 
 class _Rounds:
-    """Reads a run's metrics while they are being written."""
+    """What a run's metrics tell of its progress.
+
+    Attributes:
+        last: The last finished round.
+        accuracy: Its mean own accuracy.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._file = directory / "metrics.jsonl"
-        self._identity, self._position = 0, 0
+        self._records = NewRecords(directory)
         self.last = 0
         self.accuracy: float | None = None
 
     def read_on(self) -> None:
-        """Read the lines that were added; `last` and `accuracy` are those of the newest round then."""
-        if not self._file.is_file():
-            return
-        with self._file.open("rb") as file:
-            identity = os.fstat(file.fileno()).st_ino
-            if identity != self._identity:  # a resumed run begins by replacing the file
-                self._identity, self._position = identity, 0
-            file.seek(self._position)
-            added, newline, _ = file.read().rpartition(b"\n")
-        self._position += len(added) + len(newline)
-        for line in added.splitlines():
-            record = json.loads(line)
+        """Read what was added."""
+        for record in self._records.read()[0]:
             if record["kind"] == "train":
                 self.last, self.accuracy = record["round"], record.get("own_accuracy")

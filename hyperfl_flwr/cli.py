@@ -1,6 +1,7 @@
 """The command line: parses, calls one function, prints."""
 
 import tomllib
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ from experiments.cores import usable_cores
 from experiments.deploy_layout import Deployment
 from experiments.deploy_run import launch_deployed, plan_deployed
 from experiments.estimate import Estimate, estimate
+from experiments.event_files import require_tensorboard, written_along
+from experiments.following import Observer
 from experiments.quickstart import quickstart as run_quickstart
 from experiments.report import write_report
 from experiments.run import launch, plan
@@ -25,7 +28,8 @@ from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.cli_personalize import personal
 from hyperfl_flwr.cli_progress import ShownProgress
 from hyperfl_flwr.cli_studies import studies
-from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings, flatten
+from hyperfl_flwr.cli_tensorboard import boards
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings, flatten
 from hyperfl_flwr.data.datasets import DATASETS
 from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import ConfigError
@@ -41,6 +45,7 @@ cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")
 cli.add_typer(ledgers)
 cli.add_typer(doctors)
+cli.add_typer(boards)
 cli.add_typer(folders)
 cli.add_typer(exports)
 
@@ -67,6 +72,7 @@ def run(
     deployment: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run on the SuperLink and the nodes of this deployment.")
     ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would cost.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the server's and Flower's log.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
@@ -84,10 +90,18 @@ def run(
         path = own_path(own)
         if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
             changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
+    if tensorboard:
+        require_tensorboard()  # before anything is made
     if deployment is not None:
         if num_nodes is not None or dry_run:
             raise ConfigError("--num-nodes and --dry-run are for a simulation; a deployment has its own nodes")
-        out.print(str(_run_deployed(Deployment.read(deployment), changes, verbose=verbose, quiet=quiet)), markup=False)
+        deployed = plan_deployed(Deployment.read(deployment), changes)
+        with (
+            ShownProgress(deployed.config.method, verbose=verbose, quiet=quiet, rounds=True) as shown,
+            _with_event_files(shown, deployed.config, wanted=tensorboard) as observer,
+        ):
+            directory = launch_deployed(deployed, observer)
+        out.print(str(directory), markup=False)
         return
     planned = plan(changes, num_nodes)
     if dry_run:
@@ -95,7 +109,10 @@ def run(
             err.print(f"warning: {warning}", markup=False)
         _print_estimate(estimate(planned, len(usable_cores())), planned.config.num_rounds)
         return
-    with ShownProgress(planned.config.method, verbose=verbose, quiet=quiet) as observer:
+    with (
+        ShownProgress(planned.config.method, verbose=verbose, quiet=quiet) as shown,
+        _with_event_files(shown, planned.config, wanted=tensorboard) as observer,
+    ):
         directory = launch(planned, observer)
     out.print(str(directory), markup=False)
 
@@ -164,10 +181,9 @@ def version() -> None:
     out.print(__version__)
 
 
-def _run_deployed(deployment: Deployment, changes: dict[str, Scalar], *, verbose: bool, quiet: bool) -> Path:
-    planned = plan_deployed(deployment, changes)
-    with ShownProgress(planned.config.method, verbose=verbose, quiet=quiet, rounds=True) as observer:
-        return launch_deployed(planned, observer)
+def _with_event_files(observer: Observer, config: RunConfig, *, wanted: bool) -> AbstractContextManager[Observer]:
+    """Return what a run is observed by, and written down for TensorBoard if that is wanted."""
+    return written_along(Path(config.resume or config.output), observer) if wanted else nullcontext(observer)
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -1,0 +1,20 @@
+"""The command line's way to TensorBoard."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.event_files import write_event_files
+from hyperfl_flwr.cli_output import out
+
+boards = typer.Typer()
+
+
+@boards.command()
+def tensorboard(
+    run_directory: Annotated[Path, typer.Argument(help="A run's folder.")],
+    clients: Annotated[bool, typer.Option("--clients", help="Also write curves of each client.")] = False,
+) -> None:
+    """Write a run's metrics as TensorBoard's event files; prints their folder, for `tensorboard --logdir`."""
+    out.print(str(write_event_files(run_directory.absolute(), per_client=clients)), markup=False)
