@@ -24,6 +24,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
+from hyperfl_flwr.own_model import find_kept, find_model
 from hyperfl_flwr.recording import settings_of
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
@@ -121,6 +122,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         },
         methods=METHODS,
     )
+    find_model(config.target) if trained is None else find_kept(config.target, trained)
     clients = attackable(config) if options.by_neighbours else range(number)
     target = Target(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours

@@ -27,6 +27,7 @@ from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.grid import exchange
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import read_manifest, settings_of
 from strategies.base import Setting
 from strategies.recorded import restore
@@ -223,6 +224,7 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
         )
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
     config = RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS)
+    find_kept(config.target, run)
     observed = Observed(last)
     clients, number = [each.client for each in observed], observed[0].round
     return Target(config=config, clients=clients, summed=summed, recorded_round=number), observed

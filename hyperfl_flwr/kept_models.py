@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.models.recipe import TargetRecipe
+from hyperfl_flwr.own_model import find_kept, keep_model
 from hyperfl_flwr.storage import Arrays, read_arrays, write_arrays
 
 FILE = "model.npz"
@@ -47,6 +48,7 @@ class KeptModel:
         for directory in (folder.parent, folder):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors")}
+        keep_model(self.recipe.target, folder.parent)
         write_arrays(folder / FILE, self.tensors, {**meta, "recipe": self.recipe.values()}, mode=0o600)
 
     @classmethod
@@ -58,6 +60,7 @@ class KeptModel:
         """
         tensors, meta = read_arrays(folder / FILE)
         try:
+            find_kept(str(meta["recipe"]["target"]), folder.parent)
             return cls(tensors=tensors, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(

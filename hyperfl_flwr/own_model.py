@@ -26,6 +26,20 @@ def find_model(target: str, run: Path | None = None) -> None:
         own_source.find(target, [Path.cwd(), *([] if run is None else [run / MODEL])])
 
 
+def find_kept(target: str, folder: Path) -> None:
+    """Let Python import the network's source from where a run or a node has kept it, or else from where we are.
+
+    Args:
+        target: The setting.
+        folder: A run's, or a node's of one run.
+
+    Raises:
+        ConfigError: If its name is another's.
+    """
+    if is_factory(target):
+        own_source.find(target, [folder / MODEL, Path.cwd()])
+
+
 def model_facts(target: str) -> dict[str, Any]:
     """Return the entry `model` of a manifest: whose network, and a hash of its source; none for a built-in one."""
     source = own_source.source_of(target) if is_factory(target) else None
@@ -35,11 +49,14 @@ def model_facts(target: str) -> dict[str, Any]:
     return {"model": facts}
 
 
-def keep_model(target: str, run: Path) -> None:
-    """Copy the network's source into a run's folder, unless it is installed."""
+def keep_model(target: str, folder: Path) -> None:
+    """Copy the network's source into the folder of a run, or of a node for one run, unless it is installed or there."""
     source = own_source.source_of(target) if is_factory(target) else None
-    if source is not None and not own_source.is_installed(source):
-        own_source.copy(source, run / MODEL)
+    if source is None or own_source.is_installed(source):
+        return
+    copy = folder / MODEL / source.name
+    if not copy.exists() or own_source.digest_of(copy) != own_source.digest_of(source):
+        own_source.copy(source, folder / MODEL)
 
 
 def refuse_other_model(manifest: Mapping[str, Any], target: str) -> None:

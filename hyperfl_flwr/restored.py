@@ -14,6 +14,7 @@ from hyperfl_flwr.data.datasets import DATASETS, load_dataset
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.recipe import TargetRecipe
+from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import read_manifest, settings_of
 from strategies.base import BaseStrategy, Setting
 from strategies.recorded import restore
@@ -82,6 +83,7 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
     _, method = method_of(run)
     manifest = read_manifest(run)
     config = RunConfig.from_flat(settings_of(run) | dict(changes or {}), methods=METHODS)
+    find_kept(config.target, run)
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")

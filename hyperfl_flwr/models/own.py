@@ -203,7 +203,7 @@ class OwnTarget(Target, Drawn):
         self, extractor: OwnExtractor, classifier: OwnClassifier, factory: Factory, classifier_name: str
     ) -> None:
         super().__init__(extractor, classifier)
-        self._factory, self._classifier_name = factory, classifier_name
+        self._factory, self.classifier_name = factory, classifier_name
 
     def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the factory's values."""
@@ -212,7 +212,7 @@ class OwnTarget(Target, Drawn):
     def original_name(self, name: str) -> str:
         """Return what a parameter or running statistic is called in the factory's own network."""
         part, _, rest = name.partition(".")
-        return f"{self._classifier_name}.{rest}" if part == "classifier" else rest.removeprefix("network.")
+        return f"{self.classifier_name}.{rest}" if part == "classifier" else rest.removeprefix("network.")
 
 
 def build_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> OwnTarget:

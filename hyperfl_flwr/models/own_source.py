@@ -84,13 +84,18 @@ def _place(spec: ModuleSpec) -> Path:
 def _check_name(name: str, path: Path, folder: Path) -> None:
     top = top_level(name)
     other = PathFinder.find_spec(top, [place for place in sys.path if Path(place or ".").resolve() != folder.resolve()])
-    if top in OURS or top in sys.stdlib_module_names or other is not None:
-        whose = "this project's" if top in OURS else "an installed package's"
+    if top in OURS or top in sys.stdlib_module_names or (other is not None and not _is_copy(path, _place(other))):
+        whose = "this project's" if top in OURS else "Python's or an installed package's"
         raise ConfigError(f"target = {name}: {path} has {whose} name, which it would hide; rename it")
     if top in LEFT_OUT or top.startswith("test_") or top.endswith("_test"):
         raise ConfigError(f"target = {name}: Flower's apps leave out what is called {top}; rename {path}")
     if path.is_file() and path.suffix != ".py":
         raise ConfigError(f"target = {name}: {path} is no Python source; install it on all nodes instead")
+
+
+def _is_copy(path: Path, other: Path) -> bool:
+    """Say whether two places that are nobody's installation hold the same source."""
+    return other.exists() and not is_installed(other) and digest_of(other) == digest_of(path)
 
 
 def files_of(path: Path) -> dict[str, Path]:

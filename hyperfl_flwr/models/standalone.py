@@ -8,7 +8,9 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from hyperfl_flwr.models import own_source
 from hyperfl_flwr.models.dropout import Dropout
+from hyperfl_flwr.models.own import OwnTarget, is_factory
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.models.targets import ChannelsLast, Target
 from hyperfl_flwr.storage import write_atomically
@@ -47,7 +49,7 @@ def build_model():
 def load_model(path=Path(__file__).with_name("{parameters}")):
     """Return the network with its parameters."""
     model = build_model()
-    model.load_state_dict(load_file(path))
+    model.load_state_dict(load_file(path){strict})
     return model.eval()
 
 
@@ -81,6 +83,13 @@ _SEQUENCE = """    extractor = nn.Sequential(
         )
     )"""
 
+_OWN = """    sys.path.insert(0, str(Path(__file__).with_name("{folder}")))
+    from {module} import {factory}
+
+    network = {factory}(INPUT_SHAPE, len(CLASSES))
+    setattr(network.get_submodule("{parent}"), "{leaf}", nn.Identity())
+    extractor = nn.Sequential(OrderedDict(network=network))"""
+
 _RESNET = """    from torchvision.models import resnet18
 
     extractor = resnet18()
@@ -98,7 +107,8 @@ def write_model(
         tensors: The target network's values by name.
         recipe: What they are.
         about: What else STEM.json is to tell.
-        stem: STEM.safetensors, STEM.json and use_STEM.py. There is no script of a network that plain torch has not.
+        stem: STEM.safetensors, STEM.json and use_STEM.py. There is no script of a network that plain torch has not. The
+            source of somebody's own network is copied to the folder STEM_network, unless it is installed.
     """
     parameters, document, code = (folder / name for name in file_names(stem))
     facts = {name: getattr(recipe, name) for name in TargetRecipe.__dataclass_fields__}
@@ -116,6 +126,9 @@ def write_model(
     write_atomically(document, (json.dumps(told, indent=2) + "\n").encode(), mode=0o600)
     if text:
         write_atomically(code, text.encode(), mode=0o600)
+    source = own_source.source_of(recipe.target) if is_factory(recipe.target) else None
+    if source is not None and not own_source.is_installed(source):
+        own_source.copy(source, folder / source_folder(stem))
     return [parameters, document, *([code] if text else [])]
 
 
@@ -124,10 +137,15 @@ def file_names(stem: str) -> tuple[str, str, str]:
     return f"{stem}.safetensors", f"{stem}.json", f"use_{stem}.py"
 
 
+def source_folder(stem: str) -> str:
+    """Return the name of the folder of the source of somebody's own network, beside a model's files."""
+    return f"{stem}_network"
+
+
 def has_script(recipe: TargetRecipe) -> bool:
     """Say whether `script` knows the target network in plain torch."""
     try:
-        _extractor(recipe.target, recipe.new_target().extractor)
+        _extractor(recipe.target, recipe.new_target(), STEM)
     except ValueError:
         return False
     return True
@@ -152,14 +170,20 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
         mean=list(recipe.mean),
         std=list(recipe.std),
         classes=list(recipe.classes),
-        extractor=_extractor(recipe.target, target.extractor),
-        classifier=target.classifier,
+        extractor=_extractor(recipe.target, target, Path(parameters).stem),
+        strict=", strict=False" if isinstance(target, OwnTarget) else "",  # counters and constants are in no file
+        classifier=f"Linear({target.classifier.extra_repr()})",
         range=_range(recipe),
     )
 
 
-def _extractor(name: str, extractor: nn.Module) -> str:
+def _extractor(name: str, target: Target, stem: str) -> str:
     """Return Python's text that makes a target's extractor."""
+    extractor = target.extractor
+    if isinstance(target, OwnTarget):
+        module, _, factory = name.partition(":")
+        parent, _, leaf = target.classifier_name.rpartition(".")
+        return _OWN.format(folder=source_folder(stem), module=module, factory=factory, parent=parent, leaf=leaf)
     if name == "resnet18":
         return _RESNET.format(first=extractor.get_submodule("conv1"))
     if not isinstance(extractor, nn.Sequential):

@@ -1,6 +1,8 @@
 """All methods train a network of somebody's own as they train a built-in one."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +12,11 @@ import torch
 from federations import Federate, Settings, current_private, last_checkpoint, outcome
 from torch import Tensor, nn
 
+from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.export import model_of_node, model_of_run, write_exported
+from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models import initial
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
@@ -166,3 +171,37 @@ def test_the_encoder_of_an_own_network(federate: Federate) -> None:
     descriptor: Tensor = encoder(samples)  # in training mode
     assert torch.equal(descriptor, encoder(samples))
     assert not any(isinstance(layer, nn.Dropout) for layer in encoder.modules())
+
+
+@pytest.mark.parametrize(("method", "name"), [("hyperfl", "build"), ("fedavg", "with_batchnorm")])
+def test_an_exported_model_works_without_this_package(
+    method: str, name: str, federate: Federate, tmp_path: Path
+) -> None:
+    """The script builds the network from the source beside it; its confidences are those of the run's model."""
+    run = federate(method, target=f"own_networks:{name}")
+    found = model_of_run(run, None if method == "fedavg" else 2)
+    write_exported(found, tmp_path / "export" / "model.safetensors")
+    images = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(0))
+    np.save(tmp_path / "images.npy", images.numpy())
+    done = subprocess.run(
+        [sys.executable, "-I", str(tmp_path / "export" / "use_model.py"), str(tmp_path / "images.npy")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    target = own(name)
+    target.load_state_dict(dict(found.tensors), assign=True)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (found.recipe.mean, found.recipe.std))
+    expected = target.eval()((images - mean) / std).softmax(dim=1).amax(dim=1).tolist()
+    assert [float(line.split()[1]) for line in done.stdout.splitlines()] == pytest.approx(expected, abs=2e-6)
+
+
+def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path: Path) -> None:
+    """A node of a deployment; its owner exports the model after the run, when the app is gone."""
+    settings = {"target": "own_networks:build", "num-clients": 1}
+    owner = {"state-dir": str(tmp_path / "states")}
+    federate("fedavg", 1, grid=lambda number, flat: InProcessGrid(app, number, flat, owner), **settings)
+    assert (tmp_path / "states").is_dir()
+    found = model_of_node(tmp_path / "states", 0)
+    assert found.recipe.target == "own_networks:build"
+    (copy,) = (tmp_path / "states").glob("*/model/own_networks.py")
+    assert copy.is_file()

@@ -1,0 +1,165 @@
+"""Where a network's source is found, what of it travels, and whose names it must not have."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from federations import Call
+
+from experiments.bundle import build_app
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.models import own_source
+
+NETWORK = """
+from torch import nn
+
+from {package}.parts import WIDTH
+
+
+def build(input_shape, num_classes):
+    inputs = input_shape[0] * input_shape[1] * input_shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, num_classes))
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Leave what Python imports from where as it was."""
+    finders, modules = list(sys.meta_path), set(sys.modules)
+    yield
+    sys.meta_path[:] = finders
+    for name in set(sys.modules) - modules:
+        if name.startswith("netof"):
+            del sys.modules[name]
+
+
+def write_package(folder: Path, name: str) -> Path:
+    """A package with a module in it, a file of settings, and files that do not travel."""
+    package = folder / name
+    (package / "deep").mkdir(parents=True)
+    (package / "__pycache__").mkdir()
+    (package / ".hidden").mkdir()
+    texts = {
+        "__init__.py": "", "nets.py": NETWORK.format(package=name), "deep/__init__.py": "", "sizes.json": "[5]",
+        "parts.py": "import json\nfrom pathlib import Path\n"
+        "(WIDTH,) = json.loads(Path(__file__).with_name('sizes.json').read_text())\n",
+        "test_parts.py": "", "notes.txt": "", "__pycache__/x.py": "", ".hidden/y.py": "",
+    }  # fmt: skip
+    for file, text in texts.items():
+        (package / file).write_text(text)
+    return package
+
+
+TRAVELS = ["__init__.py", "deep/__init__.py", "nets.py", "parts.py", "sizes.json"]
+
+
+def test_a_package_is_found_copied_and_hashed(tmp_path: Path) -> None:
+    package = write_package(tmp_path, "netof_a")
+    assert own_source.find("netof_a.nets:build", [tmp_path]) == package
+    assert list(own_source.files_of(package)) == [f"netof_a/{name}" for name in TRAVELS]
+    own_source.copy(package, tmp_path / "copy")
+    assert own_source.digest_of(tmp_path / "copy" / "netof_a") == own_source.digest_of(package)
+    (package / "notes.txt").write_text("not part of it")
+    assert own_source.digest_of(tmp_path / "copy" / "netof_a") == own_source.digest_of(package)
+    (package / "sizes.json").write_text("[6]")
+    assert own_source.digest_of(tmp_path / "copy" / "netof_a") != own_source.digest_of(package)
+
+
+def test_the_first_folder_counts_and_none_is_none(tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "netof_b.py").write_text("")
+    folders = [tmp_path / "none", tmp_path / "one", tmp_path / "other"]
+    assert own_source.find("netof_b:build", folders) == tmp_path / "one" / "netof_b.py"
+    assert own_source.find("netof_c:build", folders) is None
+
+
+@pytest.mark.parametrize("name", ["clients", "strategies", "experiments", "hyperfl_flwr", "random", "numpy"])
+def test_names_of_others_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    with pytest.raises(ConfigError, match=r"which it would hide; rename it"):
+        own_source.find(f"{name}:build", [tmp_path])
+
+
+def test_a_copy_beside_the_original_is_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's copy of a module that Python finds anyway; as soon as the two differ, one of them must go."""
+    for folder in ("path", "copy"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "netof_l.py").write_text("x = 1")
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    assert own_source.find("netof_l:build", [tmp_path / "copy"]) == tmp_path / "copy" / "netof_l.py"
+    (tmp_path / "path" / "netof_l.py").write_text("x = 2")
+    with pytest.raises(ConfigError, match="which it would hide"):
+        own_source.find("netof_l:build", [tmp_path / "copy"])
+
+
+@pytest.mark.parametrize("name", ["build", "lib", "env", "test_net", "net_test"])
+def test_names_that_flower_leaves_out_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    with pytest.raises(ConfigError, match=rf"Flower's apps leave out what is called {name}; rename"):
+        own_source.find(f"{name}:build", [tmp_path])
+
+
+def test_too_much_source_is_refused(tmp_path: Path) -> None:
+    package = write_package(tmp_path, "netof_d")
+    (package / "table.json").write_text("0" * (own_source.LARGEST + 1))
+    with pytest.raises(ConfigError, match="8 MB of source, an app takes 8 MB"):
+        own_source.find("netof_d.nets:build", [tmp_path])
+
+
+def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
+    """Flower's own `flwr build`: the bundle holds the package, and nothing of it that does not travel."""
+    write_package(tmp_path, "netof_e")
+    own_source.find("netof_e.nets:build", [tmp_path])
+    app = build_app(tmp_path / "app", "netof_e.nets:build")
+    patterns = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
+    assert [name for name in patterns if "netof_e" in name] == [f"netof_e/{name}" for name in TRAVELS]
+    assert "strategies/**/*.py" in patterns
+    flwr = Path(sys.executable).with_name("flwr")
+    subprocess.run([flwr, "build", "--app", app], cwd=tmp_path, check=True, capture_output=True)
+    (bundle,) = tmp_path.glob("*.fab")
+    listing = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", bundle], capture_output=True, text=True, check=True
+    ).stdout
+    for name in TRAVELS:
+        assert f"netof_e/{name} " in listing
+    assert "notes.txt" not in listing
+    assert "netof_e" not in (build_app(tmp_path / "plain", "cnn") / "pyproject.toml").read_text()
+
+
+def test_the_command_line_finds_it_in_the_working_directory(call: Call) -> None:
+    """`--dry-run` builds and tries the network; nothing is written."""
+    write_package(Path.cwd(), "netof_f")
+    before = sorted(Path.cwd().rglob("*"))
+    code, out, err = call("run", "--model", "netof_f.nets:build", "--method", "fedavg", "--dry-run")
+    assert code == 0, err
+    numbers = 64 * 5 + 5 + 5 * 10 + 10
+    assert f"{4 * numbers / 1e6:.2f} MB down" in out
+    assert [path for path in sorted(Path.cwd().rglob("*")) if "__pycache__" not in path.parts] == [
+        path for path in before if "__pycache__" not in path.parts
+    ]
+
+
+BAD = {
+    "netof_g:build": "no module netof_g is in the working directory, and none is installed",
+    "netof_h:build": "its module needs netof_i, which is not found: the app takes netof_h alone along",
+    "netof_j:build": r"the module netof_j cannot be imported: SyntaxError",
+    "netof_k:build": "build of the module netof_k is not there",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_told_before_anything_starts(name: str, call: Call) -> None:
+    texts = {"netof_h": "import netof_i", "netof_i": "x = 1", "netof_j": "def build(:", "netof_k": "x = 1"}
+    for module, text in texts.items():
+        Path(f"{module}.py").write_text(text)
+    code, out, err = call("run", "--model", name)
+    assert (code, out) == (2, "")
+    assert f"error: target = {name}: {BAD[name]}" in " ".join(err.split())
+    assert "Traceback" not in err
+    assert json.dumps(name) not in out
+    assert not Path("runs").exists()
