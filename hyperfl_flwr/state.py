@@ -7,6 +7,7 @@ it.
 (Flower's own `Context.state` loses large states in a deployment and is copied with every message in a simulation.)
 """
 
+import errno
 from pathlib import Path
 
 from hyperfl_flwr.errors import StateError
@@ -35,11 +36,29 @@ class PrivateState:
         return self.directory / f"round-{version:06d}.npz"
 
     def save(self, version: int, arrays: Arrays) -> None:
-        """Store a version; it is on disk when this returns."""
-        for directory in (self.directory.parent, self.directory):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Store a version; it is on disk when this returns.
+
+        Raises:
+            StateError: If it cannot be written, as on a full disk; older versions are there as before.
+        """
         meta = {"client": self.client, "experiment": self.experiment, "round": version}
-        write_arrays(self.path(version), arrays, meta, mode=0o600)
+        try:
+            for directory in (self.directory.parent, self.directory):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_arrays(self.path(version), arrays, meta, mode=0o600)
+        except OSError as error:
+            raise StateError(self._unwritten(version, arrays, error)) from error
+
+    def _unwritten(self, version: int, arrays: Arrays, error: OSError) -> str:
+        """Return in words why a version was not stored, and what is there instead."""
+        size = sum(value.nbytes for value in arrays.values())
+        older = max(self.directory.glob("round-*.npz"), default=None)
+        kept = f"; the state of round {int(older.stem.removeprefix('round-'))} is kept" if older else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            problem = f"the disk of {self.directory} is full ({error.strerror}); make room for {size} bytes"
+        else:
+            problem = f"{self.directory} cannot be written ({error.strerror or error}); correct its owner or its disk"
+        return f"the state of client {self.client} after round {version} is not stored: {problem}{kept}"
 
     def load(self, version: int) -> Arrays:
         """Read a version.

@@ -1,7 +1,11 @@
 """A client's private arrays on its node's disk."""
 
+import contextlib
 import os
+import resource
 import stat
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +96,60 @@ def test_the_largest_state_is_that_of_a_newest_version(state: PrivateState, tmp_
     state.save(2, {"a/x": np.zeros(3), "a/y": np.zeros(1)})
     PrivateState(node, "ab12", 1).save(5, {"a/x": np.zeros(2)})
     assert largest_state(node) == 32
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a number of bytes: the system then refuses a write half-way."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+LARGE = {"classifier/weight": np.ones(50_000, np.float32)}
+"""Of 200,000 bytes."""
+
+
+def test_a_write_that_breaks_off_leaves_the_old_version(state: PrivateState) -> None:
+    state.save(3, ARRAYS)
+    before = state.path(3).read_bytes()
+    with files_of_at_most(100_000), pytest.raises(StateError) as caught:
+        state.save(4, LARGE)
+    text = str(caught.value)
+    assert text.startswith(f"the state of client 3 after round 4 is not stored: the disk of {state.directory} is full")
+    assert text.endswith("make room for 200000 bytes; the state of round 3 is kept")
+    assert versions(state) == ["round-000003.npz"]
+    assert state.path(3).read_bytes() == before
+    state.save(4, LARGE)  # there is room again
+    np.testing.assert_array_equal(state.load(4)["classifier/weight"], LARGE["classifier/weight"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder on a file system of 128 kB of its own; only the superuser may make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_version(small_disk: Path) -> None:
+    state = PrivateState(small_disk / "run", "ab12", 3)
+    state.save(3, ARRAYS)
+    with pytest.raises(StateError, match="is full.*make room for 200000 bytes; the state of round 3 is kept"):
+        state.save(4, LARGE)
+    assert versions(state) == ["round-000003.npz"]
+    assert state.load(3).keys() == ARRAYS.keys()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file is where the folder should be."""
+    (tmp_path / "node").write_text("")
+    with pytest.raises(StateError, match="after round 1 is not stored: .* cannot be written"):
+        PrivateState(tmp_path / "node" / "run", "ab12", 3).save(1, ARRAYS)
