@@ -142,7 +142,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_leaves_the_old_version(small_disk: Path) -> None:
     state = PrivateState(small_disk / "run", "ab12", 3)
     state.save(3, ARRAYS)
-    with pytest.raises(StateError, match="is full.*make room for 200000 bytes; the state of round 3 is kept"):
+    with pytest.raises(StateError, match=r"is full.*make room for 200000 bytes; the state of round 3 is kept"):
         state.save(4, LARGE)
     assert versions(state) == ["round-000003.npz"]
     assert state.load(3).keys() == ARRAYS.keys()
@@ -151,5 +151,5 @@ def test_a_full_disk_leaves_the_old_version(small_disk: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """A file is where the folder should be."""
     (tmp_path / "node").write_text("")
-    with pytest.raises(StateError, match="after round 1 is not stored: .* cannot be written"):
+    with pytest.raises(StateError, match=r"after round 1 is not stored: .* cannot be written"):
         PrivateState(tmp_path / "node" / "run", "ab12", 3).save(1, ARRAYS)
