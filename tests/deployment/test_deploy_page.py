@@ -1,0 +1,211 @@
+"""The commands of docs/deployment.md, sections 1 to 3, are run as they stand there; only host and port are replaced.
+
+The operator and the owner of node 0 have a folder each, and Flower's own programs speak TLS on the loopback interface.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from experiments.deploy_keys import write_node_key
+from experiments.deploy_layout import Deployment
+from experiments.deploy_nodes import registered_nodes
+from experiments.deploy_probe import probe
+from experiments.flower import flower_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "deployment.md"
+OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0")
+"""How the commands begin that the owner of node 0 runs; the others are the operator's."""
+
+PATIENCE = 120.0
+
+
+def page_commands() -> list[str]:
+    """Return the commands of the page's sections 1 to 3, in their order."""
+    text = PAGE.read_text()
+    part = text[text.index("\n## 1. ") : text.index("\n## 4. ") if "\n## 4. " in text else None]
+    return [line.strip() for line in part.splitlines() if re.match(r"    (hyperfl|sh|tar) ", line)]
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def free_port() -> int:
+    with socket.socket() as probing:
+        probing.bind(("127.0.0.1", 0))
+        port: int = probing.getsockname()[1]
+        return port
+
+
+@dataclass
+class Machines:
+    """Two people's folders on one machine, and what they have started.
+
+    Attributes:
+        folder: In it `operator` and `owner`.
+        port: The SuperLink's.
+        running: The programs that go on, each with its own process group, by their command.
+        said: What each command that came to its end has printed, in their order.
+    """
+
+    folder: Path
+    port: int
+    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def deployment(self) -> Deployment:
+        return Deployment.read(self.folder / "operator" / "fl")
+
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(flower_command("flower-superlink").parent), os.environ.get("PATH", os.defpath)])
+        return {**os.environ, "PATH": path, "HOME": str(self.folder), "NO_PROXY": "localhost,127.0.0.1"}
+
+    def start(self, command: str, place: Path) -> "subprocess.Popen[bytes]":
+        log = (self.folder / f"{len(self.running)}.log").open("wb")
+        with log:
+            started = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"], cwd=place, env=self.environment(), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.running[command] = started
+        return started
+
+    def finish(self, command: str, place: Path) -> tuple[int, str]:
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=place, env=self.environment(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        self.said[command] = done.stdout
+        return done.returncode, done.stdout
+
+    def online(self) -> list[int]:
+        return [number for number, node in registered_nodes(self.deployment).items() if node.online]
+
+    def answers(self) -> bool:
+        return probe("localhost", self.port, self.deployment.server / "ca.crt", direct=True)[0] is not None
+
+    def stop(self) -> None:
+        """End the nodes, then the SuperLink; whatever goes on all the same is killed."""
+        for command in reversed(self.running):
+            started = self.running[command]
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(timeout=20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+
+
+def run_page(machines: Machines, commands: list[str]) -> None:
+    """Run the commands; those that start a program wait until it is there."""
+    for written in commands:
+        command = written.replace("fl.example.org", "localhost").replace("8443", str(machines.port))
+        owner = machines.folder / "owner"
+        place = owner if command.startswith(OWNERS) else machines.folder / "operator"
+        if command.endswith("start.sh"):
+            machines.start(command, place)
+            if "server" in command:
+                wait_for(machines.answers, "the SuperLink must answer")
+            else:
+                wait_for(lambda: machines.online() == [0], "node 0 must be connected")
+            continue
+        code, said = machines.finish(command, place)
+        assert code == 0, f"{command}: {said}"
+        if command.startswith("tar -C"):  # the operator hands it over
+            shutil.move(machines.folder / "operator" / "node-0.tar.gz", owner)
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("two machines")
+    machines = Machines(folder=folder, port=free_port())
+    (folder / "operator").mkdir()
+    (folder / "owner").mkdir()
+    try:
+        run_page(machines, page_commands())
+        yield machines
+    finally:
+        machines.stop()
+
+
+def test_the_page_has_the_commands() -> None:
+    commands = page_commands()
+    for word in ("init", "register", "renew", "check"):
+        assert any(command.startswith(f"hyperfl deploy {word} ") for command in commands), word
+
+
+def test_both_sides_are_in_order(machines: Machines) -> None:
+    operator, owner = machines.said["hyperfl deploy check fl"], machines.said["hyperfl deploy check node-0"]
+    assert "error" not in operator + owner
+    assert "nodes: 1 (0) connected, 1 (1) away" in operator
+    assert "it runs with an older certificate" in operator  # the page has renewed it
+    assert "key: it is registered at the SuperLink" in owner
+    assert machines.said["hyperfl deploy register fl"].splitlines() == ["node-0: registered", "node-1: registered"]
+
+
+def test_registering_again_changes_nothing(machines: Machines) -> None:
+    before = registered_nodes(machines.deployment)
+    code, said = machines.finish("hyperfl deploy register fl", machines.folder / "operator")
+    assert (code, said.splitlines()) == (0, ["node-0: was registered before", "node-1: was registered before"])
+    assert registered_nodes(machines.deployment) == before
+
+
+def test_a_node_with_an_unregistered_key_is_refused(machines: Machines) -> None:
+    place = machines.folder / "stranger"
+    shutil.copytree(machines.deployment.node(1), place)
+    write_node_key(place, "stranger")
+    code, said = machines.finish("hyperfl deploy check .", place)
+    assert code == 1
+    assert "error   key: it is not registered at the SuperLink" in said
+    code, said = machines.finish("sh start.sh", place)
+    assert code != 0
+    assert "2004" in said
+    assert machines.online() == [0]
+
+
+def test_a_node_without_tls_is_refused(machines: Machines) -> None:
+    key = machines.deployment.node(1) / "node.key"
+    command = f"flower-supernode --insecure --superlink localhost:{machines.port} --max-retries 1 --port {free_port()}"
+    code, _ = machines.finish(f"{command} --auth-supernode-private-key '{key}'", machines.folder)
+    assert code != 0
+    assert machines.online() == [0]
+
+
+def test_a_node_that_trusts_another_authority_is_told(machines: Machines) -> None:
+    place = machines.folder / "misled"
+    shutil.copytree(machines.deployment.node(1), place)
+    code, _ = machines.finish("hyperfl deploy init other --nodes 1", machines.folder)
+    assert code == 0
+    shutil.copy(machines.folder / "other" / "server" / "ca.crt", place / "ca.crt")
+    code, said = machines.finish("hyperfl deploy check .", place)
+    assert code == 1
+    assert "is by another authority" in said
+
+
+def test_a_wrong_setting_keeps_the_node_from_starting(machines: Machines) -> None:
+    place = machines.folder / "mistaken"
+    shutil.copytree(machines.deployment.node(1), place)
+    (place / "node.toml").write_text('thread = 1\ndevice = "gpu"\n')
+    code, said = machines.finish("sh start.sh", place)
+    assert code == 2
+    assert "the key thread is unknown (do you mean threads?)" in said
+    assert "'gpu'" in said
