@@ -1,0 +1,134 @@
+"""CONTRIBUTING.md is right: what it names exists, and its steps are enough."""
+
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import Federate
+from torch import nn
+
+from clients.fedavg import FedAvgClient
+from experiments import studies
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
+from hyperfl_flwr.methods import METHODS, Method
+from hyperfl_flwr.models.targets import TARGETS, Target, build_target
+from strategies.fedavg import FedAvg
+
+PAGE = ROOT / "CONTRIBUTING.md"
+
+pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="needs a checkout of the project")
+
+PLACEHOLDERS = ("NAME", "*", "{")
+
+
+def page() -> str:
+    return PAGE.read_text()
+
+
+def quoted() -> list[str]:
+    """Return what stands in backticks, without the shell commands in fences and indented blocks."""
+    return re.findall(r"`([^`\n]+)`", page())
+
+
+def named_paths() -> list[str]:
+    """Return the paths among it that are whole: with a folder or an ending of a file."""
+    paths = [text for text in quoted() if re.fullmatch(r"[\w./-]+(/|\.(py|toml|md|txt|csv))|tests/\w+", text)]
+    return sorted({path for path in paths if not any(mark in path for mark in PLACEHOLDERS)})
+
+
+def test_every_path_exists() -> None:
+    paths = named_paths()
+    assert len(paths) > 25
+    folders = [ROOT, ROOT / "hyperfl_flwr"]  # the table of layers names the latter's modules without their folder
+    assert [path for path in paths if not any((folder / path).exists() for folder in folders)] == []
+
+
+def test_every_file_to_be_made_has_its_folder_and_likes_of_it() -> None:
+    patterns = sorted({text for text in quoted() if re.fullmatch(r"[\w./-]*/NAME\.\w+", text)})
+    assert patterns == [
+        "clients/NAME.py",
+        "experiments/expected/NAME.csv",
+        "experiments/studies/NAME.toml",
+        "hyperfl_flwr/attacks/NAME.py",
+        "hyperfl_flwr/training/NAME.py",
+        "strategies/NAME.py",
+    ]
+    for pattern in patterns:
+        assert len(list(ROOT.glob(pattern.replace("NAME", "*")))) > 3, pattern
+
+
+REGISTRY = re.compile(r"`([A-Z_]+)`\s+(?:in|of)\s+`([\w/]+)\.py`")
+
+
+def test_every_registry_is_the_real_one() -> None:
+    found = {name: path.replace("/", ".") for name, path in REGISTRY.findall(page())}
+    assert found.keys() == {"METHODS", "ATTACKS", "DATASETS", "TORCHVISION_FILES", "TARGETS", "SMALL", "PARTITIONS"}
+    for name, module in found.items():
+        if not module.startswith("tests."):
+            registry = getattr(importlib.import_module(module), name)
+            assert isinstance(registry, Mapping)
+            assert importlib.import_module(module).__name__ == module
+    assert importlib.import_module("federations").SMALL
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("BaseStrategy", "strategies/base.py"), ("BaseClient", "clients/base.py"),
+     ("RunConfig", "hyperfl_flwr/config.py"), ("Run", "hyperfl_flwr/attacks/reconstruction.py"),
+     ("load_dataset", "hyperfl_flwr/data/datasets.py"), ("PERCEPTRONS", "hyperfl_flwr/models/targets.py")],
+)  # fmt: skip
+def test_what_it_refers_to_stands_there(name: str, path: str) -> None:
+    assert f"`{name}`" in page()
+    assert f"`{path}`" in page()
+    assert hasattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+
+
+def test_a_method_needs_no_more_than_its_two_sides_and_a_row(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mine(FedAvg):
+        """The server's side."""
+
+    class MyClient(FedAvgClient):
+        """The client's side, which tells one number more."""
+
+        def train(self, rng: np.random.Generator) -> dict[str, float]:
+            return super().train(rng) | {"mine": 7.0}
+
+    row = Method(title="mine", strategy=Mine, client=MyClient, paper="none", leaves="all")
+    monkeypatch.setitem(METHODS, "mine", row)  # type: ignore[arg-type]
+    run = federate("mine", num_clients=2)
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"train"' in line][-1]
+    assert last["mine"] == 7.0
+
+
+def test_a_target_needs_no_more_than_its_builder_and_a_row(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 inputs by 64 pixels and a bias make the extractor, which all clients share: (64 + 1) * 4 floats of 4 bytes."""
+
+    def build_mine(input_shape: tuple[int, ...], num_classes: int) -> Target:
+        extractor = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 4, device="meta"))
+        return Target(extractor, nn.Linear(4, num_classes, device="meta"))
+
+    monkeypatch.setitem(TARGETS, "mine", build_mine)  # type: ignore[arg-type]
+    run = federate("fedrep", num_clients=2, target="mine")
+    assert json.loads((run / "summary.json").read_text())["bytes_up_per_client_round"] == (64 + 1) * 4 * 4
+    assert isinstance(build_target("mine", (1, 8, 8), 10), Target)
+
+
+def test_an_attack_needs_no_more_than_its_function_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTACKS, "mine", ATTACKS["idlg"])  # type: ignore[arg-type]
+    assert "mine" in attacks_on(ATTACKS["idlg"].methods[0])
+
+
+def test_a_study_needs_no_more_than_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "studies").mkdir()
+    text = 'title = "Mine"\nmetric = "test_accuracy"\nunit = "%"\nseeds = 1\nnum-nodes = 1\n[settings]\n[quick]\n'
+    (tmp_path / "studies" / "mine.toml").write_text(f'{text}[rows.local]\nmethod = "local"\n[columns.digits]\n')
+    monkeypatch.setattr(studies, "FOLDER", tmp_path)
+    assert studies.study_names() == ["mine"]
+    assert studies.load_study("mine").title == "Mine"
