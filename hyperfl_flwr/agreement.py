@@ -23,6 +23,7 @@ TERMS = {
     "input-shape": "input-shape",
     "num-classes": "num-classes",
     "classes": "classes",
+    "model": "source of the network (target)",
 }
 """Properties in which all nodes must agree, and what their owners call them; one that a node does not tell fits all."""
 

@@ -33,6 +33,9 @@ from hyperfl_flwr.errors import ConfigError, HyperFLError
 from hyperfl_flwr.ledger import Ledger
 from hyperfl_flwr.messages import CONFIG, Request, printable
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.own_model import source_hash
 from hyperfl_flwr.privacy.mixing import read_key, run_key
 from hyperfl_flwr.queries import PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.recorded_app import Book, RecordedApp
@@ -193,6 +196,9 @@ class NodeApp:
             "device": str(self.device),
             "version": __version__,
         }
+        if is_factory(self.config.target):
+            build_target(self.config.target, data.dataset.input_shape, data.dataset.num_classes)  # or says why not
+            properties["model"] = source_hash(self.config.target)
         if self.simulated:
             for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
                 properties[f"{split}-label-counts"] = counts[self.clients].flatten().tolist()

@@ -20,7 +20,7 @@ from hyperfl_flwr import manifest
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
-from hyperfl_flwr.own_model import keep_model, refuse_other_model
+from hyperfl_flwr.own_model import keep_model, refuse_other_model, refuse_strange_model
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
@@ -68,6 +68,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config)
         refuse_used_directory(path)
         federation = roster.gather()
+        refuse_strange_model(federation, config.target)
         check_target(config, federation.input_shape, federation.num_classes)
         check_novel(config, federation.input_shape)
         directory = RunDirectory.create(path)
@@ -78,7 +79,9 @@ def run(grid: Grid, config: RunConfig) -> Path:
         directory = RunDirectory(Path(config.resume))
         try:
             last_round = resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
-            check_novel(config, roster.gather(resumed=True).input_shape)
+            federation = roster.gather(resumed=True)
+            check_novel(config, federation.input_shape)
+            refuse_strange_model(federation, config.target)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
             refuse_other_model(read_manifest(directory.path), config.target)
         except BaseException:

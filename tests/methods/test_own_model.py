@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.export import model_of_node, model_of_run, write_exported
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
@@ -205,3 +205,18 @@ def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path:
     assert found.recipe.target == "own_networks:build"
     (copy,) = (tmp_path / "states").glob("*/model/own_networks.py")
     assert copy.is_file()
+
+
+def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the hashes that are told, the second node's is another; nothing is written."""
+    hashes = iter(["same", "other", "same"])  # two nodes greet, then the server compares
+    monkeypatch.setattr("hyperfl_flwr.client_app.source_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.own_model.source_hash", lambda _: next(hashes))
+    with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_networks:build"):
+        federate("fedavg", target="own_networks:build")
+
+
+def test_a_node_without_the_network_says_so(federate: Federate) -> None:
+    """It was installed nowhere: the greeting ends with the node's reason."""
+    with pytest.raises(RunFailedError, match=r"node .* ConfigError: target = nowhere_at_all:build: no module"):
+        federate("fedavg", target="nowhere_at_all:build")
