@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite
-from hyperfl_flwr.data.client_data import normalised
 from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.errors import ConfigError, DataError
 from hyperfl_flwr.messages import group_of
 from hyperfl_flwr.models.recipe import Recipe
 from hyperfl_flwr.models.standalone import write_model
+from hyperfl_flwr.predictions import batches
 from hyperfl_flwr.privacy.descriptor import from_pooled, private_pooled, refuse_maximum
 from hyperfl_flwr.privacy.release import digest, release_once
 from hyperfl_flwr.queries import DESCRIPTOR
@@ -38,9 +38,6 @@ from hyperfl_flwr.storage import write_atomically
 
 RELEASE, PREDICTIONS = "release.npz", "predictions.csv"
 """Names of files in the output folder."""
-
-BATCH = 500
-"""Samples that are on the device at a time."""
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -169,9 +166,7 @@ class OnDemandClient:
 
     def _batches(self) -> Iterator[Tensor]:
         """Yield the samples, normalised, on the device."""
-        for begin in range(0, len(self.found), BATCH):
-            part = self.found.samples[begin : begin + BATCH].copy()
-            yield normalised(part, self.recipe.mean, self.recipe.std).to(self.owner.device)
+        return batches(self.found, self.recipe, self.owner.device)
 
     def _loaded(self, module: Module, received: SharedArrays, group: str) -> Module:
         """Return a module, on the meta device before, with received values, for evaluation."""

@@ -7,8 +7,12 @@ import typer
 
 from hyperfl_flwr.cli_output import err, out
 from hyperfl_flwr.config import Scalar
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.export import Exported, State, model_of_node, model_of_run, write_exported
+from hyperfl_flwr.models.standalone import read_model
+from hyperfl_flwr.predictions import predict
+from hyperfl_flwr.storage import write_atomically
 
 exports = typer.Typer()
 
@@ -45,6 +49,60 @@ def run_export(
         err.print(f"note: no script is written, since {found.recipe.target} is no plain torch", markup=False)
     for path in paths:
         out.print(str(path), markup=False)
+
+
+@exports.command("predict")
+def run_predict(
+    source: Annotated[
+        Path, typer.Argument(help="An exported model (its file or folder), a run's folder, or a node's state-dir.")
+    ],
+    data: Annotated[str, typer.Option(help="Folder of images, or an .npz file; folder: and npz: may stand before it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, in CSV.")] = Path("predictions.csv"),
+    client: Client = None,
+    state: Which = None,
+    run: Run = None,
+    data_root: Root = None,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Convert and resize images that are not as the model takes them.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+) -> None:
+    """Predict samples with a model; prints the accuracy where labels are known, and the table's path."""
+    path = output.absolute()
+    if path.exists():
+        raise RunDirectoryError(f"{path} exists; choose another --output")
+    if file := _exported_file(source.absolute()):
+        recipe, tensors = read_model(file)
+    else:
+        found = model_of(source.absolute(), client, state, run, data_root)
+        recipe, tensors = found.recipe, dict(found.tensors)
+        err.print(str(found), markup=False)
+    samples = Path(data.removeprefix("npz:").removeprefix("folder:")).expanduser().absolute()
+    predictions = predict(tensors, recipe, samples, resolve_device(device), convert=convert)
+    for note in predictions.notes:
+        err.print(f"note: {note}", markup=False)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, predictions.table().encode(), mode=0o600)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be written: {error}; choose another --output") from None
+    if predictions.accuracy is not None:
+        out.print(f"accuracy {100 * predictions.accuracy:.2f} % of {len(predictions.names)} samples", markup=False)
+    out.print(str(path), markup=False)
+
+
+def _exported_file(source: Path) -> Path | None:
+    """Return the parameters' file that is meant; None if the source is no exported model.
+
+    Raises:
+        ConfigError: If a folder has several.
+    """
+    if source.suffix == ".safetensors":
+        return source
+    found = [] if (source / "manifest.json").is_file() else sorted(source.glob("*.safetensors"))
+    if len(found) > 1:
+        raise ConfigError(f"{source} holds {', '.join(path.name for path in found)}; name one of them")
+    return found[0] if found else None
 
 
 def model_of(

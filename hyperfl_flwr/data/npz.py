@@ -94,6 +94,16 @@ def read_samples(path: Path) -> tuple[ImageArray, list[str]]:
     return _reader(kinds[0])(arrays[kinds[0]], kinds[0], path), [key for key in (*arrays, *others) if key != kinds[0]]
 
 
+def read_labels(path: Path, count: int) -> IntArray | None:
+    """Read the labels of `count` samples from a `.npz` file; None if it has none.
+
+    Raises:
+        DataError: They are not integers 0..K-1, one per sample.
+    """
+    arrays, _ = _open(path)
+    return _labels(arrays["labels"], "labels", count, path) if "labels" in arrays else None
+
+
 def _error(path: Path, problem: str, remedy: str) -> DataError:
     return DataError(f"{path}: {problem}; {remedy}")
 

@@ -1,8 +1,8 @@
 """Somebody's own samples without labels: a folder of images, or an `.npz` file.
 
 A folder is searched with all folders below it; their names are not read as labels. Images must have the size and the
-channels of those that the models were trained on: nothing is resized or converted. Of an `.npz` file the keys `images`
-or `features` are read as `hyperfl_flwr.data.npz` has them, and no others.
+channels of those that the models were trained on: nothing is resized or converted unless asked for. Of an `.npz` file
+the keys `images` or `features` are read as `hyperfl_flwr.data.npz` has them, and no others.
 """
 
 from collections.abc import Sequence
@@ -39,24 +39,32 @@ class Unlabelled:
         return len(self.names)
 
 
-def read_unlabelled(path: Path, input_shape: Sequence[int]) -> Unlabelled:
+def read_unlabelled(
+    path: Path, input_shape: Sequence[int], *, convert: bool = False, labelled: bool = False
+) -> Unlabelled:
     """Read a folder of images or an `.npz` file; a second call in the same process returns the same object at once.
 
     Args:
         path: The folder or the file.
         input_shape: (C, H, W) of the images, or (D,) of the feature vectors, that are wanted.
+        convert: Whether images of a folder that have another shape are converted and resized, as those of `folder:` are
+            with `data.input-shape`.
+        labelled: Whether the caller reads labels itself, so that no note says that they are not read.
 
     Raises:
         DataError: If there is no sample, one cannot be read, has another shape, or holds something that is no number.
     """
     files = files_below(path) if path.is_dir() else [path]
-    return _read(path, tuple(input_shape), fingerprint([path, *files]))
+    return _read(path, tuple(input_shape), convert, labelled, fingerprint([path, *files]))
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, input_shape: tuple[int, ...], _state: str) -> Unlabelled:
+def _read(path: Path, input_shape: tuple[int, ...], convert: bool, labelled: bool, _state: str) -> Unlabelled:
     """Read without looking back: `_state` is in the key so that changed files are read again."""
-    found = _read_folder(path, input_shape) if path.is_dir() else _read_npz(path, input_shape)
+    if path.is_dir():
+        found = _read_folder(path, input_shape, convert=convert, labelled=labelled)
+    else:
+        found = _read_npz(path, input_shape, labelled=labelled)
     if broken := [name for name, fine in zip(found.names, _finite(found.samples), strict=True) if not fine]:
         raise DataError(f"{path}: {len(broken)} samples hold NaN, the first is {broken[0]}; remove or repair them")
     found.samples.flags.writeable = False
@@ -67,7 +75,7 @@ def _finite(samples: npt.NDArray[np.float32]) -> list[bool]:
     return [bool(np.isfinite(sample).all()) for sample in samples]
 
 
-def _read_folder(folder: Path, input_shape: tuple[int, ...]) -> Unlabelled:
+def _read_folder(folder: Path, input_shape: tuple[int, ...], *, convert: bool, labelled: bool) -> Unlabelled:
     files = files_below(folder)
     images = [path for path in files if is_image(path)]
     if len(input_shape) != 3:
@@ -80,9 +88,9 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...]) -> Unlabelled:
     notes = []
     if len(files) > len(images):
         notes.append(f"{len(files) - len(images)} files of {folder} are no images and are left out")
-    if any("/" in name for name in names):
+    if not labelled and any("/" in name for name in names):
         notes.append("images lie in folders below the given one, whose names are not read as labels")
-    pixels = _pixels(folder, images, (input_shape[0], input_shape[1], input_shape[2]))
+    pixels = _pixels(folder, images, (input_shape[0], input_shape[1], input_shape[2]), convert=convert)
     return Unlabelled(
         column="file",
         names=tuple(names),
@@ -91,9 +99,14 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...]) -> Unlabelled:
     )
 
 
-def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape) -> npt.NDArray[np.uint8]:
+def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape, *, convert: bool) -> npt.NDArray[np.uint8]:
     """Read images [n, C, H, W]; all are looked at before one is refused."""
-    found, refused = decode(folder, paths, input_shape, convert=False)
+    found, refused = decode(folder, paths, input_shape, convert=convert)
+    if refused and convert:
+        raise DataError(
+            f"{folder}: images must have 8 bits per channel to be converted; {len(refused)} of {len(paths)} have more, "
+            f"the first is {refused[0]}; scale them to 8 bits as their meaning demands"
+        )
     if refused:
         raise DataError(
             f"{folder}: images must have {wanted(input_shape)}, as those of the run; {len(refused)} of {len(paths)} "
@@ -102,7 +115,7 @@ def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape) -> npt.NDAr
     return found
 
 
-def _read_npz(path: Path, input_shape: tuple[int, ...]) -> Unlabelled:
+def _read_npz(path: Path, input_shape: tuple[int, ...], *, labelled: bool) -> Unlabelled:
     if path.suffix != ".npz":
         what = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
         raise DataError(f"{path} {what}; give a folder of images or an .npz file")
@@ -112,6 +125,7 @@ def _read_npz(path: Path, input_shape: tuple[int, ...]) -> Unlabelled:
             f"{path}: samples must have the shape {_shape(input_shape)}, as those of the run, got "
             f"{_shape(samples.shape[1:])}; convert them, nothing is resized here"
         )
+    others = [name for name in others if not (labelled and name == "labels")]
     scale = np.float32(255 if samples.dtype == np.uint8 else 1)
     return Unlabelled(
         column="index",

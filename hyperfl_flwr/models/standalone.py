@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.models import own_source
 from hyperfl_flwr.models.dropout import Dropout
 from hyperfl_flwr.models.own import OwnTarget, is_factory
@@ -16,6 +19,9 @@ from hyperfl_flwr.models.targets import ChannelsLast, Target
 from hyperfl_flwr.storage import write_atomically
 
 STEM = "model"
+
+NAMES = tuple(field.name for field in fields(TargetRecipe))
+"""What the metadata of the parameters' file tell, each in JSON."""
 
 PARAMETERS, FACTS, SCRIPT = "model.safetensors", "model.json", "use_model.py"
 """Names of the files."""
@@ -111,7 +117,7 @@ def write_model(
             source of somebody's own network is copied to the folder STEM_network, unless it is installed.
     """
     parameters, document, code = (folder / name for name in file_names(stem))
-    facts = {name: getattr(recipe, name) for name in TargetRecipe.__dataclass_fields__}
+    facts = {name: getattr(recipe, name) for name in NAMES}
     metadata = {"format": "pt"} | {name: json.dumps(value) for name, value in facts.items()}
     text = script(recipe, parameters.name) if has_script(recipe) else None
     told = {
@@ -130,6 +136,29 @@ def write_model(
     if source is not None and not own_source.is_installed(source):
         own_source.copy(source, folder / source_folder(stem))
     return [parameters, document, *([code] if text else [])]
+
+
+def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
+    """Read the parameters' file that `write_model` has written.
+
+    Raises:
+        StateError: If it is missing, damaged or something else.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        recipe = TargetRecipe.of({name: json.loads(told[name]) for name in NAMES})
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}; name a file that `hyperfl export` has written") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise StateError(
+            f"{path} is damaged, or no model of this project ({type(error).__name__}: {error}); export it again"
+        ) from None
+    expected = {name: (value.shape, value.dtype) for name, value in recipe.new_target().state_dict().items()}
+    if {name: (value.shape, value.dtype) for name, value in tensors.items()} != expected:
+        raise StateError(f"{path} does not hold the values of a {recipe.target} network; export it again")
+    return recipe, tensors
 
 
 def file_names(stem: str) -> tuple[str, str, str]:

@@ -102,6 +102,10 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
     facts = json.loads(paths[1].read_text())
     expected = {"client": 1, "state": found.state, "accuracy": found.accuracy, "input_shape": [1, 8, 8]}
     assert {name: facts[name] for name in expected} == expected
+    assert set(facts) == {
+        *("parameters", "script", "samples", "target", "input_shape", "mean", "std", "classes"),
+        *("client", "state", "round", "method", "dataset", "experiment", "accuracy"),
+    }
     assert facts["experiment"] == read_manifest(run)["experiment"]
     with safe_open(output, framework="pt") as file:
         assert json.loads(file.metadata()["classes"]) == facts["classes"] == [str(digit) for digit in range(10)]
