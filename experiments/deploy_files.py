@@ -93,6 +93,7 @@ def _write_server(deployment: Deployment) -> None:
     write_connection(deployment)
     bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - its nodes are on other machines
     _write(server / "start.sh", texts.fill(texts.SERVER_START, bind=bind, port=deployment.port), mode=0o700)
+    _write(server / "nginx.conf", texts.fill(texts.GATE, host=deployment.host, port=deployment.port))
     programs = f"HYPERFL_BIN='{Path(sys.executable).parent}'"
     _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
     unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())

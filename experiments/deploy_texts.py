@@ -30,7 +30,7 @@ cd "$here"
 SERVER_START = (
     _PREAMBLE.replace("@WHAT@", "Starts the SuperLink.").replace("@PROGRAM@", "flower-superlink")
     + """\
-exec flower-superlink --host @BIND@ --port @PORT@ \\
+exec flower-superlink --host "${HYPERFL_BIND:-@BIND@}" --port @PORT@ \\
     --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.crt" --ssl-keyfile "$here/server.key" \\
     --enable-supernode-auth --disable-runtime-dependency-installation \\
     --database "$here/state.db" "$@"
@@ -128,6 +128,41 @@ ProtectSystem=full
 
 [Install]
 WantedBy=multi-user.target
+"""
+
+GATE = """\
+# nginx between the nodes and the SuperLink: it lets them at what nodes need, and nobody but this machine at the rest,
+# which takes runs, that is programs, from everybody who reaches it. In `environment`: HYPERFL_BIND=127.0.0.1
+# Then start both: sh start.sh, and in this folder: nginx -p . -c nginx.conf
+# `listen` must name the address of this machine's network interface, and not 0.0.0.0: the SuperLink has the same port of
+# 127.0.0.1.
+daemon off;
+pid nginx.pid;
+error_log stderr;
+events {}
+http {
+    access_log off;
+    client_body_temp_path nginx-temporary;
+    proxy_temp_path nginx-temporary-answers;
+    fastcgi_temp_path nginx-unused-1;
+    uwsgi_temp_path nginx-unused-2;
+    scgi_temp_path nginx-unused-3;
+    server {
+        listen @HOST@:@PORT@ ssl;
+        ssl_certificate server.crt;
+        ssl_certificate_key server.key;
+        ssl_protocols TLSv1.2 TLSv1.3;
+        client_max_body_size 0;
+        location /v1/fleet/ { proxy_pass https://127.0.0.1:@PORT@; }
+        location = /health { proxy_pass https://127.0.0.1:@PORT@; }
+        location / { return 403; }
+        proxy_http_version 1.1;
+        proxy_read_timeout 300s;
+        proxy_ssl_verify on;
+        proxy_ssl_name localhost;
+        proxy_ssl_trusted_certificate ca.crt;
+    }
+}
 """
 
 NODE_UNIT = """\

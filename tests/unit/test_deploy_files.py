@@ -123,11 +123,16 @@ def test_shells_and_systemd_read_what_is_written(deployment: Deployment) -> None
             run("systemd-analyze", "verify", unit)
 
 
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
+def test_nginx_reads_what_is_written(tmp_path: Path) -> None:
+    run("nginx", "-t", "-p", make(tmp_path / "a folder", host="127.0.0.2").server, "-c", "nginx.conf")
+
+
 def test_only_a_server_for_others_listens_to_others(deployment: Deployment, tmp_path: Path) -> None:
-    assert "--host 0.0.0.0 --port 8123" in (deployment.server / "start.sh").read_text()
+    assert '--host "${HYPERFL_BIND:-0.0.0.0}" --port 8123' in (deployment.server / "start.sh").read_text()
     for number, host in enumerate(("localhost", "127.0.0.1")):
         local = make(tmp_path / str(number), host=host, nodes=1)
-        assert "--host 127.0.0.1 --port 8123" in (local.server / "start.sh").read_text()
+        assert '--host "${HYPERFL_BIND:-127.0.0.1}" --port 8123' in (local.server / "start.sh").read_text()
         assert Place.read(local.node(0)) == Place(number=0, nodes=1, host=host, port=8123)
 
 
