@@ -134,8 +134,8 @@ GATE = """\
 # nginx between the nodes and the SuperLink: it lets them at what nodes need, and nobody but this machine at the rest,
 # which takes runs, that is programs, from everybody who reaches it. In `environment`: HYPERFL_BIND=127.0.0.1
 # Then start both: sh start.sh, and in this folder: nginx -p . -c nginx.conf
-# `listen` must name the address of this machine's network interface, and not 0.0.0.0: the SuperLink has the same port of
-# 127.0.0.1.
+# `listen` must name the address of this machine's network interface, and not 0.0.0.0: the SuperLink has the same port
+# of 127.0.0.1.
 daemon off;
 pid nginx.pid;
 error_log stderr;

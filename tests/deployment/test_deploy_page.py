@@ -23,14 +23,14 @@ from experiments.deploy_nodes import registered_nodes
 from experiments.deploy_probe import probe
 from experiments.flower import flower_command
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "deployment.md"
 OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0")
 """How the commands begin that the owner of node 0 runs; the others are the operator's."""
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def page_commands() -> list[str]:
