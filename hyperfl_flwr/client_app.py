@@ -192,6 +192,7 @@ class NodeApp:
             "clients": self.clients,
             "input-shape": list(data.dataset.input_shape),
             "num-classes": data.dataset.num_classes,
+            "num-examples": [len(data.train_indices(client)) for client in self.clients],
             "partitioned-by": data.partition,
             "device": str(self.device),
             "version": __version__,

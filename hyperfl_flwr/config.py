@@ -63,6 +63,7 @@ RESUMABLE_CHANGES = frozenset(
         "failure-budget",
         "ledger",
         "max-failed-rounds",
+        "max-update-ratio",
         "min-nodes",
         "node-timeout",
         "novel.a-distance-learning-rate",
@@ -104,6 +105,7 @@ class RunConfig(Section):
     checkpoint_every: Positive
     failure_budget: Share
     max_failed_rounds: Positive
+    max_update_ratio: NonNegativeFloat
     min_nodes: Auto | Positive
     node_timeout: PositiveFloat
     round_timeout: PositiveFloat

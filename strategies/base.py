@@ -31,6 +31,7 @@ from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.state import INITIAL
 from strategies.observing import observe
 from strategies.outcome import Outcome
+from strategies.plausible import Bounds, refuse_impossible_numbers
 from strategies.replies import read_report, read_training
 from strategies.ways import Ways
 
@@ -245,7 +246,9 @@ class BaseStrategy(Ways, Strategy):
                 self.outcome.leave(answer.node, asked)
                 continue
             try:
-                self.outcome.add(read_report(self._content(answer), asked))
+                report = read_report(self._content(answer), asked)
+                refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
+                self.outcome.add(report)
             except ValueError as error:
                 self._all_failed(answer.node, asked, str(error))
 
@@ -264,6 +267,8 @@ class BaseStrategy(Ways, Strategy):
             return
         try:
             reply = read_training(self._content(answer), asked, self._current, self._own_sent)
+            bounds = Bounds(self.setting.config.max_update_ratio, self.setting.federation.num_examples)
+            bounds.check(reply, self._current, self._own_sent, self.setting.reductions)
         except ValueError as error:
             self._all_failed(answer.node, asked, str(error))
             return

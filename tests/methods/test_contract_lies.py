@@ -1,0 +1,95 @@
+"""What every method promises about a node that lies: it is left out by its number, and the others' round goes on."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from federations import Federate, Settings, metrics, plain_grid, round_of
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
+from hyperfl_flwr.messages import ARRAYS, CLIENTS, OWN_ARRAYS, WEIGHTS, Report, record_of, weights_record
+from hyperfl_flwr.methods import METHODS
+
+pytestmark = pytest.mark.parametrize("method", METHODS)
+
+LIAR, ITS_CLIENTS = 1, [1, 3]
+"""Of two nodes and five clients."""
+
+Lie = Callable[[RecordDict], None]
+
+
+def long_update(content: RecordDict) -> None:
+    """All numbers are finite, and far too large."""
+    for name in (ARRAYS, OWN_ARRAYS):
+        if name in content:
+            arrays = unpack_arrays(record_of(content, name, ArrayRecord))
+            content[name] = pack_arrays({key: value * 0 + value.dtype.type(1e6) for key, value in arrays.items()})
+
+
+def told(content: RecordDict, **changes: Any) -> None:
+    """Change what the node tells of each client, and the weights to what belongs to it."""
+    report = Report.from_record(record_of(content, CLIENTS, ConfigRecord))
+    results = [
+        replace(result, **{key: change(getattr(result, key)) for key, change in changes.items()})
+        for result in report.results
+    ]
+    content[CLIENTS] = replace(report, results=results).to_record()
+    content[WEIGHTS] = weights_record(sum(result.num_examples for result in results), len(results))
+
+
+LIES: dict[str, tuple[Lie, str]] = {
+    "update": (long_update, "its update of .* times as long as what it was sent, more than max-update-ratio = 10"),
+    "weight": (
+        partial(told, num_examples=lambda _: 10**12),
+        "client 1 tells 1000000000000 training samples, the handshake told 40",
+    ),
+    "accuracy": (
+        partial(told, metrics=lambda numbers: {**numbers, "own-accuracy": 7.0}),
+        "the own-accuracy of client 1 must be between 0 and 1, got 7",
+    ),
+    "no-number": (
+        partial(told, metrics=lambda numbers: {**numbers, "own-accuracy": float("nan")}),
+        "client 1 tells no own-accuracy, or one that is not a number",
+    ),
+}
+
+
+class LyingGrid(InProcessGrid):
+    """Node 1 trains as it should in round 2, and tells something else."""
+
+    def __init__(self, num_nodes: int, settings: Settings, *, lie: Lie) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self.lie = lie
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        is_training = message.metadata.message_type == MessageType.TRAIN and round_of(message) == 2
+        if is_training and message.metadata.dst_node_id == FIRST_NODE_ID + LIAR:
+            self.lie(reply.content)
+        return reply
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: Federate) -> None:
+    """In its round; in the others it takes part as always."""
+    lie, reason = LIES[name]
+    if name == "update" and not METHODS[method].client.shared:
+        pytest.skip("returns no arrays that could be wrong")
+    run = federate(method, grid=partial(LyingGrid, lie=lie), num_rounds=3)
+    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], ITS_CLIENTS, []]
+    texts = [path.read_text() for path in sorted((run / "failures").iterdir())]
+    assert len(texts) == len(ITS_CLIENTS)
+    for text in texts:
+        assert re.match(f"node {LIAR}: .*{reason}", text)
+
+
+def test_no_honest_node_is_taken_for_a_liar(method: str, federate: Federate) -> None:
+    """A tenth of the allowed ratio is still enough: the factor between honest updates and the default is above ten."""
+    run = federate(method, grid=plain_grid, num_rounds=3, max_update_ratio=1.01)
+    assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [], []]

@@ -1,0 +1,90 @@
+"""Replies that fit, and cannot be true."""
+
+import numpy as np
+import pytest
+
+from hyperfl_flwr.messages import ClientResult, Reduction, Report
+from strategies.plausible import Bounds, refuse_impossible_numbers
+from strategies.replies import TrainingReply
+
+RATIO = 2.0
+SENT = {"net/a": np.full(3, 1.0, np.float32), "net/b": np.full(1, 1.0, np.float32)}
+"""Of length 2: a change may be 4 long."""
+
+
+def reply(change: float, *, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, **metrics: float) -> TrainingReply:
+    """Return the reply of two clients with 10 and 30 samples, the mean of which is a change of `net/b` away."""
+    numbers = {"own-accuracy": 0.5} | {name.replace("_", "-"): value for name, value in metrics.items()}
+    results = [ClientResult(client=client, num_examples=10 + 20 * client, metrics=numbers) for client in (0, 1)]
+    weight = np.float32(40.0 if reduction is Reduction.MEAN_BY_EXAMPLES else 2.0)
+    mean = {**SENT, "net/b": SENT["net/b"] + np.float32(change)}
+    return TrainingReply(
+        report=Report(results=results), sums={key: value * weight for key, value in mean.items()}, own={}
+    )
+
+
+def check(answer: TrainingReply, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, **told: int) -> None:
+    counts = {int(client.removeprefix("client_")): count for client, count in told.items()}
+    Bounds(RATIO, counts).check(answer, SENT, {}, {"net": reduction})
+
+
+@pytest.mark.parametrize("reduction", [Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN, Reduction.SUM])
+def test_an_update_may_be_so_long_and_no_longer(reduction: Reduction) -> None:
+    """3.9 / 2 is below 2, and 4.1 / 2 above; the mean over both clients counts, also of a sum."""
+    check(reply(3.9, reduction=reduction), reduction)
+    with pytest.raises(ValueError, match=r"update of net is 2\.05 times as long .*max-update-ratio = 2"):
+        check(reply(4.1, reduction=reduction), reduction)
+
+
+def test_a_ratio_of_zero_allows_any_update() -> None:
+    Bounds(0.0, {}).check(reply(1e9), SENT, {}, {"net": Reduction.MEAN_BY_EXAMPLES})
+
+
+def test_what_was_sent_may_be_zero() -> None:
+    """The measure is then 0.05 for each of 4 numbers: 0.05 * 2 = 0.1 long, so that 0.19 passes and 0.21 does not."""
+    sent = {"net/a": np.zeros(4, np.float32)}
+    bounds = Bounds(RATIO, {})
+    results = [ClientResult(client=0, num_examples=1, metrics={"own-accuracy": 0.0})]
+    for length, fits in ((0.19, True), (0.21, False)):
+        sums = {"net/a": np.array([length, 0, 0, 0], np.float32)}
+        answer = TrainingReply(report=Report(results=results), sums=sums, own={0: {"own/a": sums["net/a"]}})
+        for shared, own in ((sums, {}), ({}, answer.own)):
+            one = TrainingReply(report=answer.report, sums=shared, own=own)
+            if fits:
+                bounds.check(one, sent, {0: {"own/a": sent["net/a"]}}, {"net": Reduction.MEAN})
+            else:
+                with pytest.raises(ValueError, match=r"2\.1 times as long"):
+                    bounds.check(one, sent, {0: {"own/a": sent["net/a"]}}, {"net": Reduction.MEAN})
+
+
+def test_numbers_that_overflow() -> None:
+    """The largest float32, whose square is beyond float32 but not beyond the float64 in which it is added up."""
+    results = [ClientResult(client=0, num_examples=1, metrics={"own-accuracy": 0.0})]
+    sums = {**SENT, "net/b": np.array([np.finfo(np.float32).max])}
+    with pytest.raises(ValueError, match=r"1\.7e\+38 times as long"):
+        check(TrainingReply(report=Report(results=results), sums=sums, own={}))
+
+
+def test_a_number_of_samples_may_not_change() -> None:
+    """Client 1 has 30; what the handshake did not tell is not compared."""
+    check(reply(0.0), client_1=30)
+    with pytest.raises(ValueError, match="client 1 tells 30 training samples, the handshake told 29"):
+        check(reply(0.0), client_0=10, client_1=29)
+
+
+@pytest.mark.parametrize(("value", "fits"), [(0.0, True), (1.0, True), (1.01, False), (-0.01, False)])
+@pytest.mark.parametrize("name", ["own_accuracy", "aggregate_accuracy", "own_global_accuracy"])
+def test_an_accuracy_is_a_share(name: str, value: float, fits: bool) -> None:
+    if fits:
+        check(reply(0.0, **{name: value}))
+    else:
+        with pytest.raises(ValueError, match=f"{name.replace('_', '-')} of client 0 must be between 0 and 1, got"):
+            check(reply(0.0, **{name: value}))
+
+
+def test_an_accuracy_that_is_missing() -> None:
+    """As one that is not a number is: a report's columns hold NaN where a client has none."""
+    results = [ClientResult(client=4, num_examples=1, metrics={"own-accuracy": float("nan")})]
+    report = Report.from_record(Report(results=results, process="p").to_record())
+    with pytest.raises(ValueError, match="client 4 tells no own-accuracy, or one that is not a number"):
+        refuse_impossible_numbers(report, {}, required="own-accuracy")
