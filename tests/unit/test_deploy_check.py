@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from little_servers import free_port, https_server
+from PIL import Image
 
 from experiments.deploy_check import check
 from experiments.deploy_files import init, renew
@@ -190,6 +191,18 @@ def test_data_that_can_be_read_are_described(deployment: Deployment) -> None:
     (data,) = found["data"]
     assert data.level is Level.OK
     assert "1 x 8 x 8, 3 classes" in data.text
+
+
+def test_a_folder_of_images_is_described_and_a_damaged_image_named(deployment: Deployment) -> None:
+    for name in ("cat", "dog"):
+        (deployment.node(1) / "mine" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("L", (8, 8), number).save(deployment.node(1) / "mine" / name / f"{number}.png")
+    (data,) = look(_settings(deployment, 'data = "folder:mine"'))["data"]
+    assert data.level is Level.OK
+    assert "1 x 8 x 8, 2 classes" in data.text
+    (deployment.node(1) / "mine" / "dog" / "3.png").write_bytes(b"nonsense")
+    assert "3.png" in errors(look(deployment.node(1)))["data"]
 
 
 @pytest.mark.parametrize(
