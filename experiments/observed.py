@@ -26,7 +26,7 @@ from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.grid import exchange
 from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.methods import METHODS, check_target
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import read_manifest, settings_of
 from strategies.base import Setting
@@ -83,6 +83,7 @@ class Target:
             ConfigError: If no attack of this project applies to the data or to the target network.
         """
         dataset, rate = self.data().dataset, self.config.learning_rate
+        check_target(self.config, dataset.input_shape, dataset.num_classes)
         try:
             return PublicKnowledge.of(
                 self.config,

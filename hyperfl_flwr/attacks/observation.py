@@ -127,13 +127,16 @@ class PublicKnowledge:
         """Check lengths and ranges.
 
         Raises:
-            ValueError: If the data are no images, the target network has dropout, mean or std do not have one number
-                per channel, or a number is out of range.
+            ValueError: If the data are no images, the target network has dropout or no bias in its classifier, mean or
+                std do not have one number per channel, or a number is out of range.
         """
         if len(self.input_shape) != 3:
             raise ValueError(f"the attacks search for images, the data are vectors of the shape {self.input_shape}")
-        if has_dropout(build_target(self.target, self.input_shape, self.num_classes)):
+        target = build_target(self.target, self.input_shape, self.num_classes)
+        if has_dropout(target):
             raise ValueError(f"the attacks cannot repeat local steps with dropout, which the {self.target} target has")
+        if target.classifier.bias is None:
+            raise ValueError(f"the attacks read labels off the classifier's bias, which the {self.target} target lacks")
         if not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise ValueError(f"mean and std need {self.input_shape[0]} numbers, got {self.mean} and {self.std}")
         if not (self.learning_rate > 0 and self.batch_size > 0 and (self.local_epochs > 0 or self.local_steps > 0)):

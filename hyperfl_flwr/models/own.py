@@ -278,7 +278,7 @@ def _exchange_layers(network: nn.Module, factory: Factory) -> None:
 def _ours(layer: nn.Module, name: str, factory: Factory) -> nn.Module:
     if type(layer) in _DROPOUT:
         try:
-            return Dropout(float(layer.p), maps=_DROPOUT[type(layer)])  # type: ignore[arg-type]
+            return Dropout(float(layer.p), maps=_DROPOUT[type(layer)]) if layer.p else nn.Identity()  # type: ignore[arg-type]
         except ValueError as error:
             raise factory.problem(f"{name}: {error}") from None
     assert isinstance(layer, AnyBatchNorm)

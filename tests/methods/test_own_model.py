@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import Federate, Settings, current_private, last_checkpoint, outcome
+from federations import Federate, Settings, current_private, last_checkpoint, outcome, small_settings
 from torch import Tensor, nn
 
+from experiments.audit import Options, audit, make_target
+from experiments.observed import Target, record_round
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
@@ -220,3 +222,30 @@ def test_a_node_without_the_network_says_so(federate: Federate) -> None:
     """It was installed nowhere: the greeting ends with the node's reason."""
     with pytest.raises(RunFailedError, match=r"node .* ConfigError: target = nowhere_at_all:build: no module"):
         federate("fedavg", target="nowhere_at_all:build")
+
+
+def attacked(method: str, name: str) -> Target:
+    local = {"method": method, "batch-size": 2, "learning-rate": 0.05, "num-rounds": 1}
+    return make_target(small_settings(target=f"own_networks:{name}", **local), Options(num_images=2))
+
+
+@pytest.mark.parametrize("name", ["perceptron", "recurrent"])
+def test_an_attack_simulates_it(name: str, tmp_path: Path) -> None:
+    """The network is called for several clients at once; the search runs and leaves a finite objective."""
+    target = attacked("fedavg", name)
+    (result,) = audit(target, Options(attacks=["ig"], iterations=1), record_round(target, tmp_path))["ig"].results
+    assert np.isfinite(result.objective)
+    assert result.images.shape == (2, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "problem"),
+    [
+        ("fedavg", "build", "with dropout"),
+        ("fedavg", "with_batchnorm", "the classifier's bias, which the own_networks:with_batchnorm target lacks"),
+        ("hyperfl", "with_batchnorm", "running statistics"),
+    ],
+)
+def test_attacks_say_what_they_cannot_do(method: str, name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        attacked(method, name)
