@@ -82,10 +82,16 @@ class NovelNode:
         )
 
     def introduce(self, message: Message) -> Message:
-        """Answer the handshake."""
+        """Answer the handshake.
+
+        Nobody knows how many of a deployment's nodes are novel: those are served that are there.
+        """
         properties: dict[str, ConfigRecordValues] = {
-            NOVEL: True, "partition": self.partition, "num-nodes": self.num_nodes, "clients": [self.partition],
-        }  # fmt: skip
+            NOVEL: True,
+            "partition": self.partition,
+            "num-nodes": self.num_nodes if self.simulated else 1,
+            "clients": [self.partition],
+        }
         return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)
 
     def answer(self, message: Message) -> Message:

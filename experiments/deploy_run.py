@@ -1,9 +1,10 @@
 """Runs the app on a deployment: the SuperLink and the nodes are there already and stay."""
 
+import contextlib
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")
     superlink = DeployedSuperLink(deployment)
+    run_id = submit(superlink, deployment, config, observer)
+    words = f"--deployment {shlex.quote(str(deployment.folder))}"
+    with explained(config, observer, words), stopped_on_interrupt(superlink, run_id, observer):
+        return follow(superlink, run_id, config, observer)
+
+
+def submit(superlink: DeployedSuperLink, deployment: Deployment, config: RunConfig, observer: Observer) -> int:
+    """Start a run of the app on a deployment as soon as a node is there; returns its id.
+
+    Raises:
+        RunFailedError: If the SuperLink or all nodes are missing, another run is active, or Flower did not accept it.
+    """
     superlink.require()
     superlink.require_free()
     _wait_for_a_node(superlink, deployment, config.node_timeout, observer)
@@ -81,14 +94,21 @@ def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:
         app = build_app(Path(folder) / "app", config.target)
         settings = Path(folder) / "settings.toml"
         settings.write_text(settings_text(config))
-        run_id = superlink.submit(app, settings)
-    with explained(config, observer, f"--deployment {shlex.quote(str(deployment.folder))}"):
-        try:
-            return follow(superlink, run_id, config, observer)
-        except KeyboardInterrupt:
-            observer.on_note("the run is being stopped; the SuperLink and the nodes stay up")
-            _stop(superlink, run_id)
-            raise
+        return superlink.submit(app, settings)
+
+
+@contextlib.contextmanager
+def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Observer) -> Iterator[None]:
+    """Stop the run when the user interrupts this process, and wait until its folder can be used again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        observer.on_note("the run is being stopped; the SuperLink and the nodes stay up")
+        superlink.stop(run_id)
+        end = time.monotonic() + STOP_SECONDS
+        while not superlink.status(run_id).finished and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        raise
 
 
 def _wait_for_a_node(superlink: DeployedSuperLink, deployment: Deployment, timeout: float, observer: Observer) -> None:
@@ -109,12 +129,4 @@ def _wait_for_a_node(superlink: DeployedSuperLink, deployment: Deployment, timeo
                 f"keys (`hyperfl deploy register`) and start each with the start.sh of its folder; `hyperfl deploy "
                 f"check` in a node's folder tells what is wrong there"
             )
-        time.sleep(POLL_SECONDS)
-
-
-def _stop(superlink: DeployedSuperLink, run_id: int) -> None:
-    """Stop a run and wait until it has stopped, so that its folder can be resumed at once."""
-    superlink.stop(run_id)
-    end = time.monotonic() + STOP_SECONDS
-    while not superlink.status(run_id).finished and time.monotonic() < end:
         time.sleep(POLL_SECONDS)

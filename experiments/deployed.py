@@ -3,8 +3,8 @@
 A run there is executed by the SuperLink: it goes on when the terminal that started it is closed.
 """
 
+import os
 import shlex
-import sqlite3
 import ssl
 import time
 import urllib.error
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.deploy_layout import Deployment
+from experiments.deploy_nodes import registered_nodes
 from experiments.deploy_register import commands_environment
 from experiments.flower_client import FlowerClient, RunStatus
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
@@ -57,21 +58,17 @@ class DeployedSuperLink:
             raise RunFailedError(
                 f"the SuperLink must answer at {self._address}, but it does not ({error}); `{check}` tells more"
             ) from None
-        try:
-            self._client.nodes()
-        except sqlite3.Error as error:
+        if not os.access(self._deployment.database, os.R_OK):
             raise RunFailedError(
-                f"the SuperLink's database {self._deployment.database} must be readable, but is not ({error}); work as "
-                f"the user who starts {start}, on the SuperLink's machine"
-            ) from None
+                f"the SuperLink's database {self._deployment.database} must be readable, but is not; work as the user "
+                f"who starts {start}, on the SuperLink's machine"
+            )
 
     def nodes(self) -> dict[int, bool]:
         """Return for each node of the deployment whether it is online; a node that is not registered is not."""
-        try:
-            online = {node.name for node in self._client.nodes() if node.online}
-        except sqlite3.Error:  # perhaps next time
-            return dict(self._told or {})
-        return {number: f"node-{number}" in online for number in range(self._deployment.num_nodes)}
+        registered = registered_nodes(self._deployment)
+        online = {number for number, node in registered.items() if node.online}
+        return {number: number in online for number in range(self._deployment.num_nodes)}
 
     def news(self) -> Iterable[str]:
         """Return which nodes have come and gone since the last call; the first time, which are there."""
@@ -98,7 +95,7 @@ class DeployedSuperLink:
                 self.stop(run_id)
             else:
                 raise RunFailedError(
-                    f"another run is active on the SuperLink: {run_id} in {folder or 'an unknown folder'}; wait for it "
+                    f"another run is active on the SuperLink: {run_id}{f' in {folder}' if folder else ''}; wait for it "
                     f"or stop it: FLWR_HOME={shlex.quote(str(self._deployment.flower_home))} flwr stop {run_id}"
                 )
 

@@ -29,9 +29,6 @@ WHERE run.run_id = ? AND task_logs.rowid > ? ORDER BY task_logs.rowid"""
 _UNFINISHED_QUERY = """
 SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
 WHERE task.finished_at IS NULL OR task.finished_at = ''"""
-# The database says "online" also of a node that has died, until somebody asks the SuperLink for its nodes.
-_NODE_QUERY = """
-SELECT name, status = 'online' AND online_until > ? FROM node WHERE unregistered_at IS NULL OR unregistered_at = ''"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +52,6 @@ class RunStatus:
     def completed(self) -> bool:
         """Whether it came to its regular end."""
         return self.status == "finished:completed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegisteredNode:
-    """A SuperNode whose key the SuperLink has.
-
-    Attributes:
-        name: The name under which its key was registered.
-        online: Whether its heartbeats arrive; that of a node that was killed is believed for up to a minute.
-    """
-
-    name: str
-    online: bool
 
 
 def write_connection(home: Path, address: str) -> None:
@@ -132,15 +116,6 @@ class FlowerClient:
         rows = self._query(_UNFINISHED_QUERY)
         return {int(str(number)) % 2**64: json.loads(str(settings or "{}")) for number, settings in rows}
 
-    def nodes(self) -> list[RegisteredNode]:
-        """Return the SuperNodes whose keys are registered, from the database.
-
-        Raises:
-            sqlite3.Error: The database cannot be read.
-        """
-        rows = self._query(_NODE_QUERY, (time.time(),))
-        return [RegisteredNode(name=str(name), online=bool(online)) for name, online in rows]
-
     def status(self, run_id: int, *, now: bool = False) -> RunStatus:
         """Return how a run stands.
 
@@ -196,7 +171,7 @@ class FlowerClient:
         details = str(runs[0].get("status-details", ""))
         return RunStatus(status=str(runs[0].get("status", "")), details="" if details == "N/A" else details)
 
-    def _query(self, statement: str, values: tuple[float, ...] = ()) -> list[tuple[object, ...]]:
+    def _query(self, statement: str, values: tuple[int, ...] = ()) -> list[tuple[object, ...]]:
         name = f"{self._database.as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
             return connection.execute(statement, values).fetchall()

@@ -47,8 +47,37 @@ class Observer:
     on_note: Callable[[str], None] = lambda _: None
 
 
+def watch(superlink: Followed, run_id: int, observer: Observer, look: Callable[[], None] = lambda: None) -> None:
+    """Tell an observer what a run prints and what its SuperLink tells, until it has ended.
+
+    Args:
+        superlink: Where it runs.
+        run_id: Flower's name for it.
+        observer: Hears of log lines and notes.
+        look: Is called now and then.
+
+    Raises:
+        RunFailedError: If the run failed.
+    """
+    position = 0
+    while True:
+        status = superlink.status(run_id)
+        lines, position = superlink.read_log(run_id, position)
+        if lines:
+            observer.on_log(lines)
+        for note in superlink.news():
+            observer.on_note(note)
+        look()
+        if status.finished:
+            break
+        time.sleep(POLL_SECONDS)
+    if not status.completed:
+        problem = status.details.removeprefix("Simulation failed with exception: ") or status.status
+        raise RunFailedError(problem if problem else superlink.log_tail(run_id))
+
+
 def follow(superlink: Followed, run_id: int, config: RunConfig, observer: Observer) -> Path:
-    """Tell an observer of a run until it has ended.
+    """Tell an observer of a training run until it has ended.
 
     Args:
         superlink: Where it runs.
@@ -63,24 +92,17 @@ def follow(superlink: Followed, run_id: int, config: RunConfig, observer: Observ
         RunFailedError: If the run failed, whatever Flower calls it.
     """
     directory = Path(config.resume or config.output)
-    position, told, rounds = 0, -1, _Rounds(directory)
-    while True:
-        status = superlink.status(run_id)
-        lines, position = superlink.read_log(run_id, position)
-        if lines:
-            observer.on_log(lines)
-        for note in superlink.news():
-            observer.on_note(note)
+    rounds = _Rounds(directory)
+    told = -1
+
+    def look() -> None:
+        nonlocal told
         rounds.read_on()
         if rounds.last != told:
             told = rounds.last
             observer.on_round(told, config.num_rounds, rounds.accuracy)
-        if status.finished:
-            break
-        time.sleep(POLL_SECONDS)
-    if not status.completed:
-        problem = status.details.removeprefix("Simulation failed with exception: ") or status.status
-        raise RunFailedError(problem if problem else superlink.log_tail(run_id))
+
+    watch(superlink, run_id, observer, look)
     if not (directory / "summary.json").is_file():
         raise RunFailedError(f"Flower calls the run completed, but it left no summary in {directory}")
     return directory

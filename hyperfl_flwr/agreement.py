@@ -8,10 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import INFO
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore import log
 
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import POLL_SECONDS, Exchange, exchange
@@ -137,18 +139,23 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
         novel: Whether those are meant that take models on demand, or the others.
 
     Raises:
-        RunFailedError: If a node refuses, or not all are there after `timeout`.
+        RunFailedError: If a node refuses while novel ones are not meant, or not all are there after `timeout`.
     """
     end = time.monotonic() + timeout
     nodes: dict[int, Node] = {}
+    others: set[int] = set()
     while True:
-        new = [node for node in grid.get_node_ids() if node not in nodes]
+        new = [node for node in grid.get_node_ids() if node not in nodes and node not in others]
         messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in new]
         for answer in exchange(grid, messages, timeout):
             introduced = introduce(answer)
-            if isinstance(introduced, Refusal):
+            if isinstance(introduced, Node):
+                nodes[answer.node] = introduced
+            elif novel:
+                log(INFO, "%s", introduced)
+                others.add(answer.node)
+            else:
                 raise RunFailedError(f"node {answer.node} cannot take part: {introduced.reason}")
-            nodes[answer.node] = introduced
         meant = [node for node in nodes.values() if bool(node.properties.get(NOVEL)) == novel]
         expected = max((int(node.properties["num-nodes"]) for node in meant), default=None)
         if expected is not None and len(meant) >= expected:
@@ -171,7 +178,8 @@ def introduce(answer: Exchange) -> Node | Refusal:
         if PROBLEM in properties:
             return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
         clients = sorted(int(client) for client in properties["clients"])
-        missing = [key for key in ("num-nodes", "input-shape", "num-classes") if key not in properties]
+        needed = ("num-nodes",) if properties.get(NOVEL) else ("num-nodes", "input-shape", "num-classes")
+        missing = [key for key in needed if key not in properties]
     except (KeyError, TypeError, ValueError) as error:
         return Refusal(id=answer.node, number=None, reason=f"its greeting cannot be read: {printable(str(error))}")
     if missing:

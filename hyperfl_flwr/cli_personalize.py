@@ -6,10 +6,14 @@ from typing import Annotated
 import typer
 
 from clients.on_demand import PREDICTIONS, Owner
+from experiments.deploy_layout import Deployment
+from experiments.deploy_personalize import personalize_nodes
 from experiments.personalize import personalize
 from hyperfl_flwr.cli_output import err, out
+from hyperfl_flwr.cli_progress import ShownProgress
 from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
 from hyperfl_flwr.recording import new_run_name
 from strategies.on_demand import Served
@@ -20,7 +24,10 @@ personal = typer.Typer()
 @personal.command("personalize")
 def run_personalize(
     run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run, finished or with a checkpoint.")],
-    data: Annotated[Path, typer.Option(help="Folder of images, or an .npz file; labels are not read.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of images, or an .npz file; labels are not read.")] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Serve the novel clients among the nodes of this deployment.")
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy of each sample, by noise on the descriptor.")
     ] = None,
@@ -33,6 +40,13 @@ def run_personalize(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the numbers that the server saw.")] = False,
 ) -> None:
     """Make a model for unlabelled data that no client had; prints what the server saw and the result's files."""
+    if deployment is not None:
+        if data or epsilon or delta or output or data_root or device != "auto":
+            raise ConfigError("on a deployment the owner of a novel client decides in its node.toml; give RUN only")
+        _serve_nodes(Deployment.read(deployment), run_directory.absolute(), verbose=verbose)
+        return
+    if data is None:
+        raise ConfigError("the data must be given: --data a folder of images or an .npz file, or --deployment DIR")
     folder = (output or Path("runs") / new_run_name("personalized", data.stem, 0)).absolute()
     owner = Owner(data=data.absolute(), output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
     changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
@@ -42,6 +56,13 @@ def run_personalize(
     _print_seen(done.served, owner, verbose=verbose)
     for name in (PREDICTIONS, PARAMETERS, SCRIPT):
         out.print(str(folder / name), markup=False)
+
+
+def _serve_nodes(deployment: Deployment, run: Path, *, verbose: bool) -> None:
+    with ShownProgress("personalize", verbose=verbose) as observer:
+        seen = personalize_nodes(deployment, run, observer)
+    for line in seen:
+        out.print(line, markup=False)
 
 
 def _print_seen(served: Served, owner: Owner, *, verbose: bool) -> None:

@@ -10,6 +10,7 @@ from hyperfl_flwr.cli_output import err
 SHOWN = ("is left out", "novel client", "warning:")
 """Lines of the server's log with one of these are shown with the progress."""
 
+_NODE = re.compile(r"\bnode \d+ (takes part|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) ")
 _ROUND = re.compile(r"\bround \d+/\d+")
 _LEVEL = re.compile(r"^(INFO|WARNING) *: *")
 
@@ -45,7 +46,7 @@ class ShownProgress:
 
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():
-            is_progress = "the phase " in line or (self._rounds and _ROUND.search(line))
+            is_progress = "the phase " in line or _NODE.search(line) or (self._rounds and _ROUND.search(line))
             if self._verbose or (is_progress and not self._quiet) or any(word in line for word in SHOWN):
                 self._bar.console.print(line if self._verbose else _LEVEL.sub("", line), markup=False)
 

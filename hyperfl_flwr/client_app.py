@@ -259,6 +259,8 @@ def hello(message: Message, context: Context) -> Message:
     if novel := novel_node(context):
         return novel.introduce(message)
     try:
+        if context.run_config.get("personalize.run"):
+            raise ConfigError("the run makes models on demand, and this node's config names no novel-data")
         properties = NodeApp(context).properties()
     except HyperFLError as error:
         if (number := context.node_config.get("partition-id")) is None:

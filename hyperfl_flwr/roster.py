@@ -20,6 +20,7 @@ from hyperfl_flwr.cohort import clients_of_node
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import is_simulated, match
 from hyperfl_flwr.messages import HELLO
+from hyperfl_flwr.queries import NOVEL
 
 PAUSE_SECONDS = 0.5
 """Pause between two looks while nodes are waited for."""
@@ -75,7 +76,7 @@ class Roster:
         self._min_nodes, self._say = min_nodes, say
         self.simulated = is_simulated(grid)
         self._agreement = Agreement(terms={})
-        self._begun = False
+        self._begun, self._num_novel = False, 0
         self._answers: dict[int, Node | Refusal] = {}
         self._greetings: dict[int, _Greeting] = {}
         self._asked: dict[int, float] = {}
@@ -193,7 +194,9 @@ class Roster:
 
     def _decide(self, why: str = "") -> None:
         """Make of the answers who takes part, and tell what has changed."""
-        nodes = [answer for answer in self._answers.values() if isinstance(answer, Node)]
+        answered = [answer for answer in self._answers.values() if isinstance(answer, Node)]
+        nodes = [node for node in answered if not node.properties.get(NOVEL)]  # those take models on demand only
+        self._num_novel = len(answered) - len(nodes)
         here = {node.id for node in self.federation.nodes}
         nodes.sort(key=lambda node: node.id not in here)  # who takes part already comes before who claims the same
         self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._begun else None)
@@ -238,7 +241,7 @@ class Roster:
 
     def _all_are_known(self) -> bool:
         """Say whether as many nodes as there should be have answered."""
-        return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused)
+        return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused) + self._num_novel
 
     def _needed(self) -> int:
         half = -(-self.num_nodes // 2)

@@ -11,6 +11,7 @@ from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_sile
 from hyperfl_flwr import roster as roster_module
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.messages import PROPERTIES
+from hyperfl_flwr.queries import NOVEL
 from hyperfl_flwr.roster import Roster
 
 D = C + 1
@@ -75,6 +76,16 @@ def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Ca
 def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
     with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no node has answered that fits"):
         make_roster(ScriptedGrid({})).gather()
+
+
+def test_a_novel_node_is_not_waited_for_and_trains_nothing(make_roster: Callable[..., Roster], said: list[str]) -> None:
+    """Node 2 of 3 takes models on demand: it has answered, which is enough, and its place stays empty."""
+    novel = {NOVEL: True, "partition": 2, "num-nodes": 1, "clients": [2]}
+    answers = {**nodes_of(3, 2), C: [says(RecordDict({PROPERTIES: ConfigRecord(novel)}))]}
+    roster = make_roster(ScriptedGrid(answers, arrivals=[A, B, C]), num_clients=2, timeout=10.0)
+    assert [node.partition for node in roster.gather().nodes] == [0, 1]
+    assert roster.refused == []
+    assert said[-1] == "node 2 is missing (clients )"
 
 
 def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], said: list[str]) -> None:
