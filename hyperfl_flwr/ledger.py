@@ -19,14 +19,14 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.messages import CONFIG, printable
+from hyperfl_flwr.messages import CONFIG, MAX_REASON, printable
 
 LEDGER = "ledger.jsonl"
 
 Direction = Literal["in", "out"]
 
-LONGEST_VALUE = 1_000
-"""Characters of JSON up to which a value is written down in full."""
+LONGEST_VALUE = MAX_REASON
+"""Characters of JSON up to which a value is written down in full: reasons always are."""
 
 BEGINNING = 5
 """Elements that are kept of a longer one."""

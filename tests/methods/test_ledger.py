@@ -18,8 +18,9 @@ from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.ledger import LEDGER, Entry
-from hyperfl_flwr.messages import CONFIG, HELLO, content_bytes
+from hyperfl_flwr.messages import CONFIG, HELLO, PROPERTIES, content_bytes, record_of
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.queries import PERSONALIZE
 from hyperfl_flwr.recording import read_manifest, read_metrics
 
 MakeSettings = Callable[..., Settings]
@@ -126,9 +127,16 @@ def last_out(state: Path) -> Entry:
 
 
 def test_an_error_for_the_operator_leaves_with_its_text(make_settings: MakeSettings, tmp_path: Path) -> None:
-    reply = reply_of(make_settings() | {"seed": "x"}, tmp_path)
-    assert "ConfigError: " in reply.error.reason
+    reply = reply_of(make_settings(), tmp_path, PERSONALIZE)
+    assert reply.error.reason == "ConfigError: this node is no novel client and takes no model on demand"
     assert last_out(tmp_path).error == reply.error.reason
+
+
+def test_why_a_node_cannot_take_part_is_recorded_in_full(make_settings: MakeSettings, tmp_path: Path) -> None:
+    reply = reply_of(make_settings() | {"seed": "x"}, tmp_path)
+    (record,) = last_out(tmp_path).records
+    assert record.values == dict(record_of(reply.content, PROPERTIES, ConfigRecord))
+    assert "seed must be a valid integer" in str(record.values)
 
 
 def test_of_any_other_error_the_kind_leaves(
