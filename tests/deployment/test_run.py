@@ -1,0 +1,154 @@
+"""`hyperfl run --deployment`: real SuperLink and SuperNodes on loopback, with TLS and authentication.
+
+Expected values are those of the same run in one process: neither the network nor kills may change a bit.
+"""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from programs import HYPERFL, LocalDeployment, eventually, finished, local_deployment
+
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.server_app import run
+from hyperfl_flwr.storage import read_arrays
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+SETTINGS: dict[str, Scalar] = {
+    "checkpoint-every": 1,
+    "local-epochs": 1,
+    "hyperfl.hidden-width": 8,
+    "hyperfl.embedding-dim": 4,
+}
+SETS = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def checkpoint(folder: Path, number: int) -> dict[str, np.ndarray]:
+    return read_arrays(folder / "checkpoints" / f"round-{number:06d}.npz")[0]
+
+
+def accuracies(folder: Path) -> list[tuple[int, float]]:
+    """Return (round, mean own accuracy) as recorded, in the order of the lines."""
+    return [(row["round"], row["own_accuracy"]) for row in read_metrics(folder) if row["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of three rounds in this process."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    changes: dict[str, Scalar] = {"num-clients": 2, "num-rounds": 3, "threads": 1, "output": str(output)}
+    settings = default_settings() | SETTINGS | changes
+    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings, methods=METHODS))
+    return output
+
+
+def assert_like(folder: Path, straight: Path, rounds: int) -> None:
+    """Check that a run has the rounds of the straight one, each once, bit for bit."""
+    assert accuracies(folder) == accuracies(straight)[:rounds]
+    np.testing.assert_equal(checkpoint(folder, rounds), checkpoint(straight, rounds))
+
+
+def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 2, "--output", output, *SETS))
+    assert code == 0, err
+    assert out.splitlines()[-1] == str(output)
+    assert "online: nodes 0, 1" in err
+    assert [int(number) for number in re.findall(r"^round (\d)/2: own accuracy", err, flags=re.M)] == [1, 2]
+    assert_like(output, straight, 2)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert (manifest["status"], manifest["nodes"]) == ("completed", [[0], [1]])
+    assert "label_counts" not in manifest
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["test_accuracy"] == pytest.approx(np.mean(summary["test_accuracy_per_client"]))
+    assert {"server.log", "plots", "checkpoints", "metrics.jsonl"} <= {path.name for path in output.iterdir()}
+    assert_private_state_stays(two_nodes, output)
+
+    refused = subprocess.run(
+        [HYPERFL, "run", "--resume", output, "--num-rounds", "3"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "is the run of a deployment" in refused.stderr
+    code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 3, "--resume", output))
+    assert code == 0, err
+    assert out.splitlines()[-1] == str(output)
+    assert_like(output, straight, 3)
+
+
+def assert_private_state_stays(made: LocalDeployment, output: Path) -> None:
+    """Look for the bytes of private arrays in everything that the server has."""
+    kept = [read_arrays(file)[0] for node in made.nodes for file in (node.folder / "state").rglob("round-000002.npz")]
+    groups = METHODS["hyperfl"].client.private
+    private = [value.tobytes() for arrays in kept for key, value in arrays.items() if key.partition("/")[0] in groups]
+    files = [path for folder in (output, made.server.folder) for path in folder.rglob("*") if path.is_file()]
+    contents = [path.read_bytes() for path in files]
+    assert len(kept) == 2  # one client on each node
+    assert len(private) >= 2 * len(groups)
+    assert not any(data[:16] in content for data in private for content in contents)
+    shared = next(iter(checkpoint(output, 2).values())).tobytes()  # what the server may have is found that way
+    assert any(shared[:16] in content for content in contents)
+
+
+def test_ctrl_c_stops_the_run_and_nothing_else(two_nodes: LocalDeployment, tmp_path: Path) -> None:
+    output = tmp_path / "a run"
+    process = two_nodes.hyperfl("run", "--num-rounds", 1000, "--output", output, *SETS)
+    eventually((output / "manifest.json").is_file, "the run's folder")
+    code, _, err = finished(two_nodes.hyperfl("run", "--num-rounds", 2, *SETS))
+    assert (code, "another run is active" in err, str(output) in err) == (1, True, True), err
+    process.send_signal(signal.SIGINT)
+    code, out, err = finished(process)
+    assert (code, out) == (130, "")
+    assert f"resume with: hyperfl run --resume '{output}' --deployment {two_nodes.folder}" in err
+    two_nodes.superlink.require_free()
+    assert two_nodes.superlink.nodes() == {0: True, 1: True}
+
+
+def test_a_killed_superlink_loses_nothing(two_nodes: LocalDeployment, straight: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    process = two_nodes.hyperfl("run", "--num-rounds", 2, "--output", output, *SETS)
+    eventually((output / "checkpoints" / "round-000001.npz").is_file, "the first checkpoint")
+    two_nodes.server.kill9_alone()
+    code, out, err = finished(process)
+    assert (code, out) == (1, "")
+    assert "The SuperLink ended in the middle of the run; start it again" in err
+    command = re.search(r"resume with: hyperfl run --resume (.*) --deployment (.*)", err)
+    assert command is not None, err
+    assert command.groups() == (str(output), str(two_nodes.folder))
+    code, _, err = finished(two_nodes.hyperfl("run", "--resume", output))
+    assert (code, "start it:" in err) == (1, True), err
+    two_nodes.start_server()
+    code, out, err = finished(two_nodes.hyperfl("run", "--resume", output))
+    assert code == 0, err
+    assert out.splitlines()[-1] == str(output)
+    assert_like(output, straight, 2)
+    assert len(json.loads((output / "manifest.json").read_text())["resumed"]) == 1
+
+
+def test_without_nodes_and_without_a_superlink(tmp_path: Path) -> None:
+    with local_deployment(tmp_path / "fl", 2) as made:
+        code, _, err = finished(made.hyperfl("run"))
+        assert (code, f"start it: {made.server.folder}/start.sh" in err) == (1, True), err
+        made.start_server()
+        code, _, err = finished(made.hyperfl("run", "--set", "node-timeout=1"))
+        assert (code, "no node of" in err) == (1, True), err
+        assert "online: no node; not there: nodes 0, 1" in err
+
+
+def test_a_simulation_is_not_resumed_by_nodes_that_do_not_have_its_state(
+    two_nodes: LocalDeployment, straight: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(straight, tmp_path / "run")
+    code, _, err = finished(two_nodes.hyperfl("run", "--resume", tmp_path / "run", "--num-rounds", 4))
+    assert (code, "is the run of a simulation" in err) == (2, True), err
+    code, _, err = finished(two_nodes.hyperfl("run", "--num-nodes", 3))
+    assert (code, "a deployment has its own nodes" in err) == (2, True), err
