@@ -40,11 +40,13 @@ class BaseClient(NumPyClient):
         shared: Names of the shared groups and how the server reduces each.
         private: Names of the groups that never leave the node.
         generated: Whether a hypernetwork generates parameters of the target network.
+        joins: Whether a new client can train its private groups alone, see `join`.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
     private: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
 
     def __init__(self, setting: ClientSetting) -> None:
         self.setting = setting
@@ -61,6 +63,14 @@ class BaseClient(NumPyClient):
     @abstractmethod
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the groups' modules in place on the client's data; returns numbers to report."""
+
+    def join(self, rounds: int, rng: np.random.Generator) -> None:
+        """Train the private groups in place for some rounds, with the shared ones as constants.
+
+        Raises:
+            ValueError: If the method's clients cannot.
+        """
+        raise ValueError(f"clients of {self.setting.config.method} cannot join by training private parts alone")
 
     @abstractmethod
     def predictor(self) -> Predict:

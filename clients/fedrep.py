@@ -14,6 +14,11 @@ class FedRepClient(SplitClient):
     """Trains the classifier with the received extractor, then the extractor."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
+    joins: ClassVar[bool] = True
+
+    def join(self, rounds: int, rng: np.random.Generator) -> None:
+        """Train the classifier."""
+        self.train_classifier(self.setting.config.fedrep.classifier_learning_rate, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss`."""

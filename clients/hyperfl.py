@@ -15,6 +15,7 @@ from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, hea
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.joining import join_hyperfl
 from hyperfl_flwr.training.sgd import Predict
 
 
@@ -62,6 +63,7 @@ class HyperFLClient(BaseClient):
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
     generated: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which is for a metric only."""
@@ -112,6 +114,10 @@ class HyperFLClient(BaseClient):
             "theta-norm": state.weight_norm,
         }
         return metrics if math.isnan(change) else {**metrics, "theta-change": change}
+
+    def join(self, rounds: int, rng: np.random.Generator) -> None:
+        """Train embedding and classifier."""
+        join_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting), rounds, rng)
 
     def predictor(self) -> Predict:
         """Return the target network with theta generated once."""

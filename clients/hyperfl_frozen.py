@@ -23,6 +23,11 @@ class HyperFLFrozenClient(SplitClient):
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
     generated: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
+
+    def join(self, rounds: int, rng: np.random.Generator) -> None:
+        """Train the classifier."""
+        self.train_classifier(hyperfl_rates(self.setting).classifier, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss` and the numbers of the hypernetwork that HyperFL's client does."""

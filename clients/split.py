@@ -1,13 +1,16 @@
 """What clients share that keep the classifier of their target network to themselves."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from clients.base import BaseClient
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.training.joining import join_classifier
 from hyperfl_flwr.training.sgd import Predict
 
 
@@ -25,6 +28,14 @@ class SplitClient(BaseClient):
         """Return the classifier that all clients start from, which is HyperFL's."""
         generator = torch_generator(self.setting.config.seed, "classifier")
         return {"classifier": ordinary_parameters(self.model.classifier, generator)}
+
+    def train_classifier(self, rate: float, rounds: int, rng: np.random.Generator) -> None:
+        """Train the classifier in place: as many passes as the local epochs of so many rounds."""
+        epochs = self.epochs()
+        self.model.extractor.requires_grad_(False)
+        self.model.classifier.requires_grad_(True)
+        passes = replace(epochs, epochs=rounds * epochs.epochs)
+        join_classifier(self.model, self.model.classifier, rate, self.setting.data, passes, rng)
 
     def predictor(self) -> Predict:
         """Return the target network."""

@@ -10,6 +10,7 @@ from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.export import Exported, State, model_of_node, model_of_run, write_exported
+from hyperfl_flwr.join import join, shared_of, write_shared
 from hyperfl_flwr.models.standalone import read_model
 from hyperfl_flwr.predictions import predict
 from hyperfl_flwr.storage import write_atomically
@@ -38,8 +39,17 @@ def run_export(
     state: Which = None,
     run: Run = None,
     data_root: Root = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Write what the clients share instead, for `hyperfl join` elsewhere.")
+    ] = False,
 ) -> None:
     """Write a client's model for plain torch: parameters, a document, a script; prints their paths."""
+    if shared:
+        if client is not None or state or run:
+            raise ConfigError("--shared is the same for all clients; leave out --client, --state and --run")
+        write_shared(shared_of(source.absolute(), _changes(data_root)), output.absolute())
+        out.print(str(output.absolute()), markup=False)
+        return
     found = model_of(source.absolute(), client, state, run, data_root)
     for note in found.notes:
         err.print(f"note: {note}", markup=False)
@@ -49,6 +59,35 @@ def run_export(
         err.print(f"note: no script is written, since {found.recipe.target} is no plain torch", markup=False)
     for path in paths:
         out.print(str(path), markup=False)
+
+
+def _changes(data_root: Path | None) -> dict[str, Scalar]:
+    return {} if data_root is None else {"data-root": str(data_root.absolute())}
+
+
+@exports.command("join")
+def run_join(
+    source: Annotated[Path, typer.Argument(help="A run's folder, or a file of `hyperfl export --shared`.")],
+    data: Annotated[str, typer.Option(help="The new client's labelled data: npz:FILE or folder:PATH.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result, new or empty.")],
+    rounds: Annotated[int, typer.Option(help="Local rounds.", min=1)] = 3,
+    data_root: Root = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+) -> None:
+    """Join a finished run with a new client's labelled data, training only what it keeps to itself."""
+    kind, colon, path = data.partition(":")
+    if kind not in ("npz", "folder") or not colon:
+        raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
+    name = f"{kind}:{Path(path).expanduser().absolute()}"
+    shared = shared_of(source.absolute(), _changes(data_root))
+    done = join(shared, name, output.absolute(), rounds, resolve_device(device))
+    out.print(
+        f"accuracy {100 * done.before:.2f} % before and {100 * done.after:.2f} % after {done.seconds:.1f} s of "
+        f"training on {done.train_examples} samples, of {done.test_examples} test samples",
+        markup=False,
+    )
+    for file in done.files:
+        out.print(str(file), markup=False)
 
 
 @exports.command("predict")
@@ -117,8 +156,7 @@ def model_of(
         raise ConfigError(f"--state must be own or aggregate, got {state!r}")
     wanted: State | None = None if state is None else "own" if state == "own" else "aggregate"
     if (source / "manifest.json").is_file() or not source.is_dir():
-        changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
-        return model_of_run(source, client, wanted, changes)
+        return model_of_run(source, client, wanted, _changes(data_root))
     if client is None:
         raise ConfigError("--client must say whose model of a node is meant")
     if wanted == "aggregate":

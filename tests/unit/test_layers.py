@@ -39,7 +39,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods", "hyperfl_flwr.personalize",
-            "hyperfl_flwr.restored", "hyperfl_flwr.export",
+            "hyperfl_flwr.restored", "hyperfl_flwr.export", "hyperfl_flwr.join",
         ),
         3,
     ),
