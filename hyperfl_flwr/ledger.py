@@ -20,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.messages import CONFIG, MAX_REASON, printable
+from hyperfl_flwr.sizes import record_bytes
 
 LEDGER = "ledger.jsonl"
 
@@ -100,7 +101,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Size of the message's content as `hyperfl_flwr.messages.content_bytes` counts it; of an error its text's."""
+        """Size of the message's content as `hyperfl_flwr.sizes.content_bytes` counts it; of an error its text's."""
         return sum(record.bytes for record in self.records) + len(self.error.encode())
 
 
@@ -229,10 +230,9 @@ def _entry(found: dict[str, Any]) -> Entry:
 def _record(name: str, record: ArrayRecord | ConfigRecord | MetricRecord) -> RecordEntry:
     if isinstance(record, ArrayRecord):
         arrays = [_array(key, value) for key, value in record.items()]
-        return RecordEntry(name=name, bytes=record.count_bytes(), arrays=arrays)
+        return RecordEntry(name=name, bytes=record_bytes(record), arrays=arrays)
     values = {key: _written(value) for key, value in record.items()}
-    size = _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
-    return RecordEntry(name=name, bytes=size, values=values)
+    return RecordEntry(name=name, bytes=record_bytes(record), values=values)
 
 
 def _array(name: str, array: Array) -> ArrayEntry:
@@ -257,17 +257,3 @@ def _written(value: Any) -> Any:  # noqa: ANN401 - what JSON can hold
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no word for it
     return value
-
-
-def _config_bytes(record: ConfigRecord) -> int:
-    """Return what Flower's `count_bytes` does, of empty lists and texts, too, which it refuses."""
-    return sum(
-        len(key) + sum(_value_bytes(element) for element in (value if isinstance(value, list) else [value]))
-        for key, value in record.items()
-    )
-
-
-def _value_bytes(value: bool | float | str | bytes) -> int:
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    return 1 if isinstance(value, bool) else 8

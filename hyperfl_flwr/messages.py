@@ -17,7 +17,7 @@ A node hosts several clients and answers once, with
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -291,8 +291,3 @@ def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
     if not isinstance(record, kind):
         raise ValueError(f"the message holds no {kind.__name__} {name!r}")
     return record
-
-
-def content_bytes(contents: Iterable[RecordDict]) -> int:
-    """Return the serialised size of messages' contents, in bytes."""
-    return sum(record.count_bytes() for content in contents for record in content.values())

@@ -9,8 +9,9 @@ from flwr.serverapp import Grid
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays
 from hyperfl_flwr.grid import exchange
-from hyperfl_flwr.messages import ARRAYS, CONFIG, OWN_ARRAYS, Failure, Request, content_bytes, own_key
+from hyperfl_flwr.messages import ARRAYS, CONFIG, OWN_ARRAYS, Failure, Request, own_key
 from hyperfl_flwr.queries import DESCRIBE, DESCRIPTOR, QUESTION, Question
+from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
 from strategies.base import Setting
 from strategies.replies import read_answers

@@ -22,12 +22,12 @@ from hyperfl_flwr.messages import (
     OWN_ARRAYS,
     Reduction,
     Request,
-    content_bytes,
     group_of,
     own_key,
     weights_record,
 )
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
 from strategies.observing import observe
 from strategies.outcome import Outcome

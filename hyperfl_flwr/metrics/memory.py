@@ -1,8 +1,8 @@
 """Memory of processes."""
 
 import os
-import platform
 import resource
+import secrets
 import sys
 
 
@@ -12,6 +12,9 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+_NAMES: dict[int, str] = {}
+
+
 def process_name() -> str:
-    """Return machine and id of this process."""
-    return f"{platform.node()}:{os.getpid()}"
+    """Return a name that no other process has: at random, so that it tells nothing of the machine."""
+    return _NAMES.setdefault(os.getpid(), secrets.token_hex(8))

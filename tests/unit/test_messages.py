@@ -18,12 +18,12 @@ from hyperfl_flwr.messages import (
     Report,
     Request,
     by_client,
-    content_bytes,
     group_of,
     own_key,
     record_of,
     weights_record,
 )
+from hyperfl_flwr.sizes import content_bytes
 
 REQUEST = Request(
     round=3,
@@ -101,6 +101,11 @@ def test_content_bytes_adds_the_records_of_all_messages() -> None:
     record = REQUEST.to_record()
     one, two = RecordDict({"a": record}), RecordDict({"a": record, "b": record})
     assert content_bytes([one, two]) == 3 * record.count_bytes()
+
+
+def test_what_flower_does_not_count_is_counted() -> None:
+    """A node may send an empty text or list, of which there is only the key."""
+    assert content_bytes([RecordDict({"a": ConfigRecord({"text": "", "list": [], "bytes": b""})})]) == 4 + 4 + 5
 
 
 @pytest.mark.parametrize(
