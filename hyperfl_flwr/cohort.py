@@ -20,6 +20,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 
 from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.errors import for_others
 from hyperfl_flwr.messages import ClientResult, Failure, Reduction, Request, group_of, printable
 
 
@@ -284,4 +285,4 @@ def failure_of(client: int, error: Exception, *, send_details: bool) -> Failure:
     if send_details:
         return Failure(client=client, reason=printable(f"{kind}: {error}"), details=details)
     log(ERROR, "client %s failed:\n%s", client, details)
-    return Failure(client=client, reason=f"{kind}, see the node's log")
+    return Failure(client=client, reason=for_others(error))

@@ -6,7 +6,6 @@ it and reports every problem at once.
 """
 
 import difflib
-import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from hyperfl_flwr.sections import (
     AuditConfig,
     Auto,
     DataConfig,
+    Device,
     FedRepConfig,
     HyperFLConfig,
     ITPFLConfig,
@@ -100,7 +100,7 @@ class RunConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)]
     weight_decay: NonNegativeFloat
     target: str
-    device: str
+    device: Device
     threads: Auto | Positive
     checkpoint_every: Positive
     failure_budget: Share
@@ -125,13 +125,6 @@ class RunConfig(Section):
     @classmethod
     def _absolute(cls, value: str) -> str:
         return absolute(value)
-
-    @field_validator("device")
-    @classmethod
-    def _supported(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError(f"must be auto, cpu, cuda or cuda:NUMBER, others (mps) are not tested; got {value!r}")
-        return value
 
     @field_validator("method", "target", "dataset")
     @classmethod
@@ -175,7 +168,8 @@ class RunConfig(Section):
         try:
             return cls.model_validate(nested, context={"methods": methods})
         except ValidationError as error:
-            raise ConfigError(_explain(error)) from None
+            text = explain(error, list(default_settings()))
+            raise ConfigError(text, public=text) from None
 
     @property
     def hosted_clients(self) -> int:
@@ -246,15 +240,21 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
     return flat
 
 
-def _explain(error: ValidationError) -> str:
-    known = list(default_settings())
+def explain(error: ValidationError, known: Sequence[str], otherwise: str = "; `hyperfl settings` lists all") -> str:
+    """Return in words all that is wrong with settings.
+
+    Args:
+        error: Pydantic's.
+        known: Keys of all settings.
+        otherwise: What is said of an unknown key that is near to none of these.
+    """
     problems: dict[str, list[str]] = {}
     given: dict[str, str] = {}
     for detail in error.errors():
         # A union (auto | number) reports each of its branches with a location of its own below the key.
         path = [str(part) for part in detail["loc"]]
         key = next((".".join(path[:end]) for end in (2, 1) if ".".join(path[:end]) in known), ".".join(path))
-        problems.setdefault(key, []).append(_problem(detail, key, known))
+        problems.setdefault(key, []).append(_problem(detail, key, known, otherwise))
         if detail["type"] not in ("missing", "value_error", "extra_forbidden"):
             given[key] = f"; got {detail['input']!r}"
     lines = [f"{key} {' or '.join(parts)}{given.get(key, '')}".strip() for key, parts in problems.items()]
@@ -263,11 +263,11 @@ def _explain(error: ValidationError) -> str:
     return "\n".join([f"{len(lines)} settings are wrong:", *(f"  - {line}" for line in lines)])
 
 
-def _problem(detail: ErrorDetails, key: str, known: Sequence[str]) -> str:
+def _problem(detail: ErrorDetails, key: str, known: Sequence[str], otherwise: str) -> str:
     if detail["type"] == "missing":
         return "is missing"
     if detail["type"] == "extra_forbidden":
-        return f"is unknown{nearest(key, known) or '; `hyperfl settings` lists all'}"
+        return f"is unknown{nearest(key, known) or otherwise}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     return detail["msg"].replace("Input should be", "must be")

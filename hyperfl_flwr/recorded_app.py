@@ -9,14 +9,12 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
-from hyperfl_flwr.errors import HyperFLError
+from hyperfl_flwr.errors import for_others
 from hyperfl_flwr.ledger import Entry, Ledger, LedgerError, Origin
 from hyperfl_flwr.messages import OWN_ARRAYS, group_of
 
 NOT_RECORDED = "the node's ledger cannot be written, so nothing else leaves it; its log says why"
 """The only text that leaves a node unrecorded."""
-
-SEE_LOG = "see the node's log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +24,7 @@ class Book:
     Attributes:
         ledger: Where.
         private: Groups of parameters that must not leave.
-        send_details: Whether the text of any exception may leave; else of a `HyperFLError` only, which is made for the
-            server's operator to read.
+        send_details: Whether the texts of exceptions may leave, or only what `for_others` makes of them.
     """
 
     ledger: Ledger
@@ -58,12 +55,12 @@ class RecordedApp(ClientApp):
             entry = _leaving(origin, reply)
             if kept := private_arrays(entry, book.private):
                 log(ERROR, "the answer holds arrays of private groups, which stay: %s", ", ".join(kept))
-                reply = _error(message, "ValueError", "the answer holds arrays of private groups")
+                reply = _error(message, "ValueError: the answer holds arrays of private groups")
                 entry = _leaving(origin, reply)
             book.ledger.append(entry)
         except LedgerError as error:
             log(ERROR, "%s", error)
-            return _error(message, type(error).__name__, NOT_RECORDED)
+            return _error(message, f"{type(error).__name__}: {NOT_RECORDED}")
         return reply
 
     def _answer(self, message: Message, context: Context, book: Book) -> Message:
@@ -74,8 +71,7 @@ class RecordedApp(ClientApp):
             raise
         except Exception as error:  # noqa: BLE001 - Flower would send the text of whatever it is
             log(ERROR, "the node could not answer a message of type %s", message.metadata.message_type, exc_info=error)
-            may_leave = book.send_details or isinstance(error, HyperFLError)
-            return _error(message, type(error).__name__, str(error) if may_leave else SEE_LOG)
+            return _error(message, f"{type(error).__name__}: {error}" if book.send_details else for_others(error))
 
 
 def private_arrays(entry: Entry, private: Collection[str]) -> list[str]:
@@ -106,7 +102,6 @@ def _leaving(origin: Origin, reply: Message) -> Entry:
     return origin.entry("out", reply.content)
 
 
-def _error(message: Message, kind: str, text: str) -> Message:
+def _error(message: Message, reason: str) -> Message:
     """Return an error reply as Flower makes one of an exception."""
-    reason = f"{kind}: {text}"
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)

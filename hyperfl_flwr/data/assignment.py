@@ -116,16 +116,29 @@ def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[I
     """
     kept, held = [], []
     for client, indices in enumerate(train):
-        count = round(settings.validation_fraction * len(indices))
-        if not 0 < count < len(indices):
-            raise DataError(
-                f"data.validation-fraction {settings.validation_fraction} leaves client {client}, which has "
-                f"{len(indices)} training samples, {count} of them to be evaluated on; choose another one"
-            )
-        order = numpy_generator(settings.seed, "validation", client).permutation(indices)
-        held.append(np.sort(order[:count]))
-        kept.append(np.sort(order[count:]))
+        of_client = held_back(settings, client, indices)
+        kept.append(of_client[0])
+        held.append(of_client[1])
     return kept, held
+
+
+def held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
+    """Divide one client's training samples, see `hold_back`."""
+    count = round(settings.validation_fraction * len(indices))
+    if not 0 < count < len(indices):
+        raise DataError(
+            f"data.validation-fraction {settings.validation_fraction} leaves client {client}, which has "
+            f"{len(indices)} training samples, {count} of them to be evaluated on; choose another one"
+        )
+    order = numpy_generator(settings.seed, "validation", client).permutation(indices)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def limited(settings: DataSettings, count: int, samples: int | Literal["auto"], part: str) -> IntArray:
+    """Return the sorted positions of the samples that a client with data of its own uses: all, or so many of them."""
+    if samples == "auto" or samples >= count:
+        return np.arange(count)
+    return np.sort(numpy_generator(settings.seed, "partition", "own", part).permutation(count)[:samples])
 
 
 def _train_partition(name: str, settings: DataSettings, dataset: Dataset) -> list[IntArray]:

@@ -128,7 +128,8 @@ def _check_classes(path: Path, parts: Mapping[str, Images], listed: tuple[str, .
         elif unknown := sorted(set(images) - set(listed)):
             raise DataError(
                 f"{folder} must hold folders of the classes in data.classes, {','.join(listed)}, but has "
-                f"{', '.join(unknown)} too; rename or remove it, or have the class added for the whole federation"
+                f"{', '.join(unknown)} too; rename or remove it, or have the class added for the whole federation",
+                public=f"{len(unknown)} of its folders of classes are not in data.classes, see the node's log",
             )
     if listed is None and (count := len({name for images in parts.values() for name in images})) < 2:
         raise DataError(f"{path} must hold two classes or more, got {count}; add some, or list them in data.classes")

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from hyperfl_flwr.data.allocation import class_counts, reuse_report
-from hyperfl_flwr.data.assignment import DataSettings, assign, hold_back
+from hyperfl_flwr.data.assignment import DataSettings, assign, held_back, hold_back, limited
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.data.splits import Dataset, IntArray, Split
 
-__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "normalised"]
+__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_own_data", "normalised"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +68,8 @@ class FederatedData:
 
     Attributes:
         dataset: The data set.
-        partition: The partition in use: ``natural`` where the data set knows its clients, otherwise the settings'.
+        partition: The partition in use: ``natural`` where the data set knows its clients, ``own`` of a client whose
+            data nobody else has, otherwise the settings'.
         num_clients: N.
         reuse: ``{"train": ..., "test": ...}``, plain numbers and lists for a manifest, see `reuse_report`.
     """
@@ -167,14 +168,49 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
     return _share_out(settings, load_dataset(settings.dataset, root, settings.reading))
 
 
+def load_own_data(settings: DataSettings, client: int) -> FederatedData:
+    """Load the data of one client, which nobody else has; equal arguments give the same object within a process.
+
+    Args:
+        settings: `dataset` names the client's data; the partition has no meaning. Sizes per client are upper limits.
+        client: Its id, in 0..N-1.
+
+    Returns:
+        Data of N clients, of which all others have none.
+
+    Raises:
+        DataError: The data cannot be loaded.
+    """
+    root = Path(settings.data_root) if settings.data_root else None
+    return _own(settings, client, load_dataset(settings.dataset, root, settings.reading))
+
+
+@lru_cache(maxsize=8)
+def _own(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData:
+    train = limited(settings, len(dataset.train), settings.train_samples, "train")
+    test = limited(settings, len(dataset.test), settings.test_samples, "test")
+    dataset = _as_used(settings, dataset)
+    if settings.validation_fraction:
+        train, test = held_back(settings, client, train)
+    nothing = [np.arange(0) for _ in range(settings.num_clients)]
+    of_train, of_test = list(nothing), list(nothing)
+    of_train[client], of_test[client] = train, test
+    return FederatedData(dataset=dataset, partition="own", train=of_train, test=of_test)
+
+
+def _as_used(settings: DataSettings, dataset: Dataset) -> Dataset:
+    """Return the data set without augmentation, or with validation data in the place of test data, if so set."""
+    if settings.augmentation == "none":
+        dataset = replace(dataset, augment=False)
+    return replace(dataset, test=dataset.train) if settings.validation_fraction else dataset
+
+
 @lru_cache(maxsize=8)
 def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
-    if settings.augmentation == "none":
-        dataset = replace(dataset, augment=False)
     if settings.validation_fraction:
         train, test = hold_back(settings, train)
-        dataset = replace(dataset, test=dataset.train)
+    dataset = _as_used(settings, dataset)
     return FederatedData(dataset=dataset, partition=name, train=train, test=test)
 
 

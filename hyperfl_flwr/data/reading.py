@@ -135,7 +135,8 @@ def agreed(dataset: Dataset, reading: Reading) -> Dataset:
     if reading.input_shape not in (None, dataset.input_shape):
         raise DataError(
             f"samples of {dataset.name} must have the shape {_shape(reading.input_shape or ())} (data.input-shape), "
-            f"got {_shape(dataset.input_shape)}; only images of folder: data are converted"
+            f"got {_shape(dataset.input_shape)}; only images of folder: data are converted",
+            public=f"its samples have the shape {_shape(dataset.input_shape)}, not that of data.input-shape",
         )
     if reading.classes is not None:
         dataset = _named(dataset, reading.classes)
@@ -156,11 +157,13 @@ def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
     if dataset.classes not in (None, classes):
         raise DataError(
             f"data.classes must be {','.join(dataset.classes or ())}, the classes of {dataset.name}, got "
-            f"{','.join(classes)}"
+            f"{','.join(classes)}",
+            public="its data have other classes than data.classes",
         )
     if dataset.num_classes > len(classes) or (dataset.num_classes < len(classes) and not is_own(dataset.name)):
         raise DataError(
-            f"data.classes must name the {dataset.num_classes} classes of {dataset.name}, got {len(classes)} names"
+            f"data.classes must name the {dataset.num_classes} classes of {dataset.name}, got {len(classes)} names",
+            public=f"its data have {dataset.num_classes} classes, data.classes has {len(classes)}",
         )
     return replace(dataset, classes=classes, num_classes=len(classes))
 

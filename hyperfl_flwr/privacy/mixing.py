@@ -34,9 +34,14 @@ def read_key(path: Path) -> bytes:
     try:
         key = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"the mixing-key-file {path} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"the mixing-key-file {path} cannot be read: {error.strerror}", public="its mixing-key-file cannot be read"
+        ) from None
     if len(key) < SHORTEST_KEY:
-        raise ConfigError(f"the mixing-key-file {path} must have at least {SHORTEST_KEY} bytes, it has {len(key)}")
+        raise ConfigError(
+            f"the mixing-key-file {path} must have at least {SHORTEST_KEY} bytes, it has {len(key)}",
+            public=f"its mixing-key-file must have at least {SHORTEST_KEY} bytes",
+        )
     return key
 
 

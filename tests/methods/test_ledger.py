@@ -128,8 +128,12 @@ def last_out(state: Path) -> Entry:
 
 
 def test_an_error_for_the_operator_leaves_with_its_text(make_settings: MakeSettings, tmp_path: Path) -> None:
+    reply = reply_of(make_settings() | {"seed": "x"}, tmp_path)
+    text = "seed must be a valid integer; got 'x'"
+    assert dict(record_of(reply.content, PROPERTIES, ConfigRecord)) == {"partition": 0, "problem": text}
+    assert last_out(tmp_path).records[0].values == {"partition": 0, "problem": text}
     reply = reply_of(make_settings(), tmp_path, PERSONALIZE)
-    assert reply.error.reason == "ConfigError: this node is no novel client and takes no model on demand"
+    assert reply.error.reason == "this node is no novel client and takes no model on demand"
     assert last_out(tmp_path).error == reply.error.reason
 
 
@@ -148,7 +152,7 @@ def test_of_any_other_error_the_kind_leaves(
 
     monkeypatch.setattr(adapter, "introduce", fails)
     reply = reply_of(make_settings(), tmp_path)
-    assert reply.error.reason == last_out(tmp_path).error == "ValueError: see the node's log"
+    assert reply.error.reason == last_out(tmp_path).error == "ValueError, see the node's log"
     simulated = InProcessGrid(app, 1, make_settings(), {"simulated": True})
     (number,) = simulated.get_node_ids()
     told = simulated.answer(Message(RecordDict(), dst_node_id=number, message_type=HELLO)).error.reason
@@ -158,7 +162,7 @@ def test_of_any_other_error_the_kind_leaves(
 def test_a_message_that_no_handler_takes_is_recorded(make_settings: MakeSettings, tmp_path: Path) -> None:
     """Flower itself refuses it, beside the handlers."""
     reply = reply_of(make_settings(), tmp_path, "query.everything")
-    assert reply.error.reason == last_out(tmp_path).error == "ValueError: see the node's log"
+    assert reply.error.reason == last_out(tmp_path).error == "ValueError, see the node's log"
     assert last_out(tmp_path).kind == "query.everything"
 
 

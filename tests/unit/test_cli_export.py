@@ -84,8 +84,9 @@ def test_the_owner_may_keep_none(federate: Federate, tmp_path: Path, call: Call)
 
 
 def test_keep_model_is_a_truth_value(federate: Federate, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="keep-model in the node config must be true or false, got 'no'"):
-        federate("hyperfl", grid=owned(**{"state-dir": str(tmp_path / "states"), "keep-model": "no"}))
+    grid = owned(**{"state-dir": str(tmp_path / "states"), "keep-model": "no"})
+    with pytest.raises(Exception, match="node 0 is refused: its owner must repair keep-model in the node config"):
+        federate("hyperfl", grid=grid, node_timeout=0.5)
 
 
 def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: Call) -> None:

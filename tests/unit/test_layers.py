@@ -23,7 +23,8 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(
         (
-            "hyperfl_flwr.messages", "hyperfl_flwr.queries", "hyperfl_flwr.arrays", "hyperfl_flwr.sizes",
+            "hyperfl_flwr.messages", "hyperfl_flwr.owner", "hyperfl_flwr.queries", "hyperfl_flwr.arrays",
+            "hyperfl_flwr.sizes",
             "hyperfl_flwr.cohort", "hyperfl_flwr.grid", "hyperfl_flwr.agreement", "hyperfl_flwr.roster",
             "hyperfl_flwr.in_process",
             "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.novel_results",
@@ -38,7 +39,8 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("strategies", "clients"), 2),
     **dict.fromkeys(
         (
-            "hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.methods", "hyperfl_flwr.personalize",
+            "hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.node", "hyperfl_flwr.methods",
+            "hyperfl_flwr.personalize",
             "hyperfl_flwr.restored", "hyperfl_flwr.export", "hyperfl_flwr.join",
         ),
         3,
@@ -57,7 +59,10 @@ LAYERS: dict[str, int] = {
 }  # fmt: skip
 """Package or module -> layer; what is inside a package belongs to the package's layer."""
 
-STRANGERS = (("strategies", "clients"), ("hyperfl_flwr.server_app", "hyperfl_flwr.client_app"))
+STRANGERS = (
+    ("strategies", "clients"), ("hyperfl_flwr.server_app", "hyperfl_flwr.client_app"),
+    ("hyperfl_flwr.server_app", "hyperfl_flwr.node"),
+)  # fmt: skip
 """Sides that meet in messages only and never import each other."""
 
 
