@@ -11,6 +11,7 @@ from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.datasets import DATASETS, load_dataset
+from hyperfl_flwr.data.reading import HALF
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.recipe import TargetRecipe
@@ -87,7 +88,8 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")
-    recipe = _recipe(config)
+    simulated = "label_counts" in manifest
+    recipe = _recipe(config, simulated=simulated)
     strategy = method.strategy(
         Setting(
             config=config,
@@ -106,15 +108,23 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
         strategy=strategy,
         arrays=arrays,
         recipe=recipe,
-        simulated="label_counts" in manifest,
+        simulated=simulated,
     )
 
 
-def _recipe(config: RunConfig) -> TargetRecipe:
-    """Return what the run's models take; the data are loaded only if nothing else tells."""
+def _recipe(config: RunConfig, *, simulated: bool) -> TargetRecipe:
+    """Return what the run's models take; the data are loaded only if nothing else tells.
+
+    In a deployment the data are their owners', who normalise as agreed on, or images to [-1, 1].
+    """
     info, reading = DATASETS.get(config.dataset), config.data_settings().reading
-    if info and info.input_shape and info.num_classes and info.normalisation and not reading.normalisation:
-        shape: tuple[int, ...] = info.input_shape
+    shape: tuple[int, ...]
+    if not simulated and reading.classes and reading.input_shape:
+        shape, count = reading.input_shape, reading.input_shape[0]
+        mean, std = (part * (count // len(part)) for part in reading.normalisation or HALF)
+        classes = reading.classes
+    elif info and info.input_shape and info.num_classes and info.normalisation and not reading.normalisation:
+        shape = info.input_shape
         mean, std = info.normalisation
         classes = reading.classes or class_names(config.dataset, info.num_classes)
     else:

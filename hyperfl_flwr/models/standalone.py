@@ -139,16 +139,20 @@ def write_model(
 
 
 def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
-    """Read the parameters' file that `write_model` has written.
+    """Read the parameters' file that `write_model` has written; somebody's own network is imported from beside it.
 
     Raises:
         StateError: If it is missing, damaged or something else.
+        ConfigError: If the source of somebody's own network is not found, or does not work.
     """
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        recipe = TargetRecipe.of({name: json.loads(told[name]) for name in NAMES})
+        facts = {name: json.loads(told[name]) for name in NAMES}
+        if is_factory(str(facts["target"])):
+            own_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
+        recipe = TargetRecipe.of(facts)
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; name a file that `hyperfl export` has written") from None
     except (SafetensorError, KeyError, ValueError) as error:

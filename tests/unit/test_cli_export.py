@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federations import NUM_CLIENTS, Call, Federate, InProcessGrid, Settings, small_settings, trained
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hyperfl_flwr.client_app import app
@@ -71,6 +72,27 @@ def test_a_node_keeps_its_clients_models(method: str, federate: Federate, tmp_pa
         found = evaluate(target.eval(), mine.test_images, mine.test_labels).accuracy
         assert facts["accuracy"] == found == last[client]
         np.testing.assert_allclose(facts["mean"], data.dataset.mean)
+
+
+def test_an_operator_without_data_exports_what_is_shared(federate: Federate, tmp_path: Path, call: Call) -> None:
+    """Classes, shape and normalisation are those that the federation has agreed on; the nodes' data are not here."""
+    rng, classes = np.random.default_rng(0), ",".join("abcdefghij")
+    np.savez(tmp_path / "d.npz", images=rng.integers(0, 256, (400, 8, 8), dtype=np.uint8), labels=np.arange(400) % 10)
+    agreed = {"dataset": f"npz:{tmp_path / 'd.npz'}", "data.classes": classes, "data.input-shape": "1x8x8"}
+    run = federate(
+        "hyperfl", num_rounds=1, grid=owned(**{"state-dir": str(tmp_path / "states")}),
+        **agreed, **{"data.normalisation": "0.25/0.125", "data.train-samples": 20, "data.test-samples": 8},
+    )  # fmt: skip
+    (tmp_path / "d.npz").unlink()
+    code, out, err = call("export", run, "--shared", "-o", "shared.safetensors")
+    assert (code, err) == (0, "")
+    with safe_open("shared.safetensors", framework="np") as file:
+        told = {name: json.loads(text) for name, text in file.metadata().items() if name != "format"}
+    assert told["classes"] == list("abcdefghij")
+    assert (told["input_shape"], told["mean"], told["std"]) == ([1, 8, 8], [0.25], [0.125])
+    code, out, err = call("export", run, "--client", "0", "-o", "model.safetensors")
+    assert (code, out) == (2, "")
+    assert "stay at its node; its owner can export the model there: hyperfl export STATE_DIR --client 0 --run" in err
 
 
 def test_the_owner_may_keep_none(federate: Federate, tmp_path: Path, call: Call) -> None:
