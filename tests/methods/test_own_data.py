@@ -1,0 +1,145 @@
+"""Nodes with folders of images of their own: they train together, one that does not fit is left out, no path leaves."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Federate, MakeGrid, Settings, metrics
+from flwr.app import Message
+from flwr.common.serde import recorddict_to_proto
+from PIL import Image
+
+from hyperfl_flwr.client_app import app
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.data.client_data import load_own_data
+from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import read_manifest
+
+CLASSES = "0,1,2,3,4,5,6,7,8,9"
+OWN: dict[str, Any] = {
+    "num_clients": 3, "data.classes": CLASSES, "data.train-samples": "auto", "data.test-samples": "auto",
+    "min-nodes": 2, "node-timeout": 1.0, "dataset": "mnist", "data-root": "/nowhere",
+}  # fmt: skip
+"""The run names data that are nowhere: the nodes have their own."""
+
+HOLDINGS = ("0123", "3456", "6789")
+"""Classes of the three owners: 40 images each, of which 8 are for the test."""
+
+
+def write_owners_folders(folder: Path) -> list[Path]:
+    """Write scikit-learn's digits as three owners hold them; returns their folders."""
+    digits = load_dataset("digits").train
+    found = []
+    for number, labels in enumerate(HOLDINGS):
+        found.append(folder / f"owner-{number}" / "patients of Dr. No")
+        for label in labels:
+            (found[-1] / label).mkdir(parents=True)
+            for row in np.flatnonzero(digits.labels == int(label))[number * 10 : number * 10 + 10]:
+                Image.fromarray(digits.images[row, 0]).save(found[-1] / label / f"{row}.png")
+    return found
+
+
+class OwnersGrid(InProcessGrid):
+    """Nodes of different owners; keeps the bytes of all that they answer."""
+
+    def __init__(self, settings: Settings, folders: list[Path], states: Path) -> None:
+        super().__init__(app, len(folders), settings)
+        self.said: list[bytes] = []
+        for number, (context, folder) in enumerate(zip(self._contexts.values(), folders, strict=True)):
+            context.node_config |= {
+                "data": f"folder:{folder}", "device": "cpu", "threads": 1, "state-dir": str(states / str(number)),
+            }  # fmt: skip
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if reply.has_error():
+            self.said.append(str(reply.error.reason).encode())
+        else:
+            self.said.append(recorddict_to_proto(reply.content).SerializeToString())
+        return reply
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    return write_owners_folders(tmp_path / "owners")
+
+
+def owners(folders: list[Path], states: Path, made: list[OwnersGrid]) -> MakeGrid:
+    def grid(_: int, settings: Settings) -> OwnersGrid:
+        made.append(OwnersGrid(settings, folders, states))
+        return made[-1]
+
+    return grid
+
+
+@pytest.mark.parametrize("method", ["hyperfl", "fedavg"])
+def test_three_owners_train_together(method: str, federate: Federate, folders: list[Path], tmp_path: Path) -> None:
+    """Each client has 32 images to train on (8 of each of 4 classes) and 8 for the test; nothing tells of labels."""
+    grids: list[OwnersGrid] = []
+    run = federate(method, 3, grid=owners(folders, tmp_path / "states", grids), **OWN)
+    rows = [row for row in metrics(run) if row["kind"] == "client" and row["round"] == 2]
+    assert [row["client"] for row in rows] == [0, 1, 2]
+    assert {row["num_examples"] for row in rows} == {32}
+    manifest = read_manifest(run)
+    assert "label_counts" not in manifest
+    assert manifest["settings"]["dataset"] == "mnist"
+    said = b"".join(grids[0].said)
+    assert b"patients" not in said
+    assert str(tmp_path).encode() not in said
+    assert len(list((tmp_path / "states").glob("*/decoded/folder-*"))) == 3
+
+
+def test_one_that_does_not_fit_is_left_out_by_name(federate: Federate, folders: list[Path], tmp_path: Path) -> None:
+    """A folder that is no class of the federation's: the server learns how many, not how they are called."""
+    (folders[1] / "3").rename(folders[1] / "Mrs. Secret")
+    grids: list[OwnersGrid] = []
+    run = federate("fedavg", 3, grid=owners(folders, tmp_path / "states", grids), **OWN)
+    assert {row["client"] for row in metrics(run) if row["kind"] == "client"} == {0, 2}
+    said = b"".join(grids[0].said)
+    assert b"1 of its folders of classes are not in data.classes" in said
+    assert b"Secret" not in said
+    assert b"Secret" not in b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
+
+
+def test_an_image_that_is_damaged_later_fails_its_client_only(
+    federate: Federate, folders: list[Path], tmp_path: Path
+) -> None:
+    grids: list[OwnersGrid] = []
+    make = owners(folders, tmp_path / "states", grids)
+
+    class Damaging(OwnersGrid):
+        def answer(self, message: Message) -> Message:
+            if message.metadata.message_type == "train":
+                (folders[2] / "9" / "broken.png").write_bytes(b"no image")
+            return super().answer(message)
+
+    def grid(num_nodes: int, settings: Settings) -> OwnersGrid:
+        make(num_nodes, settings)
+        grids[0].__class__ = Damaging
+        return grids[0]
+
+    federate("fedavg", 3, grid=grid, **OWN | {"num_rounds": 1, "failure-budget": 0.5})
+    assert b"DataError, see the node's log" in grids[0].said
+    assert not any(b"broken" in text for text in grids[0].said)
+
+
+def own_settings(make_settings: Callable[..., Settings], folder: Path, **changes: Any) -> RunConfig:
+    settings = make_settings("fedavg", **OWN | {"dataset": f"folder:{folder}"} | changes)
+    return RunConfig.from_flat(settings, methods=METHODS)
+
+
+def test_sizes_per_client_are_upper_limits(make_settings: Callable[..., Settings], folders: list[Path]) -> None:
+    data = load_own_data(own_settings(make_settings, folders[0]).data_settings(), 1)
+    assert data.partition == "own"
+    assert [len(data.train_indices(client)) for client in range(3)] == [0, 32, 0]
+    few = {"data.train-samples": 5, "data.test-samples": 100}
+    limited = load_own_data(own_settings(make_settings, folders[0], **few).data_settings(), 1)
+    assert (len(limited.train_indices(1)), len(limited.test_indices(1))) == (5, 8)
+    held = {"data.validation-fraction": 0.25}
+    validated = load_own_data(own_settings(make_settings, folders[0], **held).data_settings(), 1)
+    assert (len(validated.train_indices(1)), len(validated.test_indices(1))) == (24, 8)
+    assert not set(validated.train_indices(1)) & set(validated.test_indices(1))
