@@ -18,6 +18,7 @@ from flwr.app import Context, Message
 from flwr.supercore import log
 
 from clients import adapter
+from clients.on_demand_node import DATA as NOVEL_DATA
 from clients.on_demand_node import NovelNode
 from hyperfl_flwr.errors import RefusalError, for_others
 from hyperfl_flwr.ledger import Ledger
@@ -31,6 +32,9 @@ from hyperfl_flwr.sizes import content_bytes
 
 Handler = Callable[[Message, Context], Message]
 
+ON_DEMAND = "it-pfl"
+"""The method whose models novel clients take."""
+
 
 def book_of(message: Message, context: Context) -> Book | None:
     """Return how a node's messages are recorded: always where it has an owner, in a simulation on request.
@@ -42,8 +46,11 @@ def book_of(message: Message, context: Context) -> Book | None:
         if not context.run_config.get("ledger") or CONFIG not in message.content:
             return None
         folder = Request.of(message.content).run_directory
-    method = METHODS.get(str(context.run_config.get("method")))
+    # A novel client trains nothing: its descriptor is an it-pfl client's, whatever method the run's settings name.
+    name = ON_DEMAND if NOVEL_DATA in context.node_config else str(context.run_config.get("method"))
+    method = METHODS.get(name)
     return Book(
+        method=name,
         ledger=Ledger(state_folder(context.node_config.get("state-dir"), folder, simulated=simulated)),
         private=method.client.private if method else (),
         send_details=simulated,

@@ -22,11 +22,13 @@ class Book:
     """How a node's messages are recorded.
 
     Attributes:
+        method: The method that the node takes part in.
         ledger: Where.
         private: Groups of parameters that must not leave.
         send_details: Whether the texts of exceptions may leave, or only what `for_others` makes of them.
     """
 
+    method: str
     ledger: Ledger
     private: Collection[str]
     send_details: bool
@@ -48,7 +50,7 @@ class RecordedApp(ClientApp):
         book = self._book_of(message, context)
         if book is None:
             return super().__call__(message, context)
-        origin = _origin(message, context)
+        origin = _origin(message, context, book.method)
         try:
             book.ledger.append(origin.entry("in", message.content))
             reply = self._answer(message, context, book)
@@ -85,13 +87,13 @@ def array_group(record: str, name: str) -> str:
     return group_of(name.partition("/")[2] if record == OWN_ARRAYS else name)
 
 
-def _origin(message: Message, context: Context) -> Origin:
+def _origin(message: Message, context: Context, method: str) -> Origin:
     number = context.node_config.get("partition-id", -1)
     return Origin(
         kind=message.metadata.message_type,
         flower_run=message.metadata.run_id,
         node=number if isinstance(number, int) else -1,
-        method=str(context.run_config.get("method", "")),
+        method=method,
         request=message.content,
     )
 
