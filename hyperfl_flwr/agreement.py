@@ -18,6 +18,7 @@ from flwr.supercore import log
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import POLL_SECONDS, Exchange, exchange
 from hyperfl_flwr.messages import HELLO, PROPERTIES, printable, record_of
+from hyperfl_flwr.own_model import source_hash
 from hyperfl_flwr.queries import NOVEL, PROBLEM
 
 TERMS = {
@@ -273,3 +274,17 @@ def _misfit(node: Node, found: Agreement, hosts: Mapping[int, int], num_clients:
         number, client = next(iter(taken.items()))
         return f"it claims client {client}, which node {number} hosts; give each node its own partition-id"
     return ""
+
+
+def refuse_strange_model(federation: Federation, target: str) -> None:
+    """Check that all nodes have the server's source of the network.
+
+    Raises:
+        RunFailedError: Naming those that have another.
+    """
+    mine = source_hash(target)
+    if strange := [node.partition for node in federation.nodes if node.properties.get("model", mine) != mine]:
+        raise RunFailedError(
+            f"the nodes {strange} have another source of {target} than the server; install one version everywhere, or "
+            f"start the run from the folder that has the source, so that it travels with the app"
+        )

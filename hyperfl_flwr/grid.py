@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
 
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.in_process import InProcessGrid
@@ -45,6 +44,8 @@ class Exchange:
 
 def is_simulated(grid: Grid) -> bool:
     """Say whether all nodes are parts of one simulation, which nobody can leave."""
+    from flwr.superlink.grid import InMemoryGrid  # deferred: takes half a second, and processes of nodes need it not
+
     return isinstance(grid, InMemoryGrid) or (isinstance(grid, InProcessGrid) and grid.simulated)
 
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.agreement import Federation
-from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.models import own_source
 from hyperfl_flwr.models.own import is_factory
 from hyperfl_flwr.recording import MODEL
@@ -53,20 +52,6 @@ def model_facts(target: str) -> dict[str, Any]:
 def source_hash(target: str) -> str:
     """Return the hash of the network's source; empty for a built-in one."""
     return str(model_facts(target).get("model", {}).get("sha256", ""))
-
-
-def refuse_strange_model(federation: Federation, target: str) -> None:
-    """Check that all nodes have the server's source of the network.
-
-    Raises:
-        RunFailedError: Naming those that have another.
-    """
-    mine = source_hash(target)
-    if strange := [node.partition for node in federation.nodes if node.properties.get("model", mine) != mine]:
-        raise RunFailedError(
-            f"the nodes {strange} have another source of {target} than the server; install one version everywhere, or "
-            f"start the run from the folder that has the source, so that it travels with the app"
-        )
 
 
 def keep_model(target: str, folder: Path) -> None:

@@ -17,10 +17,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from hyperfl_flwr import manifest
+from hyperfl_flwr.agreement import refuse_strange_model
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
-from hyperfl_flwr.own_model import keep_model, refuse_other_model, refuse_strange_model
+from hyperfl_flwr.own_model import keep_model, refuse_other_model
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors

@@ -18,7 +18,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtri
 
 MARGIN = 1e-9
@@ -46,6 +45,8 @@ def smallest_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
         raise ValueError(f"delta must be between 0 and 1, both excluded: {delta}")
     if not 0 < sensitivity < math.inf:
         raise ValueError(f"the sensitivity must be positive and finite: {sensitivity}")
+    from scipy.optimize import brentq  # deferred: takes a third of a second, and few processes of a node need it
+
     wanted = math.log(delta)
 
     def excess(x: float) -> float:
