@@ -12,7 +12,7 @@ from pathlib import Path
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.own_model import find_kept, keep_model
-from hyperfl_flwr.storage import Arrays, read_arrays, write_arrays
+from hyperfl_flwr.storage import Arrays, read_arrays, unwritable, write_arrays
 
 FILE = "model.npz"
 
@@ -44,12 +44,23 @@ class KeptModel:
     tensors: Arrays
 
     def write(self, folder: Path) -> None:
-        """Replace the model in a client's folder, which is made where it is missing; for its owner alone."""
-        for directory in (folder.parent, folder):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Replace the model in a client's folder, which is made where it is missing; for its owner alone.
+
+        Raises:
+            StateError: If it cannot be written, as on a full disk; the older one is there as before.
+        """
         meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors")}
-        keep_model(self.recipe.target, folder.parent)
-        write_arrays(folder / FILE, self.tensors, {**meta, "recipe": self.recipe.values()}, mode=0o600)
+        try:
+            for directory in (folder.parent, folder):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            keep_model(self.recipe.target, folder.parent)
+            write_arrays(folder / FILE, self.tensors, {**meta, "recipe": self.recipe.values()}, mode=0o600)
+        except OSError as error:
+            size = sum(value.nbytes for value in self.tensors.values())
+            raise StateError(
+                f"the model of client {self.client} after round {self.round} is not kept: "
+                f"{unwritable(folder, error, size)}, or set keep-model = false in node.toml"
+            ) from error
 
     @classmethod
     def read(cls, folder: Path) -> "KeptModel":

@@ -7,11 +7,10 @@ it.
 (Flower's own `Context.state` loses large states in a deployment and is copied with every message in a simulation.)
 """
 
-import errno
 from pathlib import Path
 
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import Arrays, read_arrays, stored_bytes, write_arrays
+from hyperfl_flwr.storage import Arrays, read_arrays, stored_bytes, unwritable, write_arrays
 
 INITIAL = 0
 """The version of a client that was never trained; it is computed from the seed, not stored."""
@@ -54,10 +53,7 @@ class PrivateState:
         size = sum(value.nbytes for value in arrays.values())
         older = max(self.directory.glob("round-*.npz"), default=None)
         kept = f"; the state of round {int(older.stem.removeprefix('round-'))} is kept" if older else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            problem = f"the disk of {self.directory} is full ({error.strerror}); make room for {size} bytes"
-        else:
-            problem = f"{self.directory} cannot be written ({error.strerror or error}); correct its owner or its disk"
+        problem = unwritable(self.directory, error, size)
         return f"the state of client {self.client} after round {version} is not stored: {problem}{kept}"
 
     def load(self, version: int) -> Arrays:

@@ -4,6 +4,7 @@ The format is numpy's npz without compression: a zip archive, whose checksums re
 """
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
@@ -65,6 +66,13 @@ def stored_bytes(path: Path) -> dict[str, int]:
     """
     with _checked(path), zipfile.ZipFile(path) as archive:
         return {name: _size(archive, f"{name}.npy") for name in json.loads(archive.read(_META))["arrays"]}
+
+
+def unwritable(folder: Path, error: OSError, num_bytes: int) -> str:
+    """Return in words why a file of so many bytes could not be written to a folder, and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"the disk of {folder} is full ({error.strerror}); make room for {num_bytes} bytes"
+    return f"{folder} cannot be written ({error.strerror or error}); correct its owner or its disk"
 
 
 def _size(archive: zipfile.ZipFile, name: str) -> int:

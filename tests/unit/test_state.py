@@ -6,12 +6,15 @@ import resource
 import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.kept_models import KeptModel
+from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.state import PrivateState, largest_state
 
 ARRAYS = {"embedding/v": np.arange(4, dtype=np.float32), "classifier/weight": np.ones((2, 3))}
@@ -125,6 +128,22 @@ def test_a_write_that_breaks_off_leaves_the_old_version(state: PrivateState) -> 
     assert state.path(3).read_bytes() == before
     state.save(4, LARGE)  # there is room again
     np.testing.assert_array_equal(state.load(4)["classifier/weight"], LARGE["classifier/weight"])
+
+
+def test_a_model_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
+    recipe = TargetRecipe(target="cnn", input_shape=(1, 8, 8), mean=(0.5,), std=(0.5,), classes=("0", "1"))
+    old = KeptModel(
+        client=3, experiment="ab12", round=4, method="hyperfl", dataset="digits", accuracy=0.5, test_examples=2,
+        recipe=recipe, tensors=ARRAYS,
+    )  # fmt: skip
+    folder = tmp_path / "run" / "client-00003"
+    old.write(folder)
+    with files_of_at_most(100_000), pytest.raises(StateError) as caught:
+        replace(old, round=5, tensors=LARGE).write(folder)
+    text = str(caught.value)
+    assert text.startswith(f"the model of client 3 after round 5 is not kept: the disk of {folder} is full")
+    assert text.endswith("make room for 200000 bytes, or set keep-model = false in node.toml")
+    assert KeptModel.read(folder).round == 4
 
 
 @pytest.fixture
