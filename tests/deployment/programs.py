@@ -92,6 +92,17 @@ class Program:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
+    @property
+    def client_apps(self) -> list[int]:
+        """The processes that answer a message at this moment."""
+        found = []
+        for pid in processes_of(self.folder):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if any(Path(word.decode()).name == "flwr-clientapp" for word in words[:2]):
+                    found.append(pid)
+        return found
+
     def kill9(self) -> None:
         """Kill it and all that came of it, as a machine without power does."""
         self._signal(signal.SIGKILL)
@@ -153,13 +164,14 @@ class LocalDeployment:
         self.server.start()
         eventually(self._answers, "the SuperLink's answer")
 
-    def start(self) -> None:
-        """Start the SuperLink, register the nodes, start them and wait until they are online."""
+    def start(self, *numbers: int) -> None:
+        """Start the SuperLink, register the nodes, start some (without numbers all), and wait until they are online."""
         self.start_server()
         list(register(self.deployment))
-        for node in self.nodes:
-            node.start()
-        self.wait_until_online(*range(len(self.nodes)))
+        wanted = numbers or tuple(range(len(self.nodes)))
+        for number in wanted:
+            self.nodes[number].start()
+        self.wait_until_online(*wanted)
 
     def wait_until_online(self, *numbers: int) -> None:
         """Wait until nodes are online."""
