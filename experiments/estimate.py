@@ -9,11 +9,12 @@ import torch
 from clients.setting import client_setting
 from experiments.layout import WIRE_BYTES_PER_SECOND
 from experiments.run import Plan
-from hyperfl_flwr.agreement import Federation, Node
+from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import unpack_arrays
 from hyperfl_flwr.checkpoint import KEPT
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.device import resolve_device
+from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.state import PrivateState

@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.grid import POLL_SECONDS, Exchange, exchange
-from hyperfl_flwr.messages import HELLO, PROPERTIES, printable, record_of
+from hyperfl_flwr.grid import POLL_SECONDS, exchange
+from hyperfl_flwr.introduction import Node, Refusal, introduce
+from hyperfl_flwr.messages import HELLO, printable
 from hyperfl_flwr.own_model import source_hash
-from hyperfl_flwr.queries import NOVEL, PROBLEM
+from hyperfl_flwr.queries import NOVEL
 
 TERMS = {
     "num-nodes": "num-partitions",
@@ -29,28 +29,6 @@ TERMS = {
     "model": "source of the network (target)",
 }
 """Properties in which all nodes must agree, and what their owners call them; one that a node does not tell fits all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A node's answer to the handshake.
-
-    Attributes:
-        id: Flower's node id; random in every run.
-        partition: The node's number, 0 .. num_nodes - 1.
-        clients: The clients it hosts, ascending; may be empty.
-        properties: All that it told.
-    """
-
-    id: int
-    partition: int
-    clients: Sequence[int]
-    properties: Mapping[str, Any]
-
-    @property
-    def num_examples(self) -> Mapping[int, int]:
-        """Training samples of each client; empty where the node does not tell."""
-        return dict(zip(self.clients, self.properties.get("num-examples", ()), strict=False))
 
 
 @dataclass(frozen=True)
@@ -93,25 +71,6 @@ class Federation:
                     row_counts = flat[row * self.num_classes : (row + 1) * self.num_classes]
                     counts.setdefault(split, {})[client] = row_counts
         return counts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Why a node does not take part.
-
-    Attributes:
-        id: Flower's node id.
-        number: The node's number, where it could tell.
-        reason: One line.
-    """
-
-    id: int
-    number: int | None
-    reason: str
-
-    def __str__(self) -> str:
-        who = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
-        return f"{who} is refused: {self.reason}"
 
 
 def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
@@ -167,25 +126,6 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
                 f"node-timeout = {timeout:g} s; start the missing ones or raise node-timeout"
             )
         time.sleep(POLL_SECONDS)
-
-
-def introduce(answer: Exchange) -> Node | Refusal:
-    """Return the node that has answered a greeting, or why it does not take part."""
-    if answer.content is None:
-        return Refusal(id=answer.node, number=None, reason=answer.problem)
-    try:
-        properties: dict[str, Any] = dict(record_of(answer.content, PROPERTIES, ConfigRecord))
-        number = int(properties["partition"])
-        if PROBLEM in properties:
-            return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
-        clients = sorted(int(client) for client in properties["clients"])
-        needed = ("num-nodes",) if properties.get(NOVEL) else ("num-nodes", "input-shape", "num-classes")
-        missing = [key for key in needed if key not in properties]
-    except (KeyError, TypeError, ValueError) as error:
-        return Refusal(id=answer.node, number=None, reason=f"its greeting cannot be read: {printable(str(error))}")
-    if missing:
-        return Refusal(id=answer.node, number=number, reason=f"it does not tell {', '.join(missing)}")
-    return Node(id=answer.node, partition=number, clients=clients, properties=properties)
 
 
 def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
@@ -269,7 +209,7 @@ def _misfit(node: Node, found: Agreement, hosts: Mapping[int, int], num_clients:
     if node.partition in found.accepted:
         return f"its partition-id {node.partition} is that of another node; give each node its own"
     if foreign := [client for client in node.clients if not 0 <= client < num_clients]:
-        return f"it claims the clients {foreign}, of {num_clients}"
+        return printable(f"it claims the clients {foreign}, of {num_clients}")
     if taken := {hosts[client]: client for client in node.clients if client in hosts}:
         number, client = next(iter(taken.items()))
         return f"it claims client {client}, which node {number} hosts; give each node its own partition-id"

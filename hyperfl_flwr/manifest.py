@@ -39,7 +39,7 @@ def new(settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
         "devices": [None] * roster.num_nodes,
         "present_at_start": [node.partition for node in federation.nodes],
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
-        **_data(federation),
+        **(_data(federation) if roster.simulated else {}),
         **model_facts(str(settings["target"])),
     }
     return with_nodes(document, roster)
@@ -69,7 +69,7 @@ def _circumstances() -> dict[str, Any]:
 
 
 def _data(federation: Federation) -> dict[str, Any]:
-    """Return what the nodes of a simulation tell about their data; a deployment's nodes tell nothing."""
+    """Return what the nodes of a simulation tell about their data; a deployment's are not asked."""
     counts = federation.label_counts()
     if not counts:
         return {}

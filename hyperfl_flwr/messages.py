@@ -228,7 +228,7 @@ class Report:
         """
         try:
             return cls._unpack(dict(record))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"it is no report: {type(error).__name__}: {error}") from None
 
     @classmethod

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord
 
-from hyperfl_flwr.agreement import Federation, Node
+from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig, Scalar
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.datasets import DATASETS, load_dataset
 from hyperfl_flwr.data.reading import HALF
 from hyperfl_flwr.errors import RunDirectoryError
+from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.own_model import find_kept

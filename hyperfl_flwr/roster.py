@@ -15,10 +15,11 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from hyperfl_flwr.agreement import Agreement, Federation, Node, Refusal, agree, handshake, introduce
+from hyperfl_flwr.agreement import Agreement, Federation, agree, handshake
 from hyperfl_flwr.cohort import clients_of_node
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import is_simulated, match
+from hyperfl_flwr.introduction import Node, Refusal, introduce
 from hyperfl_flwr.messages import HELLO
 from hyperfl_flwr.queries import NOVEL
 
@@ -100,7 +101,8 @@ class Roster:
             return self.federation
         end, waiting = time.monotonic() + self._timeout, ""
         while True:
-            self._look(patience=0.0)
+            left = max(0.0, end - time.monotonic())
+            self._look(patience=min(GREETING_SECONDS, left))  # who is the first to answer decides nothing
             if (self._all_are_known() and self._are_enough()) or time.monotonic() > end:
                 break
             if (state := self._missing_text()) != waiting:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays
 from hyperfl_flwr.grid import exchange
-from hyperfl_flwr.messages import ARRAYS, CONFIG, OWN_ARRAYS, Failure, Request, own_key
+from hyperfl_flwr.messages import ARRAYS, CONFIG, OWN_ARRAYS, Failure, Request, own_key, printable
 from hyperfl_flwr.queries import DESCRIBE, DESCRIPTOR, QUESTION, Question
 from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
@@ -85,7 +85,7 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
         except ValueError as error:
             if answer.away:
                 found.away[answer.node] = mine
-            found.failures += [Failure(client=client, reason=str(error)) for client in mine]
+            found.failures += [Failure(client=client, reason=printable(str(error))) for client in mine]
             continue
         found.arrays |= own
         found.num_examples |= {result.client: result.num_examples for result in report.results}

@@ -13,9 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hyperfl_flwr.agreement import Federation, Node, greet
+from hyperfl_flwr.agreement import Federation, greet
 from hyperfl_flwr.arrays import num_bytes, unpack_arrays
 from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.models.recipe import Recipe
 from hyperfl_flwr.queries import DESCRIPTOR, PERSONALIZE, RECIPE, Question

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hyperfl_flwr.messages import ClientResult, Failure, Report
+from hyperfl_flwr.messages import ClientResult, Failure, Report, printable
 from hyperfl_flwr.metrics.memory import process_name
 
 
@@ -39,8 +39,8 @@ class Outcome:
             self.processes[report.process] = report.peak_memory
 
     def refuse(self, clients: Sequence[int], reason: str) -> None:
-        """Note that all clients that a node was asked for are left out."""
-        self.failures += [Failure(client=client, reason=reason) for client in clients]
+        """Note that all clients that a node was asked for are left out; the reason may have words of the node's."""
+        self.failures += [Failure(client=client, reason=printable(reason)) for client in clients]
 
     def leave(self, node: int, clients: Sequence[int]) -> None:
         """Note that a node is gone, with all clients that it was asked for."""

@@ -1,5 +1,7 @@
 """Reads nodes' replies, which come from machines that are not ours: whatever does not fit is refused with a reason."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,15 @@ from hyperfl_flwr.messages import (
     record_of,
     weights_record,
 )
+
+MOST_METRICS = 100
+"""Names of metrics that a report may have."""
+
+LARGEST_METRIC = 1e100
+"""Sums of such numbers over all clients are finite. A loss may be infinite, nothing may be minus infinite."""
+
+TAKEN = frozenset({"kind", "round", "phase", "client", "clients", "failed", "away", "num-examples"})
+"""What the lines of metrics.jsonl tell themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +55,25 @@ def read_report(content: RecordDict, asked: Sequence[int]) -> Report:
     told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
     if told != list(asked):
         raise ValueError(f"the reply is about the clients {told}, asked were {list(asked)}")
+    _check_metrics(report)
     return report
+
+
+def _check_metrics(report: Report) -> None:
+    """Refuse metrics that could not be recorded: too many, with other names than ours have, or too large to be added.
+
+    Raises:
+        ValueError: Naming one.
+    """
+    found = {name: value for result in report.results for name, value in result.metrics.items()}
+    if len(found) > MOST_METRICS:
+        raise ValueError(f"the reply has {len(found)} metrics, more than {MOST_METRICS}")
+    if strange := [name for name in found if name in TAKEN or not re.fullmatch("[a-z][a-z0-9-]{0,99}", name)]:
+        raise ValueError(f"a metric cannot be called {strange[0]!r}")
+    for result in report.results:
+        for name, value in result.metrics.items():
+            if not (abs(value) <= LARGEST_METRIC or value == math.inf):
+                raise ValueError(f"the {name} of client {result.client} cannot be {value:g}")
 
 
 def read_training(
@@ -110,7 +139,7 @@ def _read(record: ArrayRecord, expected: SharedArrays) -> SharedArrays:
 def _unpack(record: ArrayRecord) -> SharedArrays:
     try:
         return unpack_arrays(record)
-    except (TypeError, ValueError, EOFError, SyntaxError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"the reply's arrays cannot be read: {printable(str(error))}") from None
 
 

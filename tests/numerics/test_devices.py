@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from clients.setting import ClientSetting
-from hyperfl_flwr.agreement import Federation, Node
+from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import unpack_arrays
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import DeviceError
+from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.state import PrivateState
 from strategies.base import Setting

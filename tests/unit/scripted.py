@@ -21,6 +21,8 @@ def introduction(partition: int, num_nodes: int, num_clients: int, **changes: An
         "clients": clients_of_node(partition, num_nodes, num_clients),
         "input-shape": [1, 8, 8],
         "num-classes": 10,
+        "partitioned-by": "iid",
+        "device": "cpu",
         **{key.replace("_", "-"): value for key, value in changes.items()},
     }
     return RecordDict({PROPERTIES: ConfigRecord(properties)})

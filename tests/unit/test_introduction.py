@@ -1,0 +1,88 @@
+"""Greetings of nodes that tell nonsense: each is refused with the reason, and the run does not end by it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message
+from scripted import A, B, C, ScriptedGrid, introduction, nodes_of, says
+
+from hyperfl_flwr import roster as roster_module
+from hyperfl_flwr.grid import Exchange
+from hyperfl_flwr.introduction import MOST_NODES, Node, Refusal, introduce
+from hyperfl_flwr.messages import PROPERTIES, record_of
+from hyperfl_flwr.roster import Roster
+
+
+def greeting(**changes: Any) -> Exchange:
+    content = introduction(0, 3, 6)
+    for key, value in changes.items():
+        record_of(content, PROPERTIES, ConfigRecord)[key.replace("_", "-")] = value
+    return Exchange(node=A, content=content)
+
+
+def test_what_our_nodes_tell_is_taken() -> None:
+    told = {"classes": ["a", "b"], "num_examples": [10, 0], "model": "", "train_label_counts": [1] * 20}
+    found = introduce(greeting(**told))
+    assert isinstance(found, Node)
+    assert (found.clients, found.num_examples) == ([0, 3], {0: 10, 3: 0})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_nodes": 0}, {"num_nodes": MOST_NODES + 1}, {"num_nodes": "3"}, {"num_nodes": 3.0}, {"num_nodes": True},
+        {"clients": "03"}, {"clients": [0, 0]}, {"clients": [-1]}, {"clients": [0.5]}, {"clients": 3},
+        {"input_shape": "[1, 8, 8]"}, {"input_shape": [1, 8]}, {"input_shape": [1, 0, 8]}, {"num_classes": "10"},
+        {"num_examples": ["many", "more"]}, {"num_examples": 5}, {"num_examples": [-1, 1]}, {"classes": [1, 2]},
+        {"device": 1}, {"partitioned_by": [1]}, {"model": b"x"}, {"data_reuse": 1}, {"train_label_counts": [0.5]},
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
+    """Before, some of these ended the run with an exception of the server's, or by want of memory."""
+    found = introduce(greeting(**change))
+    assert isinstance(found, Refusal)
+    (key,) = change
+    assert found.reason.startswith(f"its {key.replace('_', '-')} cannot be ")
+
+
+@pytest.mark.parametrize("key", ["num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "device"])
+def test_what_is_not_told_is_named(key: str) -> None:
+    answer = greeting()
+    assert answer.content is not None
+    del record_of(answer.content, PROPERTIES, ConfigRecord)[key]
+    found = introduce(answer)
+    assert isinstance(found, Refusal)
+    assert found.reason == f"it does not tell {key}"
+
+
+class SlowGrid(ScriptedGrid):
+    """The answers of B and C are there at the third look only."""
+
+    def __init__(self, answers: dict[int, Sequence[Callable[[Message], Message | None]]]) -> None:
+        super().__init__(answers)
+        self.looks: dict[str, int] = {}
+        self.slow: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
+        sent = list(messages)
+        names = super().push_messages(sent)
+        self.slow |= {name for name, message in zip(names, sent, strict=True) if message.metadata.dst_node_id != A}
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
+        (name,) = message_ids
+        self.looks[name] = self.looks.get(name, 0) + 1
+        return [] if name in self.slow and self.looks[name] < 3 else super().pull_messages([name])
+
+
+def test_the_first_to_answer_does_not_decide_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A says that it is the only node, and answers first; B and C, which are there too, say that there are three."""
+    monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
+    answers = {**nodes_of(3, 3), A: [says(introduction(0, 1, 3))]}
+    roster = Roster(SlowGrid(answers), num_clients=3, timeout=10.0)
+    assert [node.id for node in roster.gather().nodes] == [B, C]
+    assert roster.num_nodes == 3
+    assert [str(refusal) for refusal in roster.refused] == [
+        "node 0 is refused: its num-partitions is 1, that of the others is 3"
+    ]

@@ -1,0 +1,98 @@
+"""Replies of nodes that tell nonsense: each is refused with a `ValueError`, which leaves out its node and no more."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.messages import CLIENTS, ClientResult, Report
+from strategies.outcome import Outcome
+from strategies.replies import MOST_METRICS, read_report
+
+
+def content(metrics: dict[str, float], **changes: Any) -> RecordDict:
+    """Return the reply of one client, in whose record some values are others."""
+    record = Report(results=[ClientResult(client=0, num_examples=7, metrics=metrics)], process="p").to_record()
+    for key, value in changes.items():
+        record[key.replace("_", "-")] = value
+    return RecordDict({CLIENTS: record})
+
+
+def test_our_metrics_are_taken() -> None:
+    """A loss may become infinite."""
+    told = {"own-accuracy": 0.5, "own-loss": float("inf"), "hidden-active-units": 12.0, "seconds": 1.0}
+    assert read_report(content(told), [0]).results[0].metrics == told
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        ({"round": 99.0}, "a metric cannot be called 'round'"),
+        ({"kind": 1.0}, "a metric cannot be called 'kind'"),
+        ({"num-examples": 1.0}, "a metric cannot be called 'num-examples'"),
+        ({"failed": 1.0}, "a metric cannot be called 'failed'"),
+        ({"a\x1b[2J": 1.0}, "a metric cannot be called"),
+        ({"": 1.0}, "a metric cannot be called ''"),
+        ({"own-loss": -float("inf")}, "the own-loss of client 0 cannot be -inf"),
+        ({"own-loss": 1e308}, r"the own-loss of client 0 cannot be 1e\+308"),
+        ({f"m{number}": 1.0 for number in range(MOST_METRICS + 1)}, "has 101 metrics, more than 100"),
+    ],
+)
+def test_metrics_that_could_not_be_recorded_are_refused(metrics: dict[str, float], text: str) -> None:
+    """A line of metrics.jsonl has a round, a kind, ... of its own; the sum of two numbers of 1e308 is none."""
+    with pytest.raises(ValueError, match=text):
+        read_report(content(metrics), [0])
+
+
+@pytest.mark.parametrize("change", [{"peak_memory": float("inf")}, {"seconds": "soon"}, {"process": 1}])
+def test_numbers_of_the_process_that_are_none(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"it is no report|could not convert"):
+        read_report(content({}, **change), [0])
+
+
+def header(text: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def header_of(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        header_of((2**70,)) + b"0000",
+        header_of((2**40, 2**40)) + b"0000",
+        header_of((-1,)) + b"0000",
+        header_of((2,)) + b"0000",
+        header_of((1,)) + b"00000000",
+        header_of((1,), "|O") + b"00000000",
+        header(b"(" * 3000),
+        header(b"-" * 9000 + b"1"),
+        header(b"\xff\x00"),
+        header(b"{[]: 1}"),
+        b"\x93NUMPY\x01\x00\xff\xff{}",
+        b"",
+    ],
+)
+def test_arrays_that_are_none(data: bytes) -> None:
+    """Python's and numpy's own readers raise seven kinds of exceptions of these, or read beyond what was told."""
+    with pytest.raises(ValueError, match=r"header|must be|cannot have the shape|magic|EOF"):
+        unpack_arrays(ArrayRecord({"a": Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=data)}))
+
+
+def test_what_we_pack_is_read() -> None:
+    for array in (np.zeros((), np.float32), np.zeros((0, 3), np.int64), np.arange(6.0).reshape(2, 3)):
+        assert np.array_equal(unpack_arrays(pack_arrays({"a": array}))["a"], array)
+
+
+def test_a_reason_is_one_line_whatever_a_node_calls_its_arrays() -> None:
+    """Names of arrays get into the reason, which gets into the log and on the terminal."""
+    outcome = Outcome()
+    outcome.refuse([3], "unexpected arrays: a\n2026 INFO all is well\x1b[2J")
+    assert [failure.reason for failure in outcome.failures] == ["unexpected arrays: a 2026 INFO all is well[2J"]
