@@ -5,6 +5,7 @@ import importlib.metadata
 import ipaddress
 import os
 import platform
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ from hyperfl_flwr.storage import write_atomically
 NODE_HOME = "/srv/hyperfl/node-{}"
 """Where a node's unit expects the folder that its owner gets."""
 
+_UNFIT = '?"%$\\'
+"""What systemd, TOML or Flower's address of a database would read as something else in a path."""
+
 VERSIONS = "versions.toml"
 VERSIONED = ("flwr", "torch")
 
@@ -33,7 +37,7 @@ def init(deployment: Deployment) -> None:
     folder = deployment.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} must be a new or an empty folder, but is in use; name another one")
-    if unfit := sorted({character for character in str(folder) if character in '?"%' or not character.isprintable()}):
+    if unfit := sorted({character for character in str(folder) if character in _UNFIT or not character.isprintable()}):
         raise ConfigError(f"{folder} must have no {' '.join(map(repr, unfit))} in its path; name another folder")
     previous = os.umask(0o077)
     try:
@@ -94,7 +98,7 @@ def _write_server(deployment: Deployment) -> None:
     bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - its nodes are on other machines
     _write(server / "start.sh", texts.fill(texts.SERVER_START, bind=bind, port=deployment.port), mode=0o700)
     _write(server / "nginx.conf", texts.fill(texts.GATE, host=deployment.host, port=deployment.port))
-    programs = f"HYPERFL_BIN='{Path(sys.executable).parent}'"
+    programs = f"HYPERFL_BIN={shlex.quote(str(Path(sys.executable).parent))}"
     _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
     unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())
     _write(server / "hyperfl-superlink.service", unit)

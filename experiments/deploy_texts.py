@@ -6,6 +6,10 @@ which is days, and what it saves is less than a second beside the three of Flowe
 messages that `ps` shows as defunct are normal: Flower waits for one only when it starts the next.
 """
 
+import re
+
+_NAME = "@([A-Z]+)@"
+
 _PREAMBLE = """\
 #!/bin/sh
 # @WHAT@ Written by `hyperfl deploy init`; `environment` beside it is for your changes.
@@ -242,13 +246,12 @@ IGNORED = """\
 
 
 def fill(text: str, **values: object) -> str:
-    """Put values in the place of `@NAME@`.
+    """Put values in the place of `@NAME@`; what they hold is left as it is.
 
     Raises:
-        ValueError: If a name is left.
+        ValueError: If there is no value for a name, or no name for a value.
     """
-    for name, value in values.items():
-        text = text.replace(f"@{name.upper()}@", str(value))
-    if "@" in text.replace('\\"\\$@\\"', "").replace('"$@"', ""):
-        raise ValueError(f"a value is missing in {text!r}")
-    return text
+    names = set(re.findall(_NAME, text))
+    if names != {name.upper() for name in values}:
+        raise ValueError(f"the names are {sorted(names)}, the values are of {sorted(values)}")
+    return re.sub(_NAME, lambda match: str(values[match[1].lower()]), text)

@@ -1,5 +1,6 @@
 """What `hyperfl deploy init` writes: who may read it, certificates that others accept, scripts that a shell reads."""
 
+import re
 import shutil
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from experiments.deploy_files import init, renew
 from experiments.deploy_keys import read_certificate, read_node_key
 from experiments.deploy_layout import Deployment
 from experiments.deploy_owner import Place
+from experiments.deploy_texts import fill
 from hyperfl_flwr.errors import ConfigError, StateError
 
 
@@ -108,10 +110,28 @@ def test_a_lost_or_foreign_authority_cannot_renew(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_and_an_unfit_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "letter").touch()
-    for folder, told in ((tmp_path, "is in use"), (tmp_path / "letter", "is in use"), (tmp_path / "a?b", "no '\\?'")):
-        with pytest.raises(ConfigError, match=told):
+    unfit = [(tmp_path / f"a{character}b", f"must have no {character!r} in") for character in '?"%$\\']
+    for folder, told in ((tmp_path, "is in use"), (tmp_path / "letter", "is in use"), *unfit):
+        with pytest.raises(ConfigError, match=re.escape(told)):
             make(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+
+
+def test_a_path_may_look_like_a_place_for_a_value(tmp_path: Path) -> None:
+    """As the home of somebody of a domain does, or a folder that is called as a value in our texts."""
+    place = tmp_path / "somebody@example.org" / "@PORT@'s and spaces"
+    place.parent.mkdir()
+    one = make(place)
+    told = tomllib.loads((one.flower_home / "config.toml").read_text())["superlink"]["hyperfl"]
+    assert told["root-certificates"] == str(place / "server" / "ca.crt")
+    assert f'ExecStart=/bin/sh "{place}/server/start.sh"' in (one.server / "hyperfl-superlink.service").read_text()
+
+
+def test_a_place_without_a_value_and_a_value_without_a_place() -> None:
+    none: dict[str, object] = {}
+    for values in (none, {"port": 1, "host": "a"}):
+        with pytest.raises(ValueError, match="the names are"):
+            fill("@PORT@", **values)
 
 
 def test_shells_and_systemd_read_what_is_written(deployment: Deployment) -> None:
