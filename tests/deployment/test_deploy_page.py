@@ -1,9 +1,10 @@
-"""The commands of docs/deployment.md, sections 1 to 3, are run as they stand there; only host and port are replaced.
+"""The commands of docs/deployment.md are run as they stand there; only host and port are replaced.
 
 The operator and the owner of node 0 have a folder each, and Flower's own programs speak TLS on the loopback interface.
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -22,22 +23,21 @@ from experiments.deploy_layout import Deployment
 from experiments.deploy_nodes import registered_nodes
 from experiments.deploy_probe import probe
 from experiments.flower import flower_command
+from hyperfl_flwr.recording import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "deployment.md"
-OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0")
+OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl export node-0", "hyperfl ledger node-0")
 """How the commands begin that the owner of node 0 runs; the others are the operator's."""
 
 PATIENCE = 240.0
 
 
 def page_commands() -> list[str]:
-    """Return the commands of the page's sections 1 to 3, in their order."""
-    text = PAGE.read_text()
-    part = text[text.index("\n## 1. ") : text.index("\n## 4. ") if "\n## 4. " in text else None]
-    return [line.strip() for line in part.splitlines() if re.match(r"    (hyperfl|sh|tar) ", line)]
+    """Return the page's commands, in their order."""
+    return [line.strip() for line in PAGE.read_text().splitlines() if re.match(r"    (hyperfl|sh|tar) ", line)]
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -119,6 +119,8 @@ def run_page(machines: Machines, commands: list[str]) -> None:
     """Run the commands; those that start a program wait until it is there."""
     for written in commands:
         command = written.replace("fl.example.org", "localhost").replace("8443", str(machines.port))
+        if command.startswith("hyperfl run") and len(machines.online()) == 1:
+            start_the_other_node(machines)
         owner = machines.folder / "owner"
         place = owner if command.startswith(OWNERS) else machines.folder / "operator"
         if command.endswith("start.sh"):
@@ -132,6 +134,12 @@ def run_page(machines: Machines, commands: list[str]) -> None:
         assert code == 0, f"{command}: {said}"
         if command.startswith("tar -C"):  # the operator hands it over
             shutil.move(machines.folder / "operator" / "node-0.tar.gz", owner)
+
+
+def start_the_other_node(machines: Machines) -> None:
+    """Start node 1, whose owner does what node 0's has done."""
+    machines.start("sh fl/nodes/node-1/start.sh", machines.folder / "operator")
+    wait_for(lambda: machines.online() == [0, 1], "both nodes must be connected")
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +170,18 @@ def test_both_sides_are_in_order(machines: Machines) -> None:
     assert machines.said["hyperfl deploy register fl"].splitlines() == ["node-0: registered", "node-1: registered"]
 
 
+def test_a_run_leaves_its_results_on_both_sides(machines: Machines) -> None:
+    """The run and its continuation come to their end; the owner has the model, and the ledger of what left."""
+    run = machines.folder / "operator" / "first"
+    assert json.loads((run / "manifest.json").read_text())["status"] == "completed"
+    assert [row["round"] for row in read_metrics(run) if row["kind"] == "train"] == [1, 2, 3]
+    exported = machines.folder / "owner" / "mine" / "model.safetensors"
+    newest = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 0][-1]
+    assert json.loads(exported.with_suffix(".json").read_text())["accuracy"] == newest["own_accuracy"]
+    told = next(said for command, said in machines.said.items() if command.startswith("hyperfl ledger"))
+    assert "These groups are private and have stayed: classifier, embedding" in told
+
+
 def test_registering_again_changes_nothing(machines: Machines) -> None:
     before = registered_nodes(machines.deployment)
     code, said = machines.finish("hyperfl deploy register fl", machines.folder / "operator")
@@ -179,7 +199,7 @@ def test_a_node_with_an_unregistered_key_is_refused(machines: Machines) -> None:
     code, said = machines.finish("sh start.sh", place)
     assert code != 0
     assert "2004" in said
-    assert machines.online() == [0]
+    assert machines.online() == [0, 1]
 
 
 def test_a_node_without_tls_is_refused(machines: Machines) -> None:
@@ -187,7 +207,7 @@ def test_a_node_without_tls_is_refused(machines: Machines) -> None:
     command = f"flower-supernode --insecure --superlink localhost:{machines.port} --max-retries 1 --port {free_port()}"
     code, _ = machines.finish(f"{command} --auth-supernode-private-key '{key}'", machines.folder)
     assert code != 0
-    assert machines.online() == [0]
+    assert machines.online() == [0, 1]
 
 
 def test_a_node_that_trusts_another_authority_is_told(machines: Machines) -> None:
