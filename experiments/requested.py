@@ -51,8 +51,3 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     RunDirectory(path).close()  # refused while another process is writing
     resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
     return manifest
-
-
-def is_simulation(manifest: Mapping[str, Any]) -> bool:
-    """Say whether a run was a simulation: a deployment's nodes do not tell the server what labels they have."""
-    return "label_counts" in manifest

@@ -120,7 +120,7 @@ def _print_private(run: RunLedger) -> None:
     if not run.experiment:
         return
     if run.leaked:
-        out.print(f"ERROR: arrays of private groups have left: {', '.join(run.leaked)}", markup=False)
+        _say(f"ERROR: arrays of private groups have left: {', '.join(run.leaked)}")
     elif run.private:
         out.print(f"These groups are private and have stayed: {', '.join(run.private)}.", markup=False)
     else:

@@ -238,7 +238,7 @@ def _record(name: str, record: ArrayRecord | ConfigRecord | MetricRecord) -> Rec
 def _array(name: str, array: Array) -> ArrayEntry:
     try:
         size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
-    except TypeError:  # a server that sends a type which numpy does not know
+    except (TypeError, ValueError, SyntaxError):  # a server that sends a type which numpy does not know
         size = len(array.data)
     return ArrayEntry(name=name, shape=list(array.shape), dtype=array.dtype, bytes=size)
 

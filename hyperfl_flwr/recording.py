@@ -151,6 +151,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def is_simulation(manifest: Mapping[str, Any]) -> bool:
+    """Say whether a run was a simulation: a deployment's nodes do not tell the server what labels they have."""
+    return "label_counts" in manifest
+
+
 def settings_of(run: Path) -> dict[str, Scalar]:
     """Return the settings of a run, which may be of an earlier version.
 

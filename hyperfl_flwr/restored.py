@@ -17,7 +17,7 @@ from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.own_model import find_kept
-from hyperfl_flwr.recording import read_manifest, settings_of
+from hyperfl_flwr.recording import is_simulation, read_manifest, settings_of
 from strategies.base import BaseStrategy, Setting
 from strategies.recorded import restore
 
@@ -89,7 +89,7 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")
-    simulated = "label_counts" in manifest
+    simulated = is_simulation(manifest)
     recipe = _recipe(config, simulated=simulated)
     strategy = method.strategy(
         Setting(

@@ -8,7 +8,7 @@ from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.novel_results import FILE
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.recording import is_simulation, read_manifest
 from hyperfl_flwr.state import INITIAL, PrivateState
 
 
@@ -34,7 +34,7 @@ def resume_round(config: RunConfig, *, keeps_state: bool) -> int:
     for number in reversed(checkpoints.rounds()):
         _, progress = checkpoints.load(number)
         if _fits(progress, config):
-            if keeps_state and "label_counts" in manifest:
+            if keeps_state and is_simulation(manifest):
                 _check_states(path / "clients", str(manifest["experiment"]), progress)
             return number
     return 0

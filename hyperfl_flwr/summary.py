@@ -6,7 +6,7 @@ from typing import Any
 
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.novel_results import flat_means, read_novel
-from hyperfl_flwr.recording import Record, read_manifest, read_metrics
+from hyperfl_flwr.recording import Record, is_simulation, read_manifest, read_metrics
 from hyperfl_flwr.state import largest_state
 
 
@@ -58,7 +58,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "bytes_down_per_client_round": int(_median(rounds, "bytes_down_per_client")),
         "bytes_on_wire_per_round": int(_median(rounds, "bytes_on_wire")),
         "server_state_bytes": checkpoints.server_state_bytes(stored[-1]) if stored else None,
-        "client_state_bytes": _client_state_bytes(path, is_simulated="label_counts" in manifest),
+        "client_state_bytes": _client_state_bytes(path, is_simulated=is_simulation(manifest)),
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
         **flat_means(read_novel(path)),
     }
