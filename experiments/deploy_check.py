@@ -1,7 +1,7 @@
 """`hyperfl deploy check`: what is wrong with a deployment, on the operator's side; the node's side is checked apart."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cryptography import x509
@@ -18,22 +18,27 @@ from experiments.deploy_owner import PLACE
 from experiments.deploy_probe import CERTIFICATE, Answer, probe
 from experiments.findings import Finding, error, ok, warning
 from experiments.flower import can_use_database_file
+from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import ConfigError, StateError
 
 FILES = ("ca.crt", "server.crt", "server.key", "start.sh", "flwr/config.toml")
 NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
 
 
-def check(folder: Path) -> Iterator[Finding]:
+def check(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Yield what was found in a deployment's or a node's folder, whichever it is.
 
+    Args:
+        folder: The folder.
+        told: On a node, what the operator says of the data with the run, as settings.
+
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If it is neither, or `told` is wrong.
     """
     if (folder / "deployment.toml").is_file():
         return check_server(Deployment.read(folder))
     if (folder / PLACE).is_file():
-        return check_node(folder.absolute())
+        return check_node(folder.absolute(), told)
     raise ConfigError(
         f"{folder} is neither a deployment (it has no deployment.toml) nor a node's folder (it has no {PLACE}); "
         f"name the folder that `hyperfl deploy init` made, or the one that its operator gave you"

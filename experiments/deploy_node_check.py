@@ -1,6 +1,7 @@
 """`hyperfl deploy check` in a node's folder: what its owner can put right before anybody waits for the node."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,8 +13,9 @@ from experiments.deploy_keys import read_node_key
 from experiments.deploy_owner import FILE, PLACE, NodeSettings, Place, node_config
 from experiments.deploy_probe import clock, probe
 from experiments.findings import Finding, error, ok, warning
-from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.config import RunConfig, Scalar, default_settings
 from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.data.reading import Reading, is_own
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, DataError, DeviceError, StateError
 from hyperfl_flwr.privacy.mixing import read_key
@@ -22,8 +24,17 @@ from hyperfl_flwr.registration import Registration, ask_registration
 FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
 
 
-def check_node(folder: Path) -> Iterator[Finding]:
-    """Yield what was found in a node's folder and on its machine; nothing is changed, and no data leave it."""
+def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Yield what was found in a node's folder and on its machine; no data leave it, and only decoded images are kept.
+
+    Args:
+        folder: The node's.
+        told: What the operator says of the data with the run, as settings.
+
+    Raises:
+        ConfigError: If that is wrong.
+    """
+    reading = RunConfig.from_flat({**default_settings(), **told}).data_settings().reading
     yield from machine.files(folder, FILES)
     yield from machine.private([folder, folder / "node.key", folder / "state"])
     yield from machine.authority(folder)
@@ -38,7 +49,7 @@ def check_node(folder: Path) -> Iterator[Finding]:
     yield from machine.writable("state", Path(str(config["state-dir"])))
     yield from _device(settings)
     yield from _mixing_key(config.get("mixing-key-file"))
-    yield from _data(settings, config)
+    yield from _data(settings, config, reading)
     yield from _server(folder, place)
 
 
@@ -67,7 +78,7 @@ def _mixing_key(file: object) -> Iterator[Finding]:
     yield from machine.private([Path(str(file))])
 
 
-def _data(settings: NodeSettings, config: dict[str, Scalar]) -> Iterator[Finding]:
+def _data(settings: NodeSettings, config: dict[str, Scalar], reading: Reading) -> Iterator[Finding]:
     """Yield whether the data can be read, and what they are."""
     if settings.novel_data:
         yield from _novel_data(Path(str(config["novel-data"])), config.get("novel-output"))
@@ -77,7 +88,8 @@ def _data(settings: NodeSettings, config: dict[str, Scalar]) -> Iterator[Finding
         return
     root = Path(str(config["data-root"])) if settings.data_root else None
     try:
-        dataset = load_dataset(str(config["data"]), root)
+        own = replace(reading, has_owner=True, cache=Path(str(config["state-dir"])))
+        dataset = load_dataset(str(config["data"]), root, own if is_own(str(config["data"])) else reading)
     except (DataError, ConfigError) as failure:
         yield error("data", str(failure), f"set data in {FILE}")
         return

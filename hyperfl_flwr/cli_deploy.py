@@ -11,7 +11,7 @@ from experiments.deploy_layout import DEFAULT_PORT, Deployment
 from experiments.deploy_owner import node_arguments
 from experiments.deploy_register import register
 from experiments.findings import as_json, exit_code, print_finding
-from hyperfl_flwr.cli_output import err, out
+from hyperfl_flwr.cli_output import err, out, parse_setting
 
 deployments = typer.Typer(help="Prepare and check a federation of SuperNodes on machines of different owners.")
 
@@ -43,11 +43,15 @@ def run_register(folder: Folder) -> None:
 @deployments.command("check")
 def run_check(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The deployment's folder, or a node's.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="On a node: what the run says of the data, as data.classes=a,b; repeatable."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Say what is in order and what is wrong, on the operator's or a node's side; exit code 1 if there is an error."""
     findings = []
-    for finding in check(folder):
+    for finding in check(folder, dict(parse_setting(text) for text in set_ or ())):
         findings.append(finding)
         if not json:
             print_finding(out, finding)

@@ -17,6 +17,7 @@ from experiments.deploy_files import init, renew
 from experiments.deploy_keys import read_public_key, write_authority, write_server_certificate
 from experiments.deploy_layout import Deployment
 from experiments.findings import Finding, Level
+from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import ConfigError
 
 Found = dict[str, list[Finding]]
@@ -36,9 +37,9 @@ def deployment(original: Deployment, tmp_path: Path) -> Deployment:
     return Deployment.read(tmp_path / "moved")
 
 
-def look(folder: Path) -> Found:
+def look(folder: Path, **told: Scalar) -> Found:
     found: Found = {}
-    for finding in check(folder):
+    for finding in check(folder, {f"data.{key.replace('_', '-')}": value for key, value in told.items()}):
         found.setdefault(finding.subject, []).append(finding)
     return found
 
@@ -247,6 +248,23 @@ def test_a_state_folder_that_cannot_be_written(deployment: Deployment) -> None:
     assert "cannot be written to" in errors(look(folder))["state"]
 
 
+def test_a_folder_is_read_as_the_run_will(deployment: Deployment) -> None:
+    """Images of two sizes are refused, unless the run says to which they are converted; then its classes must fit."""
+    for part in ("train", "test"):
+        for name, size in (("cat", 9), ("dog", 12)):
+            (deployment.node(1) / "images" / part / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (size, size), 40 * number).save(
+                    deployment.node(1) / "images" / part / name / f"{number}.png"
+                )
+    folder = _settings(deployment, 'data = "folder:images"')
+    assert "data" in errors(look(folder))
+    (found,) = look(folder, input_shape="1x8x8", classes="bird,cat,dog")["data"]
+    assert found.text == "folder:images: 1 x 8 x 8, 3 classes, 8 samples for training, 8 for testing"
+    assert list((folder / "state").glob("decoded/*"))  # where the run will find them
+    assert "dog" in errors(look(folder, input_shape="1x8x8", classes="bird,cat"))["data"]
+
+
 def test_a_folder_of_neither_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a deployment"):
-        check(tmp_path)
+        check(tmp_path, {})

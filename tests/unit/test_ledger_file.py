@@ -91,7 +91,7 @@ def test_numbers_that_json_does_not_know_are_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["no-type", ",", "(-1,)f4", "(999999999999,)f8"])
 def test_an_array_of_an_unknown_type_is_written_down(tmp_path: Path, dtype: str) -> None:
-    """numpy raises a TypeError, a SyntaxError and ValueErrors of these."""
+    """Numpy raises a TypeError, a SyntaxError and ValueErrors of these."""
     array = Array(dtype=dtype, shape=(2,), stype="numpy.ndarray", data=b"12345")
     (record,) = reread(RecordDict({"arrays": ArrayRecord({"a/b": array})}), tmp_path).records
     assert [(a.dtype, a.bytes) for a in record.arrays] == [(dtype, 5)]
