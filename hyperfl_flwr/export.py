@@ -10,6 +10,7 @@ Two states of a client's model are measured in a run (docs/metrics.md), and eith
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,6 +261,8 @@ def write_exported(found: Exported, output: Path) -> list[Path]:
     """
     if output.suffix != ".safetensors":
         raise RunDirectoryError(f"the output must end with .safetensors, got {output.name}; choose another name")
+    if unfit := sorted(set(re.findall(r"[^\w .+-]", output.stem))):  # the name stands in the script
+        raise RunDirectoryError(f"the output's name must have no {' '.join(unfit)}, got {output.name}; choose another")
     if used := [name for name in file_names(output.stem) if (output.parent / name).exists()]:
         raise RunDirectoryError(f"{output.parent} holds {', '.join(used)} already; choose another output")
     try:

@@ -151,6 +151,9 @@ def test_bad_input(run: Path, call: Call, words: tuple[str, ...], expected: str)
 def test_bad_places(run: Path, call: Call) -> None:
     code, _, err = call("export", run, "--client", "1", "-o", "model.pt")
     assert (code, "must end with .safetensors, got model.pt" in err) == (2, True)
+    for name in ('a"b', "a\\b", "a'b"):  # a script of such a name would be no Python
+        code, _, err = call("export", run, "--client", "1", "-o", f"{name}.safetensors")
+        assert (code, f"the output's name must have no {name[1]}, got" in err) == (2, True)
     Path("model.json").write_text("{}")
     code, _, err = call("export", run, "--client", "1", "-o", "model.safetensors")
     assert (code, "holds model.json already; choose another output" in err) == (2, True)
