@@ -208,7 +208,8 @@ ENTRYPOINT ["/bin/sh", "/deployment/start.sh"]
 """
 
 SERVER_COMPOSE = """\
-# docker compose up -d; HYPERFL_USER is `id -u`:`id -g` of this folder's owner.
+# docker compose up -d; HYPERFL_USER is `id -u`:`id -g` of this folder's owner. Runs are
+# written from inside: make @RUNS@ first, and give `hyperfl run --deployment` an --output in it.
 services:
   superlink:
     build: .
@@ -220,6 +221,7 @@ services:
       - "@PORT@:@PORT@"
     volumes:
       - .:/deployment
+      - "@RUNS@:@RUNS@"
 """
 
 NODE_COMPOSE = """\

@@ -246,8 +246,8 @@ class Roster:
         return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused) + self._num_novel
 
     def _needed(self) -> int:
-        half = -(-self.num_nodes // 2)
-        return max(1, half if self._min_nodes is None else min(self._min_nodes, self.num_nodes))
+        """Return how many nodes a run needs; a number that was asked for stands, whatever the nodes tell of theirs."""
+        return max(1, -(-self.num_nodes // 2)) if self._min_nodes is None else self._min_nodes
 
     def _are_enough(self) -> bool:
         return self.num_nodes > 0 and len(self.federation.nodes) >= self._needed()

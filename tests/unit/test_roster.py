@@ -73,6 +73,13 @@ def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Ca
         make_roster(grid, min_nodes=3).gather()
 
 
+def test_nodes_that_say_they_are_fewer_do_not_begin_alone(make_roster: Callable[..., Roster]) -> None:
+    """A node that is mistaken, or lies, about how many there are."""
+    grid = ScriptedGrid({A: [says(introduction(0, 1, 6))]}, arrivals=[A])
+    with pytest.raises(RunFailedError, match="2 of 1 nodes are needed, here are: 0"):
+        make_roster(grid, min_nodes=2).gather()
+
+
 def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
     with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no node has answered that fits"):
         make_roster(ScriptedGrid({})).gather()
