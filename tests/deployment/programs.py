@@ -92,16 +92,17 @@ class Program:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
-    @property
-    def client_apps(self) -> list[int]:
-        """The processes that answer a message at this moment."""
-        found = []
+    def kill9_client_apps(self) -> None:
+        """Kill the processes that answer a message at this moment."""
         for pid in processes_of(self.folder):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if any(Path(word.decode()).name == "flwr-clientapp" for word in words[:2]):
-                    found.append(pid)
-        return found
+                    os.kill(pid, signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        """Ask it to end; `stop` waits for that."""
+        os.killpg(self.pid, signal.SIGTERM)
 
     def kill9(self) -> None:
         """Kill it and all that came of it, as a machine without power does."""

@@ -5,9 +5,8 @@ caused by what the nodes' ledgers and the server's log say, so that a busy machi
 """
 
 import json
-import os
 import re
-import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import LocalDeployment, Program, eventually, finished, local_deployment
+from programs import LocalDeployment, eventually, finished, local_deployment
 from small_disk import SmallDisk
 
 from hyperfl_flwr.ledger import LEDGER, Entry, read_ledger
@@ -26,7 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROUNDS = 8
 SETTINGS = {
     "min-nodes": 2,
-    "node-timeout": 30,  # the late node is waited for so long
     "failure-budget": 0.9,
     "checkpoint-every": 1,
     "learning-rate": 1e-7,  # so large an embedding must not leap
@@ -46,16 +44,18 @@ class Story:
         made: SuperLink and nodes.
         output: The run's folder.
         disturbed: The round in which processes were killed.
-        seconds: How long what took.
-        states: Private state of nodes 1 and 0 before node 1 was killed and while node 0's disk was full: by node, the
-            newest version's file and its content.
+        killed: When node 1 was killed.
         full: The round in which the disk was full.
+        states: By node the newest version of private state, its file and content: of node 1 when it was killed, of
+            node 0 when its disk was full.
+        seconds: How long what took.
     """
 
     made: LocalDeployment
     output: Path
     disturbed: int = 0
     full: int = 0
+    killed: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     states: dict[int, tuple[Path, bytes]] = field(default_factory=dict)
 
@@ -91,29 +91,32 @@ class Story:
 
 
 def disturb(story: Story) -> None:
-    """In the late node's first round end, in the middle of their work, all that the nodes consist of."""
+    """In the late node's first round end, in the midst of their work, all that the nodes consist of."""
     nodes = story.made.nodes
     eventually(lambda: story.messages(2), "a message to node 2")
     story.disturbed = number = story.messages(2)[0].round
     story.keep_state(1)
-    eventually(lambda: story.trains(1, number), "training on node 1")
-    nodes[1].kill9()
-    began = time.monotonic()
-    eventually(lambda: story.trains(0, number), "training on node 0")
-    for pid in nodes[0].client_apps:
-        os.kill(pid, signal.SIGKILL)
+    deeds = {0: nodes[0].kill9_client_apps, 1: lambda: kill_and_start_too_early(story), 2: nodes[2].interrupt}
+
+    def all_are_done() -> bool:
+        for node in [node for node in deeds if story.trains(node, number)]:
+            deeds.pop(node)()
+        return not deeds
+
+    eventually(all_are_done, "training on all nodes")
     nodes[2].stop()  # as an operator does who restarts it
     nodes[2].start()
-    refused_while_it_counts_as_online(nodes[1])
+    eventually(lambda: not nodes[1].alive, "the end of a node that is started too early")
     eventually(lambda: not story.made.superlink.nodes()[1], "node 1 offline")
-    story.seconds["from the kill of node 1 until it counts as away"] = time.monotonic() - began
+    story.seconds["from the kill of node 1 until it counts as away"] = time.monotonic() - story.killed
     story.round_is_over(number)
-    story.seconds["from the kills until the round is over"] = time.monotonic() - began
+    story.seconds["from the kill of node 1 until the round is over"] = time.monotonic() - story.killed
 
 
-def refused_while_it_counts_as_online(node: Program) -> None:
-    node.start()
-    eventually(lambda: not node.alive, "the end of a node that is started too early")
+def kill_and_start_too_early(story: Story) -> None:
+    story.made.nodes[1].kill9()
+    story.killed = time.monotonic()
+    story.made.nodes[1].start()
 
 
 def fill_disk_and_lie(story: Story, disk: SmallDisk, lies: Path) -> None:
@@ -149,12 +152,23 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             disk.unmount()
 
 
+def begin(story: Story) -> subprocess.Popen[str]:
+    """Start a run without the late node, which is waited for; on a machine too busy for the others, for longer."""
+    has_begun = (story.output / "manifest.json").is_file
+    for seconds in (30, 60, 120):
+        words = ("--num-rounds", ROUNDS, "--output", story.output, *SETS, "--set", f"node-timeout={seconds}")
+        run = story.made.hyperfl("run", *words)
+        eventually(lambda run=run: has_begun() or run.poll() is not None, "a run that begins")
+        if has_begun():
+            return run
+    pytest.fail(finished(run)[2])
+
+
 def live(story: Story, disk: SmallDisk, lies: Path) -> None:
     """Start nodes 0 and 1 and a run, and go through everything."""
     made = story.made
     made.start(0, 1)
-    run = made.hyperfl("run", "--num-rounds", ROUNDS, "--output", story.output, *SETS)
-    eventually(lambda: story.messages(0), "the first round")
+    run = begin(story)
     made.nodes[2].start()
     disturb(story)
     fill_disk_and_lie(story, disk, lies)
@@ -169,7 +183,6 @@ def test_a_node_that_comes_late_takes_part(story: Story) -> None:
     manifest = json.loads((story.output / "manifest.json").read_text())
     assert (manifest["present_at_start"], manifest["joined"]) == ([0, 1], [2])
     assert "node 2 joins (clients 2)" in story.log
-    assert 2 in story.rows("train")[1]["away"]
     assert 2 not in story.rows("train")[story.disturbed]["away"]
 
 
@@ -202,8 +215,9 @@ def test_a_killed_process_of_a_client_and_a_restarted_node_get_the_message_again
     assert (row["clients"], row["failed"], row["away"]) == (2, [], [1])
     for node in (0, 2):
         said = [entry for entry in story.messages(node) if entry.round == story.disturbed]
-        assert [entry.direction for entry in said] == ["in", "in", "out"], node
-        assert versions(said[0]) == versions(said[1])
+        came = [entry for entry in said if entry.direction == "in"]
+        assert (len(came), said[-1].direction) == (2, "out"), node
+        assert versions(came[0]) == versions(came[1])
 
 
 def test_a_full_disk_hurts_one_round_of_one_node(story: Story) -> None:
