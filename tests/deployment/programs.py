@@ -178,11 +178,12 @@ class LocalDeployment:
         """Wait until nodes are online."""
         eventually(lambda: all(self.superlink.nodes()[number] for number in numbers), f"nodes {numbers} online")
 
-    def hyperfl(self, command: str, *words: object) -> subprocess.Popen[str]:
-        """Start `hyperfl COMMAND ... --deployment DIR` in the deployment's folder."""
+    def hyperfl(self, command: str, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
+        """Start `hyperfl COMMAND ... --deployment DIR` in a folder, without one in the deployment's."""
         self._commands.append(
             subprocess.Popen(
-                [str(HYPERFL), command, *map(str, words), "--deployment", str(self.folder)], cwd=self.folder, text=True,
+                [str(HYPERFL), command, *map(str, words), "--deployment", str(self.folder)],
+                cwd=cwd or self.folder, text=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )
         )  # fmt: skip

@@ -99,6 +99,31 @@ def assert_private_state_stays(made: LocalDeployment, output: Path) -> None:
     assert any(shared[:16] in content for content in contents)
 
 
+OWN_NETWORK = """
+from torch import nn
+
+
+def build(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, num_classes))
+"""
+
+
+def test_a_network_of_one_s_own_travels_to_the_nodes(
+    two_nodes: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a folder outside the project, where the nodes do not look. Expected: the same run in this process."""
+    (tmp_path / "network_of_mine.py").write_text(OWN_NETWORK)
+    words = ("--model", "network_of_mine:build", "--num-rounds", 1, "--output", tmp_path / "deployed", *SETS)
+    code, _, err = finished(two_nodes.hyperfl("run", *words, cwd=tmp_path))
+    assert code == 0, err
+    monkeypatch.syspath_prepend(tmp_path)
+    here: dict[str, Scalar] = {"target": "network_of_mine:build", "output": str(tmp_path / "here")}
+    settings = default_settings() | SETTINGS | {"num-clients": 2, "num-rounds": 1, "threads": 1} | here
+    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings, methods=METHODS))
+    assert accuracies(tmp_path / "deployed") == accuracies(tmp_path / "here")
+    np.testing.assert_equal(checkpoint(tmp_path / "deployed", 1), checkpoint(tmp_path / "here", 1))
+
+
 def test_ctrl_c_stops_the_run_and_nothing_else(two_nodes: LocalDeployment, tmp_path: Path) -> None:
     output = tmp_path / "a run"
     process = two_nodes.hyperfl("run", "--num-rounds", 1000, "--output", output, *SETS)
