@@ -16,8 +16,8 @@ help: ## show this
 run: install ## install if need be, then train a small federation and show what it learned
 	@.venv/bin/hyperfl quickstart $(ARGS)
 
-test: install-dev ## run all tests, in two processes
-	@.venv/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+test: install-dev ## run all tests, in three processes
+	@.venv/bin/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: install-dev ## lint, formatting and types
 	@.venv/bin/python -m ruff check .

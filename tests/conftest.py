@@ -21,21 +21,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's backgroun
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = ("experiments", "simulation")
+LONGEST = ("deployment", "experiments", "simulation")
 """Folders of tests that begin first, so that the processes of `make test` end at about the same time."""
+
+TOGETHER = ("deployment", "experiments")
+"""Folders whose tests stay in one process: the first mostly wait for Flower's programs, and one process of those leaves
+the cores to the others; the second share the studies that they run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest tests first, and say which stay in one process of `make test`.
 
-    Those of a file do, for its fixtures, and those of `tests/experiments`, which share the studies that they run.
+    Those of a file do, for its fixtures, and those of the folders `TOGETHER`.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = {name: position for position, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (order.get(item.path.parent.name, len(order)), item.path not in slow))
     for item in items:
         folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "experiments" else item.path.stem))
+        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else item.path.stem))
 
 
 @pytest.fixture(scope="session", autouse=True)
