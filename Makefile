@@ -17,7 +17,7 @@ run: install ## install if need be, then train a small federation and show what 
 	@.venv/bin/hyperfl quickstart $(ARGS)
 
 test: install-dev ## run all tests, in three processes
-	@.venv/bin/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@.venv/bin/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 check: install-dev ## lint, formatting and types
 	@.venv/bin/python -m ruff check .

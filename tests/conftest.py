@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from federations import Call, Federate, MakeGrid, Settings, plain_grid, small_settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 import hyperfl_flwr.server_app
 from hyperfl_flwr.__main__ import main
@@ -30,16 +32,28 @@ the cores to the others; the second share the studies that they run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first, and say which stay in one process of `make test`.
-
-    Those of a file do, for its fixtures, and those of the folders `TOGETHER`.
-    """
+    """Put the longest tests first."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = {name: position for position, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (order.get(item.path.parent.name, len(order)), item.path not in slow))
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else item.path.stem))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Keep the tests of a file in one process of `make test`, for its fixtures, and those of the folders `TOGETHER`.
+
+    (pytest-xdist's own marks for groups do nothing with pytest 9.2.)
+    """
+    return Together(config, log)
+
+
+class Together(LoadScopeScheduling):
+    """Gives a file's or a folder's tests to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        folder = Path(file).parent.name
+        return folder if folder in TOGETHER else file
 
 
 @pytest.fixture(scope="session", autouse=True)
