@@ -212,8 +212,8 @@ def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path:
 def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the hashes that are told, the second node's is another; nothing is written."""
     hashes = iter(["same", "other", "same"])  # two nodes greet, then the server compares
-    monkeypatch.setattr("hyperfl_flwr.client_app.source_hash", lambda _: next(hashes))
-    monkeypatch.setattr("hyperfl_flwr.own_model.source_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.node.source_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.agreement.source_hash", lambda _: next(hashes))
     with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_networks:build"):
         federate("fedavg", target="own_networks:build")
 
