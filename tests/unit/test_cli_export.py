@@ -78,11 +78,10 @@ def test_an_operator_without_data_exports_what_is_shared(federate: Federate, tmp
     """Classes, shape and normalisation are those that the federation has agreed on; the nodes' data are not here."""
     rng, classes = np.random.default_rng(0), ",".join("abcdefghij")
     np.savez(tmp_path / "d.npz", images=rng.integers(0, 256, (400, 8, 8), dtype=np.uint8), labels=np.arange(400) % 10)
-    agreed = {"dataset": f"npz:{tmp_path / 'd.npz'}", "data.classes": classes, "data.input-shape": "1x8x8"}
-    run = federate(
-        "hyperfl", num_rounds=1, grid=owned(**{"state-dir": str(tmp_path / "states")}),
-        **agreed, **{"data.normalisation": "0.25/0.125", "data.train-samples": 20, "data.test-samples": 8},
-    )  # fmt: skip
+    agreed = {"data.classes": classes, "data.input-shape": "1x8x8", "data.normalisation": "0.25/0.125"}
+    grid = owned(**{"state-dir": str(tmp_path / "states"), "data": f"npz:{tmp_path / 'd.npz'}"})
+    samples = {"data.train-samples": "auto", "data.test-samples": "auto"}
+    run = federate("hyperfl", 5, num_rounds=1, grid=grid, node_timeout=5.0, **agreed, **samples)
     (tmp_path / "d.npz").unlink()
     code, out, err = call("export", run, "--shared", "-o", "shared.safetensors")
     assert (code, err) == (0, "")

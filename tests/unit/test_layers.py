@@ -174,3 +174,9 @@ def test_no_file_is_over_300_lines() -> None:
 def test_no_file_is_called_utils_or_common() -> None:
     names = [module.rpartition(".")[2] for module in modules()]
     assert not {"utils", "util", "common", "helpers", "misc"} & set(names)
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Of such, one is collected and the other is an error."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
