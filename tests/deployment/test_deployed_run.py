@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import HYPERFL, LocalDeployment, eventually, finished, local_deployment
+from programs import HYPERFL, LocalDeployment, eventually, finished, local_deployment, processes_of
 
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, Scalar, default_settings
@@ -149,6 +149,8 @@ def test_a_killed_superlink_loses_nothing(two_nodes: LocalDeployment, straight: 
     command = re.search(r"resume with: hyperfl run --resume (.*) --deployment (.*)", err)
     assert command is not None, err
     assert command.groups() == (str(output), str(two_nodes.folder))
+    # The run's own process gives up its folder some seconds later.
+    eventually(lambda: not processes_of(two_nodes.server.folder), "the end of what the SuperLink had started")
     code, _, err = finished(two_nodes.hyperfl("run", "--resume", output))
     assert (code, "start it:" in err) == (1, True), err
     two_nodes.start_server()
