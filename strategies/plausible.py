@@ -20,6 +20,9 @@ USUAL_SIZE = 0.05
 """Root mean square of a network's parameters at the start, about: the measure of an update where what was sent is zero,
 or smaller."""
 
+BLOCK = 1 << 15
+"""Elements that are looked at together: few enough to stay in a processor's cache."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -52,7 +55,7 @@ class Bounds:
             ValueError: Naming the client or the group.
         """
         refuse_impossible_numbers(reply.report, self.num_examples, required="own-accuracy")
-        _refuse_long_changes(_means(reply, reductions), shared, self.max_ratio)
+        _refuse_long_changes(reply.sums, shared, self.max_ratio, _divisors(reply, reductions))
         for client, arrays in reply.own.items():
             _refuse_long_changes(arrays, own[client], self.max_ratio)
 
@@ -81,20 +84,21 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
                 raise ValueError(f"the {name} of {who} must be between 0 and 1, got {value:g}")
 
 
-def _means(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> SharedArrays:
-    """Return the means over the clients that are in a node's sums."""
+def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict[str, float]:
+    """Return what makes a node's sums the means over the clients that are in them, by key."""
     num_clients = len(reply.report.results)
     total = sum(result.num_examples for result in reply.report.results)
-    means = {}
-    for key, value in reply.sums.items():
+    divisors = {}
+    for key in reply.sums:
         reduction = reductions[group_of(key)]
-        divisor = num_clients if reduction is Reduction.SUM else reduction.divisor(total, num_clients)
-        means[key] = value / np.asarray(divisor, value.dtype)
-    return means
+        divisors[key] = num_clients if reduction is Reduction.SUM else reduction.divisor(total, num_clients)
+    return divisors
 
 
-def _refuse_long_changes(got: SharedArrays, sent: SharedArrays, max_ratio: float) -> None:
-    """Check that arrays are not far from what was sent, group by group.
+def _refuse_long_changes(
+    got: SharedArrays, sent: SharedArrays, max_ratio: float, divisors: Mapping[str, float] | None = None
+) -> None:
+    """Check that arrays, divided by `divisors`, are not far from what was sent, group by group.
 
     Raises:
         ValueError: Naming the group.
@@ -106,8 +110,9 @@ def _refuse_long_changes(got: SharedArrays, sent: SharedArrays, max_ratio: float
     sizes: dict[str, int] = {}
     for key, value in got.items():
         group = group_of(key)
-        changes[group] = changes.get(group, 0.0) + _square(value - sent[key])
-        lengths[group] = lengths.get(group, 0.0) + _square(sent[key])
+        change, length = _squares(value, sent[key], divisors[key] if divisors else 1.0)
+        changes[group] = changes.get(group, 0.0) + change
+        lengths[group] = lengths.get(group, 0.0) + length
         sizes[group] = sizes.get(group, 0) + value.size
     for group, change in changes.items():
         reference = max(math.sqrt(lengths[group]), USUAL_SIZE * math.sqrt(sizes[group]))
@@ -119,6 +124,16 @@ def _refuse_long_changes(got: SharedArrays, sent: SharedArrays, max_ratio: float
             )
 
 
-def _square(array: NDArray[Any]) -> float:
+def _squares(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> tuple[float, float]:
+    """Return the squared lengths of `got / divisor - sent` and of `sent`, without a copy of either."""
+    change = length = 0.0
+    new, old = got.reshape(-1), sent.reshape(-1)
     with np.errstate(over="ignore"):
-        return float(np.sum(np.square(array, dtype=np.float64)))
+        for first in range(0, new.size, BLOCK):
+            before = old[first : first + BLOCK].astype(np.float64)
+            moved = new[first : first + BLOCK].astype(np.float64)
+            moved /= divisor
+            moved -= before
+            change += float(np.dot(moved, moved))
+            length += float(np.dot(before, before))
+    return change, length
