@@ -113,9 +113,11 @@ def node_arguments(folder: Path) -> str:
     The SuperNode and the processes below it speak over a port of this machine alone: a free one is taken.
 
     Raises:
-        ConfigError: If `node.toml` or `place.toml` cannot be used.
+        ConfigError: If `node.toml` or `place.toml` cannot be used, or names data that are not there.
     """
-    config = " ".join(f"{key}={as_toml(value)}" for key, value in node_config(folder).items())
+    values = node_config(folder)
+    _refuse_missing_data(folder, values)
+    config = " ".join(f"{key}={as_toml(value)}" for key, value in values.items())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -134,6 +136,16 @@ def as_toml(value: Scalar) -> str:
         for character in value
     )
     return f'"{escaped}"'
+
+
+def _refuse_missing_data(folder: Path, config: dict[str, Scalar]) -> None:
+    data = str(config.get("data", ""))
+    paths = {"novel-data": str(config.get("novel-data", ""))}
+    if data.startswith(_KINDS):
+        paths["data"] = data.partition(":")[2]
+    for key, path in paths.items():
+        if path and not Path(path).exists():
+            raise ConfigError(f"{folder / FILE}: {key}: {path} does not exist; repair it, or mount what lies there")
 
 
 def _read(model: type[Model], file: Path, remedy: str) -> Model:

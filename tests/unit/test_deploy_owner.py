@@ -53,11 +53,22 @@ def test_flower_reads_the_values_that_were_meant(values: dict[str, str | int | f
 
 
 def test_the_shell_reads_the_arguments_that_were_meant(tmp_path: Path) -> None:
-    folder = node_folder(tmp_path / "it's a $HOME", 'data = "npz:/a \\"b\\" `c`.npz"')
+    folder = node_folder(tmp_path / "it's a $HOME", 'data = "npz:a \\"b\\" `c`.npz"')
+    (folder / 'a "b" `c`.npz').touch()
     link, address, port, number, option, config = shlex.split(node_arguments(folder))
     assert (link, address, port, option) == ("--superlink", "fl.example.org:8000", "--port", "--node-config")
     assert 1024 <= int(number) <= 65535
     assert parse_config_args([config]) == node_config(folder)
+
+
+@pytest.mark.parametrize("line", ['data = "npz:scans.npz"', 'data = "folder:scans"', 'novel-data = "scans"'])
+def test_data_that_are_not_there_are_told_at_the_start(tmp_path: Path, line: str) -> None:
+    folder = node_folder(tmp_path / "node", line)
+    key = line.split()[0]
+    with pytest.raises(ConfigError, match=rf"node\.toml: {key}: {folder}/scans.* does not exist"):
+        node_arguments(folder)
+    node_folder(folder, 'data = "mnist"')  # where the name of a data set is looked up is not the shell's to know
+    assert "mnist" in node_arguments(folder)
 
 
 def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
