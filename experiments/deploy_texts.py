@@ -107,6 +107,15 @@ novel-output = ""
 # novel-delta = 1e-5
 """
 
+_CONFINED = """\
+UMask=0077
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RestrictSUIDSGID=yes"""
+
 SERVER_UNIT = """\
 # systemd: sudo cp hyperfl-superlink.service /etc/systemd/system/ && sudo systemctl enable --now hyperfl-superlink
 [Unit]
@@ -120,19 +129,13 @@ ExecStart=/bin/sh "@FOLDER@/start.sh"
 Restart=on-failure
 RestartSec=5
 SuccessExitStatus=143
-UMask=0077
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectControlGroups=yes
-RestrictSUIDSGID=yes
+@CONFINED@
 # The folders of the runs must stay writable: that is why not `strict`.
 ProtectSystem=full
 
 [Install]
 WantedBy=multi-user.target
-"""
+""".replace("@CONFINED@", _CONFINED)
 
 GATE = """\
 # nginx between the nodes and the SuperLink: it lets them at what nodes need, and nobody but this machine at the rest,
@@ -183,20 +186,14 @@ ExecStart=/bin/sh "@FOLDER@/start.sh"
 # A SuperNode that was killed is refused for up to a minute, until the SuperLink has missed two of its heartbeats.
 Restart=always
 RestartSec=20
-UMask=0077
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectControlGroups=yes
-RestrictSUIDSGID=yes
+@CONFINED@
 ProtectSystem=strict
 # Add the folder of state-dir or novel-output here if you move it out; data are only read.
 ReadWritePaths="@FOLDER@"
 
 [Install]
 WantedBy=multi-user.target
-"""
+""".replace("@CONFINED@", _CONFINED)
 
 DOCKERFILE = """\
 # Put the project's wheel beside this file: python -m pip wheel --no-deps -w . /path/to/hyperfl-flwr
