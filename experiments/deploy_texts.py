@@ -46,6 +46,7 @@ NODE_START = (
     + """\
 # What node.toml says, checked, as arguments that are quoted for the shell:
 # --superlink ... --port ... --node-config '...'
+# It comes when the SuperLink takes this node: a SuperNode that was killed must have been missed before, a minute at most.
 arguments=$(hyperfl deploy node-arguments "$here")
 eval "set -- $arguments \\"\\$@\\""
 exec flower-supernode \\
@@ -183,7 +184,6 @@ Wants=network-online.target
 [Service]
 User=hyperfl
 ExecStart=/bin/sh "@FOLDER@/start.sh"
-# A SuperNode that was killed is refused for up to a minute, until the SuperLink has missed two of its heartbeats.
 Restart=always
 RestartSec=20
 @CONFINED@

@@ -10,6 +10,7 @@ from experiments.deploy_files import init, renew
 from experiments.deploy_layout import DEFAULT_PORT, Deployment
 from experiments.deploy_owner import node_arguments
 from experiments.deploy_register import register
+from experiments.deploy_start import wait_for_admission
 from experiments.findings import as_json, exit_code, print_finding
 from hyperfl_flwr.cli_output import err, out, parse_setting
 
@@ -71,5 +72,7 @@ def run_renew(folder: Folder) -> None:
 
 @deployments.command("node-arguments", hidden=True)
 def run_node_arguments(folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")]) -> None:
-    """Print what start.sh adds to the SuperNode's command."""
-    typer.echo(node_arguments(folder))
+    """Print what start.sh adds to the SuperNode's command, as soon as the SuperLink takes the node."""
+    arguments = node_arguments(folder)
+    wait_for_admission(folder, lambda line: err.print(line, markup=False))
+    typer.echo(arguments)

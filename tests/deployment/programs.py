@@ -65,6 +65,7 @@ class Program:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._interrupted = False
 
     @property
     def log(self) -> str:
@@ -91,6 +92,7 @@ class Program:
                 ["/bin/sh", str(self.folder / "start.sh")], env=environment, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
+        self._interrupted = False
 
     def kill9_client_apps(self) -> None:
         """Kill the processes that answer a message at this moment."""
@@ -101,8 +103,9 @@ class Program:
                     os.kill(pid, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Ask it to end; `stop` waits for that."""
+        """Ask it to end; `stop` waits for that, for a second request would cut the end short."""
         os.killpg(self.pid, signal.SIGTERM)
+        self._interrupted = True
 
     def kill9(self) -> None:
         """Kill it and all that came of it, as a machine without power does."""
@@ -118,7 +121,10 @@ class Program:
 
     def stop(self) -> None:
         """End it as an operator does; may be called at any time."""
-        self._signal(signal.SIGTERM)
+        if self._interrupted:
+            self._wait()
+        else:
+            self._signal(signal.SIGTERM)
         end = time.monotonic() + 20.0
         while processes_of(self.folder) and time.monotonic() < end:
             time.sleep(0.1)
@@ -175,8 +181,12 @@ class LocalDeployment:
         self.wait_until_online(*wanted)
 
     def wait_until_online(self, *numbers: int) -> None:
-        """Wait until nodes are online."""
-        eventually(lambda: all(self.superlink.nodes()[number] for number in numbers), f"nodes {numbers} online")
+        """Wait until nodes are online, and stay so: their start scripts are for a moment before."""
+
+        def are_online() -> bool:
+            return all(self.superlink.nodes()[number] for number in numbers)
+
+        eventually(lambda: are_online() and not time.sleep(1.0) and are_online(), f"nodes {numbers} online")
 
     def hyperfl(self, command: str, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start `hyperfl COMMAND ... --deployment DIR` in a folder, without one in the deployment's."""

@@ -22,7 +22,9 @@ from experiments.deploy_keys import write_node_key
 from experiments.deploy_layout import Deployment
 from experiments.deploy_nodes import registered_nodes
 from experiments.deploy_probe import probe
+from experiments.deploy_start import wait_for_admission
 from experiments.flower import flower_command
+from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.recording import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -99,6 +101,13 @@ class Machines:
     def online(self) -> list[int]:
         return [number for number, node in registered_nodes(self.deployment).items() if node.online]
 
+    def stay_online(self, numbers: list[int]) -> bool:
+        """Say whether just these nodes are online, and not only for the moment in which a start script tries it."""
+        if self.online() != numbers:
+            return False
+        time.sleep(1.0)
+        return self.online() == numbers
+
     def answers(self) -> bool:
         return probe("localhost", self.port, self.deployment.server / "ca.crt", direct=True)[0] is not None
 
@@ -128,7 +137,7 @@ def run_page(machines: Machines, commands: list[str]) -> None:
             if "server" in command:
                 wait_for(machines.answers, "the SuperLink must answer")
             else:
-                wait_for(lambda: machines.online() == [0], "node 0 must be connected")
+                wait_for(lambda: machines.stay_online([0]), "node 0 must be connected")
             continue
         code, said = machines.finish(command, place)
         assert code == 0, f"{command}: {said}"
@@ -139,7 +148,7 @@ def run_page(machines: Machines, commands: list[str]) -> None:
 def start_the_other_node(machines: Machines) -> None:
     """Start node 1, whose owner does what node 0's has done."""
     machines.start("sh fl/nodes/node-1/start.sh", machines.folder / "operator")
-    wait_for(lambda: machines.online() == [0, 1], "both nodes must be connected")
+    wait_for(lambda: machines.stay_online([0, 1]), "both nodes must be connected")
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +206,16 @@ def test_a_node_with_an_unregistered_key_is_refused(machines: Machines) -> None:
     assert code == 1
     assert "error   key: it is not registered at the SuperLink" in said
     code, said = machines.finish("sh start.sh", place)
-    assert code != 0
-    assert "2004" in said
+    assert code == 2
+    assert "error: this node's key is not registered at the SuperLink; its operator runs `hyperfl deploy" in said
+    assert machines.online() == [0, 1]
+
+
+def test_a_second_supernode_with_the_key_of_one_that_is_online_is_told(machines: Machines) -> None:
+    notes: list[str] = []
+    with pytest.raises(StateError, match="another SuperNode is online with this node's key"):
+        wait_for_admission(machines.deployment.node(1), notes.append, patience=0.0)
+    assert notes == []
     assert machines.online() == [0, 1]
 
 

@@ -11,7 +11,7 @@ import experiments.deploy_probe
 from experiments.deploy_keys import write_authority, write_server_certificate
 from experiments.deploy_probe import Answer, clock, probe
 from experiments.findings import Level
-from hyperfl_flwr.registration import Registration, ask_registration
+from hyperfl_flwr.registration import Registration, ask_admission, ask_registration
 
 
 @pytest.fixture(scope="module")
@@ -122,4 +122,5 @@ def test_answers_of_others_than_a_superlink(folder: Path, status: int, body: byt
     """What a SuperLink itself answers to a known and an unknown key is seen in tests/deployment."""
     key = ec.generate_private_key(ec.SECP384R1())
     with https_server(folder, status=status, body=body) as port:
-        assert ask_registration(f"127.0.0.1:{port}", folder / "ca.crt", key) is said
+        for ask in (ask_registration, ask_admission):
+            assert ask(f"127.0.0.1:{port}", folder / "ca.crt", key) is said

@@ -1,0 +1,62 @@
+"""A start script waits while the SuperLink counts the node's last SuperNode as online, and tells what no wait mends.
+
+The SuperLink's answers are real in tests/deployment; here they come in the order that is wanted.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+import experiments.deploy_start
+from experiments.deploy_files import init
+from experiments.deploy_layout import Deployment
+from experiments.deploy_start import wait_for_admission
+from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.registration import Registration
+
+Answers = Callable[..., list[str]]
+
+
+@pytest.fixture
+def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Return a function that waits with a SuperLink which gives some answers, each once: -> what was noted."""
+    deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=8000, num_nodes=1)
+    init(deployment)
+    monkeypatch.setattr(experiments.deploy_start, "POLL_SECONDS", 0.0)
+
+    def run(*answers: Registration | Exception) -> list[str]:
+        left, notes = list(answers), []
+
+        def answer(*_: object) -> Registration:
+            said = left.pop(0)
+            if isinstance(said, Exception):
+                raise said
+            return said
+
+        monkeypatch.setattr(experiments.deploy_start, "ask_admission", answer)
+        wait_for_admission(deployment.node(0), notes.append)
+        assert not left
+        return notes
+
+    return run
+
+
+def test_it_waits_until_the_last_one_is_missed(wait: Answers) -> None:
+    (note,) = wait(Registration.TAKEN, Registration.TAKEN, Registration.KNOWN)
+    assert note.startswith("waiting until the SuperLink has missed this node's last SuperNode")
+
+
+@pytest.mark.parametrize("answer", [Registration.KNOWN, Registration.UNCLEAR, httpx.ConnectError("nobody is there")])
+def test_it_does_not_wait_for_what_the_supernode_waits_for(answer: Registration | Exception, wait: Answers) -> None:
+    assert wait(answer) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(Registration.UNKNOWN, "its operator runs `hyperfl deploy register`"), (Registration.REFUSED, "clocks")],
+)
+def test_what_waiting_does_not_mend_is_told(answer: Registration, text: str, wait: Answers) -> None:
+    with pytest.raises(StateError, match=text):
+        wait(answer)
