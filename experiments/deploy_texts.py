@@ -46,7 +46,7 @@ NODE_START = (
     + """\
 # What node.toml says, checked, as arguments that are quoted for the shell:
 # --superlink ... --port ... --node-config '...'
-# It comes when the SuperLink takes this node: a SuperNode that was killed must have been missed before, a minute at most.
+# It comes when the SuperLink takes this node: one that was killed must have been missed before, a minute at most.
 arguments=$(hyperfl deploy node-arguments "$here")
 eval "set -- $arguments \\"\\$@\\""
 exec flower-supernode \\
