@@ -18,13 +18,14 @@ from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.cohort import clients_of_node
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData, load_federated_data
 from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
 from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_metrics
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.state import PrivateState
 from strategies.base import BaseStrategy, Setting

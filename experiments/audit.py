@@ -19,7 +19,7 @@ from hyperfl_flwr.attacks.inversion import Optimisation, Progress
 from hyperfl_flwr.attacks.matching import Comparison, compare
 from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
-from hyperfl_flwr.config import RunConfig, Scalar, nearest
+from hyperfl_flwr.config import RunConfig, nearest
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
@@ -27,6 +27,7 @@ from hyperfl_flwr.metrics.distributions import rank_correlation
 from hyperfl_flwr.own_model import find_kept, find_model
 from hyperfl_flwr.recording import settings_of
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 Images = NDArray[np.float32]

@@ -13,11 +13,12 @@ from experiments.audit_report import measure, write_audit
 from hyperfl_flwr import manifest
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.metrics.images import Lpips
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.sections import AuditConfig
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import write_atomically

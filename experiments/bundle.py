@@ -8,9 +8,10 @@ import tomllib
 from pathlib import Path
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import RunConfig, Scalar, app_file
+from hyperfl_flwr.config import RunConfig, app_file
 from hyperfl_flwr.models import own_source
 from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.scalars import Scalar
 
 _INCLUDED = re.compile(r"^fab-include = \[.*\]$", re.MULTILINE)
 

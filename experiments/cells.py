@@ -20,10 +20,11 @@ import torch
 from experiments.bundle import commit
 from experiments.flower import training_environment
 from experiments.studies import Cell, Study
-from hyperfl_flwr.config import RESUMABLE_CHANGES, Scalar, default_settings
+from hyperfl_flwr.config import RESUMABLE_CHANGES, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import write_atomically
 
 DESCRIPTION = "study.json"

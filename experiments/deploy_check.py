@@ -12,14 +12,13 @@ from experiments import deploy_machine as machine
 from experiments.deploy_files import is_local, versions
 from experiments.deploy_keys import read_certificate, read_private_key
 from experiments.deploy_layout import Deployment
-from experiments.deploy_node_check import check_node
 from experiments.deploy_nodes import registered_nodes
 from experiments.deploy_owner import PLACE
 from experiments.deploy_probe import CERTIFICATE, Answer, probe
 from experiments.findings import Finding, error, ok, warning
 from experiments.flower import can_use_database_file
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import ConfigError, StateError
+from hyperfl_flwr.scalars import Scalar
 
 FILES = ("ca.crt", "server.crt", "server.key", "start.sh", "flwr/config.toml")
 NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
@@ -38,6 +37,8 @@ def check(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     if (folder / "deployment.toml").is_file():
         return check_server(Deployment.read(folder))
     if (folder / PLACE).is_file():
+        from experiments.deploy_node_check import check_node  # takes two seconds, with torch; the operator's side none
+
         return check_node(folder.absolute(), told)
     raise ConfigError(
         f"{folder} is neither a deployment (it has no deployment.toml) nor a node's folder (it has no {PLACE}); "

@@ -13,13 +13,14 @@ from experiments.deploy_keys import read_node_key
 from experiments.deploy_owner import FILE, PLACE, NodeSettings, Place, node_config
 from experiments.deploy_probe import clock, probe
 from experiments.findings import Finding, error, ok, warning
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.data.reading import Reading, is_own
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, DataError, DeviceError, StateError
 from hyperfl_flwr.privacy.mixing import read_key
 from hyperfl_flwr.registration import Registration, ask_registration
+from hyperfl_flwr.scalars import Scalar
 
 FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
 

@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.scalars import Scalar
 
 FILE = "node.toml"
 PLACE = "place.toml"

@@ -13,10 +13,11 @@ from experiments.deploy_layout import Deployment
 from experiments.deployed import DeployedSuperLink
 from experiments.following import POLL_SECONDS, Observer, explained, follow
 from experiments.requested import check_resume, requested
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import is_simulation
+from hyperfl_flwr.scalars import Scalar
 
 STOP_SECONDS = 15.0
 """How long a run may take to stop; it needs about one second."""

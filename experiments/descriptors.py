@@ -18,7 +18,6 @@ from hyperfl_flwr import manifest
 from hyperfl_flwr.agreement import handshake
 from hyperfl_flwr.attacks.descriptor_labels import Fit, Shares, expected_shares, own_fit, swapped_fit
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data, normalised
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.in_process import InProcessGrid
@@ -26,6 +25,7 @@ from hyperfl_flwr.novel_results import mean_of
 from hyperfl_flwr.personalize import Source, open_run
 from hyperfl_flwr.queries import DESCRIPTOR, Question
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.scalars import Scalar
 from strategies.asking import ask, descriptors_of
 
 IMAGES = 1000

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from experiments.following import Observer
 from experiments.new_records import NewRecords
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import InstallationError, RunDirectoryError
 from hyperfl_flwr.recording import Record, read_manifest
+from hyperfl_flwr.scalars import Scalar
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter

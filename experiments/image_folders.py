@@ -9,12 +9,13 @@ import numpy.typing as npt
 from PIL import Image
 from rich.progress import Progress
 
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.data.splits import IntArray, Split
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.scalars import Scalar
 
 
 def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: Progress) -> list[Path]:

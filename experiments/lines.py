@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config import Scalar, flatten
+from hyperfl_flwr.config import flatten
 from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.scalars import Scalar
 
 Settings = dict[str, Scalar]
 

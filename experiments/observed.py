@@ -21,7 +21,7 @@ from hyperfl_flwr.attacks.observation import (
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.grid import exchange
@@ -29,6 +29,7 @@ from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS, check_target
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import read_manifest, settings_of
+from hyperfl_flwr.scalars import Scalar
 from strategies.base import Setting
 from strategies.recorded import restore
 

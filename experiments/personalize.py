@@ -7,12 +7,12 @@ from pathlib import Path
 from clients.on_demand import RELEASE, Owner, notes_on, samples_of
 from clients.on_demand_node import DATA, DELTA, EPSILON, OUTPUT
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
 from hyperfl_flwr.owner import SIMULATED
 from hyperfl_flwr.personalize import open_run
+from hyperfl_flwr.scalars import Scalar
 from strategies.on_demand import Served
 
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.own_model import find_model, refuse_other_model
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import resume_round
+from hyperfl_flwr.scalars import Scalar
 
 
 def requested(changes: Mapping[str, Scalar]) -> RunConfig:

@@ -16,7 +16,7 @@ from experiments.layout import Machine, suitable_nodes, suitable_threads
 from experiments.leaks import leak_warnings
 from experiments.requested import check_resume, requested
 from experiments.superlink import LocalSuperLink
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import DeviceError, RunDirectoryError
@@ -24,6 +24,7 @@ from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.recording import is_simulation
 from hyperfl_flwr.resume import refuse_other_nodes
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.state import PrivateState
 
 

@@ -1,22 +1,18 @@
-"""The command line: parses, calls one function, prints."""
+"""The command line: parses, calls one function, prints.
+
+Each command imports what it runs, so that `hyperfl --help` and commands without torch begin at once.
+"""
+
+from __future__ import annotations
 
 import tomllib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from experiments.cores import usable_cores
-from experiments.deploy_layout import Deployment
-from experiments.deploy_run import launch_deployed, plan_deployed
-from experiments.estimate import Estimate, estimate
-from experiments.event_files import require_tensorboard, written_along
-from experiments.following import Observer
-from experiments.quickstart import quickstart as run_quickstart
-from experiments.report import write_report
-from experiments.run import launch, plan
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_deploy import deployments
@@ -29,11 +25,13 @@ from hyperfl_flwr.cli_personalize import personal
 from hyperfl_flwr.cli_progress import ShownProgress
 from hyperfl_flwr.cli_studies import studies
 from hyperfl_flwr.cli_tensorboard import boards
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings, flatten
-from hyperfl_flwr.data.datasets import DATASETS
-from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.scalars import Scalar
+
+if TYPE_CHECKING:
+    from experiments.estimate import Estimate
+    from experiments.following import Observer
+    from hyperfl_flwr.config import RunConfig
 
 cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -78,6 +76,14 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
 ) -> None:
     """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
+    from experiments.cores import usable_cores
+    from experiments.deploy_layout import Deployment
+    from experiments.deploy_run import launch_deployed, plan_deployed
+    from experiments.estimate import estimate
+    from experiments.event_files import require_tensorboard
+    from experiments.run import launch, plan
+    from hyperfl_flwr.data.reading import is_own, own_path
+
     named: dict[str, Scalar | None] = {
         "method": method, "dataset": dataset, "target": model,
         "num-clients": num_clients, "num-rounds": num_rounds, "seed": seed,
@@ -123,6 +129,8 @@ def quickstart(
     num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
 ) -> None:
     """Train HyperFL, FedAvg and local-only on scikit-learn's handwritten digits and compare them."""
+    from experiments.quickstart import quickstart as run_quickstart
+
     result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress)
     table = Table("method", "own", "aggregate", "worst client", "MB per client and round", "seconds per round")
     for row in result.summaries:
@@ -144,12 +152,16 @@ def report(
     output: Annotated[Path | None, typer.Option(help="File to write; default: report.html in the folder.")] = None,
 ) -> None:
     """Write one self-contained page about a run: settings, curves, clients, what travelled; prints its path."""
+    from experiments.report import write_report
+
     out.print(str(write_report(run_directory.absolute(), output and output.absolute())), markup=False)
 
 
 @cli.command()
 def methods() -> None:
     """List the methods."""
+    from hyperfl_flwr.methods import METHODS
+
     table = Table("name", "what it does", "leaves the client", "paper", "state")
     for name, method in METHODS.items():
         table.add_row(name, method.title, method.leaves, method.paper, "ready")
@@ -159,6 +171,8 @@ def methods() -> None:
 @cli.command()
 def datasets() -> None:
     """List the data sets."""
+    from hyperfl_flwr.data.datasets import DATASETS
+
     table = Table("name", "what it is", "classes", "shape", "download", "source")
     for name, info in DATASETS.items():
         size = f"{info.download_mb} MB" if info.download_mb else "none"
@@ -169,6 +183,8 @@ def datasets() -> None:
 @cli.command()
 def settings() -> None:
     """List all settings with their defaults."""
+    from hyperfl_flwr.config import RESUMABLE_CHANGES, default_settings
+
     table = Table("setting", "default", "may change on --resume")
     for key, value in default_settings().items():
         table.add_row(key, repr(value), "yes" if key in RESUMABLE_CHANGES else "")
@@ -183,6 +199,8 @@ def version() -> None:
 
 def _with_event_files(observer: Observer, config: RunConfig, *, wanted: bool) -> AbstractContextManager[Observer]:
     """Return what a run is observed by, and written down for TensorBoard if that is wanted."""
+    from experiments.event_files import written_along
+
     return written_along(Path(config.resume or config.output), observer) if wanted else nullcontext(observer)
 
 
@@ -206,6 +224,8 @@ def _shape(shape: Any) -> str:  # noqa: ANN401
 
 
 def _read_settings(path: Path) -> dict[str, Scalar]:
+    from hyperfl_flwr.config import flatten
+
     try:
         return flatten(tomllib.loads(path.read_text()))
     except OSError as error:

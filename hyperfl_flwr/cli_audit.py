@@ -1,28 +1,25 @@
 """The command line's audit: what a curious server rebuilds from a client's upload."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from experiments.audit import Finding, Options, audit, chosen_attacks, make_target, passes
-from experiments.audit_report import measure, sentence, write_audit
-from experiments.descriptors import measure_descriptors
-from experiments.observed import Observed, Target, recorded_round
-from hyperfl_flwr.attacks.inversion import Progress as OnProgress
-from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.cli_output import err, out, parse_setting
-from hyperfl_flwr.config import Scalar, default_settings
-from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.metrics.images import Lpips
-from hyperfl_flwr.recording import refuse_used_directory, settings_of
-from hyperfl_flwr.storage import write_atomically
+from hyperfl_flwr.scalars import Scalar
+
+if TYPE_CHECKING:
+    from experiments.audit import Finding, Options
+    from experiments.observed import Observed, Target
+    from hyperfl_flwr.attacks.inversion import Progress as OnProgress
 
 audits = typer.Typer()
 
@@ -74,6 +71,13 @@ def run_audit(
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/audit"),
 ) -> None:
     """Attack a client's upload and hold what is found against its images; prints the verdicts and the page's path."""
+    from experiments.audit import Options, audit, chosen_attacks
+    from experiments.audit_report import write_audit
+    from experiments.observed import recorded_round
+    from hyperfl_flwr.device import resolve_device
+    from hyperfl_flwr.metrics.images import Lpips
+    from hyperfl_flwr.recording import refuse_used_directory
+
     refuse_used_directory(output.absolute())
     options = Options(
         attacks=[name.strip() for name in attacks.split(",") if name.strip()],
@@ -120,6 +124,10 @@ def _fresh_target(
         options: See `experiments.audit`.
         checkpoint: The run's folder.
     """
+    from experiments.audit import make_target, passes
+    from hyperfl_flwr.config import default_settings
+    from hyperfl_flwr.recording import settings_of
+
     if checkpoint is not None:
         _refuse_beside("--checkpoint", named)
         settings = settings_of(checkpoint)
@@ -143,6 +151,10 @@ def run_descriptors(
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/descriptors"),
 ) -> None:
     """Estimate novel clients' labels from what they send, beside controls; prints the means and the result's path."""
+    from experiments.descriptors import measure_descriptors
+    from hyperfl_flwr.recording import refuse_used_directory
+    from hyperfl_flwr.storage import write_atomically
+
     refuse_used_directory(output.absolute())
     changes: dict[str, Scalar] = {"novel.epsilons": epsilons, "device": "cpu"}
     changes |= {} if delta is None else {"novel.delta": delta}
@@ -167,6 +179,8 @@ def _with_error(found: Mapping[str, Any]) -> str:
 @audits.command("attacks")
 def list_attacks() -> None:
     """List the attacks."""
+    from hyperfl_flwr.attacks.registry import ATTACKS
+
     listed = Table("name", "what it is", "source", "on", "on sums of")
     for name, attack in ATTACKS.items():
         listed.add_row(name, attack.title, attack.source, ", ".join(attack.methods), ", ".join(attack.sums_of))
@@ -179,6 +193,8 @@ def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
 
 
 def _print_verdicts(target: Target, findings: Mapping[str, Finding]) -> None:
+    from experiments.audit_report import measure, sentence
+
     document = measure(target, findings)
     for name in findings:
         out.print(sentence(document, name), markup=False)

@@ -5,12 +5,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.deploy_check import check
-from experiments.deploy_files import init, renew
 from experiments.deploy_layout import DEFAULT_PORT, Deployment
-from experiments.deploy_owner import node_arguments
-from experiments.deploy_register import register
-from experiments.deploy_start import wait_for_admission
 from experiments.findings import as_json, exit_code, print_finding
 from hyperfl_flwr.cli_output import err, out, parse_setting
 
@@ -27,6 +22,8 @@ def run_init(
     port: Annotated[int, typer.Option(help="Port of the SuperLink.")] = DEFAULT_PORT,
 ) -> None:
     """Write certificates, keys, start scripts and settings of a SuperLink and its nodes."""
+    from experiments.deploy_files import init
+
     deployment = Deployment(folder=folder.absolute(), host=host, port=port, num_nodes=nodes)
     init(deployment)
     out.print(f"server: {deployment.server}", markup=False)
@@ -37,6 +34,8 @@ def run_init(
 @deployments.command("register")
 def run_register(folder: Folder) -> None:
     """Register the nodes' public keys at the running SuperLink; may be repeated."""
+    from experiments.deploy_register import register
+
     for line in register(Deployment.read(folder)):
         out.print(line, markup=False)
 
@@ -51,6 +50,8 @@ def run_check(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Say what is in order and what is wrong, on the operator's or a node's side; exit code 1 if there is an error."""
+    from experiments.deploy_check import check
+
     findings = []
     for finding in check(folder, dict(parse_setting(text) for text in set_ or ())):
         findings.append(finding)
@@ -64,6 +65,8 @@ def run_check(
 @deployments.command("renew")
 def run_renew(folder: Folder) -> None:
     """Write a new server certificate by the same authority; restart the SuperLink afterwards."""
+    from experiments.deploy_files import renew
+
     deployment = Deployment.read(folder)
     renew(deployment)
     out.print(str(deployment.server / "server.crt"), markup=False)
@@ -73,6 +76,9 @@ def run_renew(folder: Folder) -> None:
 @deployments.command("node-arguments", hidden=True)
 def run_node_arguments(folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")]) -> None:
     """Print what start.sh adds to the SuperNode's command, as soon as the SuperLink takes the node."""
+    from experiments.deploy_owner import node_arguments
+    from experiments.deploy_start import wait_for_admission
+
     arguments = node_arguments(folder)
     wait_for_admission(folder, lambda line: err.print(line, markup=False))
     typer.echo(arguments)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from experiments.doctor import examine
 from experiments.findings import as_json, exit_code, print_finding
 from hyperfl_flwr.cli_output import out
 
@@ -18,6 +17,8 @@ def doctor(
     in_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Tell what a simulation or a deployment would lack on this machine; the exit code is 1 if there is an error."""
+    from experiments.doctor import examine
+
     found = []
     for finding in examine(data_root):
         found.append(finding)

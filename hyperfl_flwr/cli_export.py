@@ -1,19 +1,18 @@
 """The command line's use of what was trained: models as files."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hyperfl_flwr.cli_output import err, out
-from hyperfl_flwr.config import Scalar
-from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.export import Exported, State, model_of_node, model_of_run, write_exported
-from hyperfl_flwr.join import join, shared_of, write_shared
-from hyperfl_flwr.models.standalone import read_model
-from hyperfl_flwr.predictions import predict
-from hyperfl_flwr.storage import write_atomically
+from hyperfl_flwr.scalars import Scalar
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.export import Exported, State
 
 exports = typer.Typer()
 
@@ -44,6 +43,9 @@ def run_export(
     ] = False,
 ) -> None:
     """Write a client's model for plain torch: parameters, a document, a script; prints their paths."""
+    from hyperfl_flwr.export import write_exported
+    from hyperfl_flwr.join import shared_of, write_shared
+
     if shared:
         if client is not None or state or run:
             raise ConfigError("--shared is the same for all clients; leave out --client, --state and --run")
@@ -75,6 +77,9 @@ def run_join(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
 ) -> None:
     """Join a finished run with a new client's labelled data, training only what it keeps to itself."""
+    from hyperfl_flwr.device import resolve_device
+    from hyperfl_flwr.join import join, shared_of
+
     kind, colon, path = data.partition(":")
     if kind not in ("npz", "folder") or not colon:
         raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
@@ -107,6 +112,11 @@ def run_predict(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
 ) -> None:
     """Predict samples with a model; prints the accuracy where labels are known, and the table's path."""
+    from hyperfl_flwr.device import resolve_device
+    from hyperfl_flwr.models.standalone import read_model
+    from hyperfl_flwr.predictions import predict
+    from hyperfl_flwr.storage import write_atomically
+
     path = output.absolute()
     if path.exists():
         raise RunDirectoryError(f"{path} exists; choose another --output")
@@ -152,6 +162,8 @@ def model_of(
     Raises:
         HyperFLError: If there is none.
     """
+    from hyperfl_flwr.export import model_of_node, model_of_run
+
     if state not in (None, "own", "aggregate"):
         raise ConfigError(f"--state must be own or aggregate, got {state!r}")
     wanted: State | None = None if state is None else "own" if state == "own" else "aggregate"

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from experiments.image_folders import write_image_folders
 from hyperfl_flwr.cli_output import err, out, parse_setting
-from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.scalars import Scalar
 
 folders = typer.Typer()
 
@@ -22,6 +21,8 @@ def image_folders(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; repeatable.")] = None,
 ) -> None:
     """Write a data set, divided among clients, as class folders of PNG files; prints each client's folder."""
+    from experiments.image_folders import write_image_folders
+
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
     changes |= {"dataset": dataset, "num-clients": num_clients}
     if data_root is not None:

@@ -1,19 +1,22 @@
 """The command line's view of a node's ledger."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from experiments.ledger import RunLedger, chosen, runs_of
 from hyperfl_flwr.cli_output import err, out
-from hyperfl_flwr.ledger import Entry, RecordEntry
-from hyperfl_flwr.recorded_app import array_group
+
+if TYPE_CHECKING:
+    from experiments.ledger import RunLedger
+    from hyperfl_flwr.ledger import Entry, RecordEntry
 
 ledgers = typer.Typer()
 
@@ -26,6 +29,8 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is written down as JSON.")] = False,
 ) -> None:
     """Show what has left a node, message by message, as the node itself has written it down."""
+    from experiments.ledger import chosen, runs_of
+
     found, damaged = runs_of(state_dir.absolute())
     runs = chosen(found, run)
     if damaged:
@@ -73,6 +78,8 @@ def _print_entry(entry: Entry) -> None:
 
 
 def _said(record: RecordEntry) -> str:
+    from hyperfl_flwr.recorded_app import array_group
+
     if record.values is not None:
         return ", ".join(f"{key}={json.dumps(value)}" for key, value in record.values.items()) or "nothing"
     groups: dict[str, list[int]] = {}

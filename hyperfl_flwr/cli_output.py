@@ -5,8 +5,8 @@ import tomllib
 
 from rich.console import Console
 
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.scalars import Scalar
 
 PIPE_WIDTH = 160
 """Columns of a table that no terminal shows."""

@@ -1,22 +1,21 @@
 """The command line's novel client: a model on demand for somebody's own unlabelled data."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clients.on_demand import PREDICTIONS, Owner
-from experiments.deploy_layout import Deployment
-from experiments.deploy_personalize import personalize_nodes
-from experiments.personalize import personalize
 from hyperfl_flwr.cli_output import err, out
 from hyperfl_flwr.cli_progress import ShownProgress
-from hyperfl_flwr.config import Scalar
-from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
-from hyperfl_flwr.recording import new_run_name
-from strategies.on_demand import Served
+from hyperfl_flwr.scalars import Scalar
+
+if TYPE_CHECKING:
+    from clients.on_demand import Owner
+    from experiments.deploy_layout import Deployment
+    from strategies.on_demand import Served
 
 personal = typer.Typer()
 
@@ -40,6 +39,13 @@ def run_personalize(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the numbers that the server saw.")] = False,
 ) -> None:
     """Make a model for unlabelled data that no client had; prints what the server saw and the result's files."""
+    from clients.on_demand import PREDICTIONS, Owner
+    from experiments.deploy_layout import Deployment
+    from experiments.personalize import personalize
+    from hyperfl_flwr.device import resolve_device
+    from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
+    from hyperfl_flwr.recording import new_run_name
+
     if deployment is not None:
         if data or epsilon or delta or output or data_root or device != "auto":
             raise ConfigError("on a deployment the owner of a novel client decides in its node.toml; give RUN only")
@@ -59,6 +65,8 @@ def run_personalize(
 
 
 def _serve_nodes(deployment: Deployment, run: Path, *, verbose: bool) -> None:
+    from experiments.deploy_personalize import personalize_nodes
+
     with ShownProgress("personalize", verbose=verbose) as observer:
         seen = personalize_nodes(deployment, run, observer)
     for line in seen:

@@ -1,11 +1,16 @@
 """The command line's display of a run while it goes on."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments.following import Observer
 from hyperfl_flwr.cli_output import err
+
+if TYPE_CHECKING:
+    from experiments.following import Observer
 
 SHOWN = ("is left out", "novel client", "warning:")
 """Lines of the server's log with one of these are shown with the progress."""
@@ -34,6 +39,8 @@ class ShownProgress:
         self._task = self._bar.add_task(title, total=None, accuracy="starting")
 
     def __enter__(self) -> Observer:
+        from experiments.following import Observer
+
         self._bar.start()
         return Observer(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
 

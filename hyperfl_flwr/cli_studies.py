@@ -1,26 +1,24 @@
 """The command line's studies: running their cells, and rendering what the cells have left."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from experiments.cells import Begun, begin, default_folder, read_begun, run_cells
-from experiments.collecting import collect, showing
-from experiments.figures import draw
-from experiments.layout import Machine, suitable_jobs
-from experiments.studies import Cell, load_study, study_names
-from experiments.tables import markdown, write_tables
 from hyperfl_flwr.cli_output import err, out, parse_setting
-from hyperfl_flwr.device import resolve_device
+
+if TYPE_CHECKING:
+    from experiments.studies import Cell
 
 studies = typer.Typer()
 
-OnCell = Callable[[Cell, str], None]
+OnCell = Callable[["Cell", str], None]
 
 
 @studies.command()
@@ -36,6 +34,11 @@ def study(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
 ) -> None:
     """Run a study's cells, those that are finished excepted; the last line printed is the study's folder."""
+    from experiments.cells import Begun, begin, default_folder, run_cells
+    from experiments.layout import Machine, suitable_jobs
+    from experiments.studies import load_study
+    from hyperfl_flwr.device import resolve_device
+
     found = load_study(name)
     changes = dict(parse_setting(text) for text in set_ or ())
     if data_root is not None:
@@ -60,6 +63,11 @@ def table(
     metric: Annotated[str, typer.Option(help="Another number of the cells' summary.json.")] = "",
 ) -> None:
     """Print a study's table and write it as Markdown, CSV and LaTeX to its folder."""
+    from experiments.cells import default_folder, read_begun
+    from experiments.collecting import collect, showing
+    from experiments.studies import load_study
+    from experiments.tables import markdown, write_tables
+
     folder = output.absolute() if output else default_folder(name, quick=quick)
     found = showing(load_study(name), metric) if metric else load_study(name)
     collected = collect(found, read_begun(folder), folder, mix=mix)
@@ -86,6 +94,10 @@ def figure(
     ] = False,
 ) -> None:
     """Draw a study's figures, or numbers over the rounds of its runs; prints the pictures' paths."""
+    from experiments.cells import default_folder, read_begun
+    from experiments.figures import draw
+    from experiments.studies import load_study
+
     folder, found = output.absolute() if output else default_folder(name, quick=quick), load_study(name)
     for what in number or found.figures:
         for picture in draw(found, read_begun(folder), folder, what, open_private_state=open_private_state):
@@ -95,6 +107,8 @@ def figure(
 @studies.command("studies")
 def list_studies() -> None:
     """List the studies."""
+    from experiments.studies import load_study, study_names
+
     listed = Table("name", "what it compares", "rows", "columns", "seeds")
     for name in study_names():
         found = load_study(name)

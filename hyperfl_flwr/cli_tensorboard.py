@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from experiments.event_files import write_event_files
 from hyperfl_flwr.cli_output import out
 
 boards = typer.Typer()
@@ -17,4 +16,6 @@ def tensorboard(
     clients: Annotated[bool, typer.Option("--clients", help="Also write curves of each client.")] = False,
 ) -> None:
     """Write a run's metrics as TensorBoard's event files; prints their folder, for `tensorboard --logdir`."""
+    from experiments.event_files import write_event_files
+
     out.print(str(write_event_files(run_directory.absolute(), per_client=clients)), markup=False)

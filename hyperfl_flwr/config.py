@@ -30,6 +30,7 @@ from hyperfl_flwr.data.reading import (
 from hyperfl_flwr.errors import ConfigError, InstallationError
 from hyperfl_flwr.models.own import is_factory
 from hyperfl_flwr.models.targets import TARGETS
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.sections import (
     AuditConfig,
     Auto,
@@ -51,9 +52,6 @@ from hyperfl_flwr.sections import (
     Share,
     absolute,
 )
-
-Scalar = str | int | float | bool
-"""What a run-config value may be (Flower's `UserConfigValue`)."""
 
 RESUMABLE_CHANGES = frozenset(
     {

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from clients.base import BaseClient
 from clients.setting import ClientSetting
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.data.client_data import ClientData
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.kept_models import KeptModel
@@ -31,6 +30,7 @@ from hyperfl_flwr.models.standalone import file_names, write_model
 from hyperfl_flwr.recording import read_metrics
 from hyperfl_flwr.restored import Restored, restored
 from hyperfl_flwr.rng import seed_for
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.state import INITIAL, PrivateState
 
 State = Literal["own", "aggregate"]

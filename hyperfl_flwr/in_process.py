@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.scalars import Scalar
 
 FIRST_NODE_ID = 1000
 

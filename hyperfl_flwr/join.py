@@ -18,7 +18,7 @@ from safetensors.torch import save
 from clients.base import BaseClient
 from clients.setting import ClientSetting
 from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData, normalised
 from hyperfl_flwr.data.datasets import DATASETS, load_dataset
 from hyperfl_flwr.data.reading import Reading, placeholder_of
@@ -30,6 +30,7 @@ from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.restored import Restored, restored
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.state import INITIAL, PrivateState
 from hyperfl_flwr.storage import write_atomically
 

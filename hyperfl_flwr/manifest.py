@@ -14,9 +14,9 @@ import torch
 
 from hyperfl_flwr import ROOT, __version__
 from hyperfl_flwr.agreement import Federation
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.own_model import model_facts
 from hyperfl_flwr.roster import Roster
+from hyperfl_flwr.scalars import Scalar
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
 """Environment variable by which the command line tells the server the checkout's commit; Flower's copy has no git."""

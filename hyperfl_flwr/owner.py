@@ -13,10 +13,11 @@ from flwr.app import Context
 from flwr.supercore.utils import get_flwr_home
 from pydantic import ValidationError, field_validator
 
-from hyperfl_flwr.config import RunConfig, Scalar, explain, nearest
+from hyperfl_flwr.config import RunConfig, explain, nearest
 from hyperfl_flwr.data.datasets import DATASETS
 from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import ConfigError, RefusalError
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.sections import Auto, Device, NonNegative, NonNegativeFloat, Positive, Section, absolute
 
 SIMULATED = "simulated"

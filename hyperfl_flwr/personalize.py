@@ -7,10 +7,11 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.models.recipe import Recipe
 from hyperfl_flwr.restored import method_of, restored
+from hyperfl_flwr.scalars import Scalar
 from strategies.it_pfl import FINE_TUNING, ITPFL
 from strategies.on_demand import Served, serve
 

@@ -24,10 +24,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hyperfl_flwr.config import Scalar, default_settings
+from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import RunDirectoryError, StateError
 from hyperfl_flwr.messages import Failure
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import write_atomically
 
 Record = dict[str, Any]

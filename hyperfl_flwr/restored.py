@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.checkpoint import Checkpoints
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.datasets import DATASETS, load_dataset
 from hyperfl_flwr.data.reading import HALF
@@ -18,6 +18,7 @@ from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import is_simulation, read_manifest, settings_of
+from hyperfl_flwr.scalars import Scalar
 from strategies.base import BaseStrategy, Setting
 from strategies.recorded import restore
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.novel_results import FILE
 from hyperfl_flwr.recording import is_simulation, read_manifest
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.state import INITIAL, PrivateState
 
 

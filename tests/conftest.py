@@ -15,8 +15,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 import hyperfl_flwr.server_app
 from hyperfl_flwr.__main__ import main
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.scalars import Scalar
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background; what tests start would ignore it, too

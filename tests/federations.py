@@ -18,11 +18,12 @@ import hyperfl_flwr.server_app
 from hyperfl_flwr.agreement import handshake
 from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import CONFIG, Request, record_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import read_arrays
 from strategies.base import Setting
 

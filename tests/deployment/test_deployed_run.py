@@ -15,10 +15,11 @@ import pytest
 from programs import HYPERFL, LocalDeployment, eventually, finished, local_deployment, processes_of
 
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import read_arrays
 

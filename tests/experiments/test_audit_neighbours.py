@@ -14,11 +14,12 @@ from experiments.audit_report import measure, sentence
 from experiments.observed import record_round, view
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.attacks.observation import load_observation, observation_path
-from hyperfl_flwr.config import Scalar, default_settings
+from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.scalars import Scalar
 
 OPTIONS = Options(num_images=5, by_neighbours=True, iterations=3)
 

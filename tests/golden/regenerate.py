@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyperfl_flwr import client_app, server_app
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.scalars import Scalar
 
 EXPECTED = Path(__file__).with_name("expected.json")
 

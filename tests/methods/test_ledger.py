@@ -15,13 +15,14 @@ from clients import adapter
 from experiments.ledger import RunLedger, runs_of
 from hyperfl_flwr.arrays import pack_arrays
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.ledger import LEDGER, Entry
 from hyperfl_flwr.messages import CONFIG, HELLO, PROPERTIES, record_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.queries import PERSONALIZE
 from hyperfl_flwr.recording import read_manifest, read_metrics
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.sizes import content_bytes
 
 MakeSettings = Callable[..., Settings]

@@ -27,13 +27,13 @@ from hyperfl_flwr.agreement import greet, handshake
 from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import ARRAYS, CLIENTS, OWN_ARRAYS, PROPERTIES, Report, record_of
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.queries import DESCRIBE, PERSONALIZE, RECIPE
+from hyperfl_flwr.scalars import Scalar
 
 N, SIDE, CLASSES = 7, 16, 3
 CPU = torch.device("cpu")

@@ -15,9 +15,10 @@ import pytest
 
 from experiments.processes import descendants, process_table
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import read_arrays
 

@@ -13,12 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, Scalar
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest, read_metrics, settings_of
+from hyperfl_flwr.scalars import Scalar
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from experiments.deploy_files import init, renew
 from experiments.deploy_keys import read_public_key, write_authority, write_server_certificate
 from experiments.deploy_layout import Deployment
 from experiments.findings import Finding, Level
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.scalars import Scalar
 
 Found = dict[str, list[Finding]]
 

@@ -7,7 +7,7 @@ import torch
 
 from experiments.layout import Machine, suitable_nodes, suitable_threads
 from experiments.run import plan
-from hyperfl_flwr.config import Scalar
+from hyperfl_flwr.scalars import Scalar
 
 HYPERNETWORK, CNN = 60_000_000, 470_000
 """Bytes that a node of HyperFL and of FedAvg receives and sends."""

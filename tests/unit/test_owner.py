@@ -11,13 +11,13 @@ from clients import adapter
 from experiments.deploy_owner import NodeSettings
 from hyperfl_flwr.arrays import pack_arrays
 from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import Scalar
 from hyperfl_flwr.errors import ConfigError, DataError, RefusalError, for_others
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
 from hyperfl_flwr.node import NodeApp
 from hyperfl_flwr.owner import Owner
 from hyperfl_flwr.queries import PROBLEM
+from hyperfl_flwr.scalars import Scalar
 
 
 def context(run: Settings | None = None, **node: Scalar) -> Context:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from federations import Federate, Settings, last_checkpoint
 
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, Scalar, default_settings
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings
 from hyperfl_flwr.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import RunDirectory, read_manifest, read_metrics
 from hyperfl_flwr.resume import refuse_changes, resume_round
+from hyperfl_flwr.scalars import Scalar
 
 Resume = Callable[..., int]
 
