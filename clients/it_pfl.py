@@ -43,7 +43,7 @@ class ITPFLClient(PFedHNClient):
         config, shape = self.setting.config, self.setting.data.train_images.shape[1:]
         dimension = config.pfedhn.dimension(config.num_clients)
         self.encoder = build_encoder(config.target, shape, dimension, config.it_pfl.pooling)
-        self.embedding = nn.Embedding(1, dimension, device="meta")
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(1, dimension, device="meta"), freeze=False)  # type: ignore[no-untyped-call]
         return {"encoder": self.encoder, **super().build_groups(), "embedding": self.embedding}
 
     def travelling(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from hyperfl_flwr.attacks.objectives import OBJECTIVES, ObjectiveName
 from hyperfl_flwr.attacks.priors import total_variation
+from hyperfl_flwr.optimisers import Adam
 
 IMAGES = "images"
 """The unknown that has the prior and the range of pixels."""
@@ -182,7 +183,7 @@ def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, repor
     """Run Adam once; a point whose objective is not finite is never the best one."""
     unknowns = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     problems.clamp(unknowns)
-    optimiser = torch.optim.Adam(unknowns.values(), lr=optimisation.learning_rate)
+    optimiser = Adam(unknowns.values(), lr=optimisation.learning_rate)
     cuts = [int(share * optimisation.iterations) for share in _CUTS]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones=cuts, gamma=0.1)
     evaluate = _evaluation(problems, optimisation)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.optimisers import SGD
 
 Combine = Literal["sum", "mean"]
 """How the products of the clients of one round become one step: the original has one client per step."""
@@ -115,7 +116,7 @@ class ServerHypernetwork:
         self.embeddings = nn.Parameter(drawn * embedding_std)
         self._parameters = {"embeddings": self.embeddings, **dict(hypernetwork.named_parameters())}
         embeddings: dict[str, Any] = {"params": [self.embeddings], **rates.of_embeddings()}
-        self._optimiser = torch.optim.SGD(
+        self._optimiser = SGD(
             [embeddings, {"params": list(hypernetwork.parameters())}],
             lr=rates.learning_rate,
             momentum=rates.momentum,

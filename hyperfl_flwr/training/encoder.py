@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hyperfl_flwr.models.encoder import Encoder
+from hyperfl_flwr.optimisers import SGD
 from hyperfl_flwr.training.sgd import Epochs, TrainingData, run_epochs
 
 
@@ -37,9 +38,7 @@ def train_encoder(
         Mean loss of the last pass (with `epochs.steps` of all steps), each batch before its step.
     """
     parameters = list(encoder.parameters())
-    optimiser = torch.optim.SGD(
-        parameters, lr=learning_rate, momentum=epochs.momentum, weight_decay=epochs.weight_decay
-    )
+    optimiser = SGD(parameters, lr=learning_rate, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
 
     def step(images: Tensor, _: Tensor) -> Tensor:
         optimiser.zero_grad()

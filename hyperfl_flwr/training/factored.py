@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
+from hyperfl_flwr.optimisers import SGD
 
 SPARE_UNITS = 8
 """Units that may come into use before the matrix has to be moved."""
@@ -125,7 +126,7 @@ class FactoredHeads:
             raise ValueError(f"the heads must give theta = z H + c, {name} computes theta in a way of its own; {plain}")
         weight, bias = hypernetwork.head_weight, hypernetwork.head_bias
         groups = [group for tensor in (weight, bias) for group in optimiser.param_groups if _holds(group, tensor)]
-        if type(optimiser) is not torch.optim.SGD or len(groups) != 2 or groups[0] is not groups[1]:
+        if type(optimiser) not in (SGD, torch.optim.SGD) or len(groups) != 2 or groups[0] is not groups[1]:
             name = type(optimiser).__name__
             raise ValueError(f"the heads must be in one group of a torch.optim.SGD, got {name}; {plain}")
         if wrong := [name for name in ("nesterov", "maximize", "dampening") if groups[0][name]]:

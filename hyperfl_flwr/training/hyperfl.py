@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
+from hyperfl_flwr.optimisers import SGD
 from hyperfl_flwr.training.factored import FactoredHeads
 from hyperfl_flwr.training.fedrep import FedRepRates
 from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, TrainingData, run_epochs, train_epochs
@@ -160,7 +161,7 @@ def _step2_factored(
     groups = [{"params": of_network, "lr": rates.hypernetwork}]
     if not model.frozen:
         groups.append({"params": [model.embedding], "lr": rates.embedding})
-    optimiser = torch.optim.SGD(groups, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
+    optimiser = SGD(groups, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
     steps = epochs.epochs * math.ceil(len(data.train_labels) / epochs.batch_size)
     heads = FactoredHeads.of(network, optimiser, steps=steps)
     below = [] if model.frozen else [*network.hidden.parameters(), model.embedding]
@@ -172,7 +173,8 @@ def _step2_factored(
         features = functional_call(model.extractor, network.split(theta), (images,))
         loss = functional.cross_entropy(model.classifier(features), labels)
         (gradient,) = torch.autograd.grad(loss, theta)
-        gradients = torch.autograd.grad(hidden, below, heads.backward(gradient)) if below else ()
+        # Of a scalar with the same gradient: `grad_outputs` would import sympy, half a second of a node's process.
+        gradients = torch.autograd.grad(hidden.dot(heads.backward(gradient)), below) if below else ()
         hidden = hidden.detach()
         scale = _clip_factor([*gradients[:-1]], heads.squared_norm(hidden, gradient), rates.clip_norm)
         heads.step(hidden, gradient, scale)

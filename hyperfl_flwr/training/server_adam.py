@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hyperfl_flwr.optimisers import Adam
+
 BETAS = (0.9, 0.99)
 """Decay of the averages of gradients and of their squares; the paper's."""
 
@@ -28,7 +30,7 @@ class ServerAdam:
 
     def __init__(self, initial: Mapping[str, Tensor], learning_rate: float) -> None:
         self._parameters = {name: torch.nn.Parameter(value.clone()) for name, value in initial.items()}
-        self._optimiser = torch.optim.Adam(self._parameters.values(), lr=learning_rate, betas=BETAS)
+        self._optimiser = Adam(self._parameters.values(), lr=learning_rate, betas=BETAS)
 
     @torch.no_grad()
     def step(self, current: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hyperfl_flwr.optimisers import SGD
+
 Predict = Callable[[Tensor], Tensor]
 """Maps images [B, C, H, W] to logits [B, K]."""
 
@@ -99,7 +101,7 @@ def train_epochs(
         Mean training loss of the last pass (with `epochs.steps` of all steps), in nats, each batch before its step; NaN
         without a pass.
     """
-    optimiser = torch.optim.SGD(
+    optimiser = SGD(
         [{"params": list(part.parameters), "lr": part.learning_rate} for part in sets],
         momentum=epochs.momentum,
         weight_decay=epochs.weight_decay,
