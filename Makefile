@@ -16,6 +16,13 @@ help: ## show this
 run: install ## install if need be, then train a small federation and show what it learned
 	@.venv/bin/hyperfl quickstart $(ARGS)
 
+# One thread in each process, and memory that is freed stays with it: a fifth less time on two cores.
+test: export OMP_NUM_THREADS = 1
+test: export OPENBLAS_NUM_THREADS = 1
+test: export MKL_NUM_THREADS = 1
+test: export MALLOC_MMAP_THRESHOLD_ = 2000000000
+test: export MALLOC_TOP_PAD_ = 300000000
+test: export MALLOC_TRIM_THRESHOLD_ = 4000000000
 test: install-dev ## run all tests, in three processes
 	@.venv/bin/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
