@@ -27,14 +27,14 @@ from experiments.flower import flower_command
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.recording import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "deployment.md"
 OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl export node-0", "hyperfl ledger node-0")
 """How the commands begin that the owner of node 0 runs; the others are the operator's."""
 
-PATIENCE = 240.0
+PATIENCE = 400.0
 
 
 def page_commands() -> list[str]:

@@ -12,7 +12,7 @@ from programs import eventually, finished, local_deployment
 from clients.on_demand import Owner
 from experiments.personalize import personalize
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def predictions(folder: Path) -> list[list[str]]:

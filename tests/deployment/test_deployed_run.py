@@ -23,7 +23,7 @@ from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import read_arrays
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SETTINGS: dict[str, Scalar] = {
     "checkpoint-every": 1,

@@ -20,7 +20,7 @@ from small_disk import SmallDisk
 from hyperfl_flwr.ledger import LEDGER, Entry, read_ledger
 from hyperfl_flwr.recording import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROUNDS = 8
 SETTINGS = {

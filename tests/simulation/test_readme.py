@@ -12,7 +12,7 @@ import pytest
 from experiments.processes import kill_all, process_table
 from hyperfl_flwr import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.slow
 
 README = ROOT / "README.md"
 ENVIRONMENT = Path(sys.prefix)

@@ -22,11 +22,11 @@ from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import read_arrays
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
+pytestmark = pytest.mark.slow
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 
-PATIENCE = 120.0
+PATIENCE = 400.0
 """Seconds within which whatever is waited for happens, on a machine that does much else."""
 
 NUM_ROUNDS = 8
@@ -125,7 +125,7 @@ def assert_failed_and_told_the_way_on(process: subprocess.Popen[str], output: Pa
     return complained
 
 
-@pytest.mark.timeout(1200)  # four times Ray
+@pytest.mark.timeout(1800)  # four times Ray
 def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:

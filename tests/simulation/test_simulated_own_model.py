@@ -10,7 +10,7 @@ import pytest
 
 from hyperfl_flwr import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "own_model.md"
 HYPERFL = Path(sys.executable).with_name("hyperfl")

@@ -16,7 +16,7 @@ from experiments.flower import federation_config
 from experiments.personalize import personalize
 from experiments.superlink import LocalSuperLink
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 def predictions(folder: Path) -> list[list[str]]:

@@ -10,7 +10,7 @@ import pytest
 
 from hyperfl_flwr import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
