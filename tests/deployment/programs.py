@@ -65,7 +65,6 @@ class Program:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._interrupted = False
 
     @property
     def log(self) -> str:
@@ -92,7 +91,6 @@ class Program:
                 ["/bin/sh", str(self.folder / "start.sh")], env=environment, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self._interrupted = False
 
     def kill9_client_apps(self) -> None:
         """Kill the processes that answer a message at this moment."""
@@ -101,11 +99,6 @@ class Program:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if any(Path(word.decode()).name == "flwr-clientapp" for word in words[:2]):
                     os.kill(pid, signal.SIGKILL)
-
-    def interrupt(self) -> None:
-        """Ask it to end; `stop` waits for that, for a second request would cut the end short."""
-        os.killpg(self.pid, signal.SIGTERM)
-        self._interrupted = True
 
     def kill9(self) -> None:
         """Kill it and all that came of it, as a machine without power does."""
@@ -121,10 +114,7 @@ class Program:
 
     def stop(self) -> None:
         """End it as an operator does; may be called at any time."""
-        if self._interrupted:
-            self._wait()
-        else:
-            self._signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         end = time.monotonic() + 20.0
         while processes_of(self.folder) and time.monotonic() < end:
             time.sleep(0.1)

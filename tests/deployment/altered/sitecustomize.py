@@ -1,33 +1,48 @@
-"""What an owner can do who wants a node to lie: alter the Flower that is installed there.
+"""What an owner can do: alter the Python that is installed on a node, so that it waits, and so that it lies.
 
-With this folder in PYTHONPATH, Python imports this file before a program begins. Client apps then send what they have
-computed with something done to it, once for each line of the file that LIES names.
+With this folder in PYTHONPATH, Python imports this file before a program begins. In client apps, training then waits in
+its first batch while its round is later than the number in the file that MAY_TRAIN names. Where LIES names a file, what
+was computed is sent with something done to it, once for each line of that file.
 """
 
 import os
 import sys
+import time
 from pathlib import Path
 
 if Path(sys.argv[0]).name == "flwr-clientapp":
     from flwr.app import Array, ArrayRecord, Context, Message
     from flwr.clientapp import ClientApp
+    from torch import Tensor
+    from torch.nn import functional
 
+    MAY_TRAIN = Path(os.environ["MAY_TRAIN"])
     LIES = {
         "norm": lambda value: value * 0 + value.dtype.type(1e6),
         "nan": lambda value: value * value.dtype.type("nan"),
         "shape": lambda value: value.ravel(),
     }
-    told = ClientApp.__call__
+    answered, compared = ClientApp.__call__, functional.cross_entropy
+    in_training = [0]
+
+    def waiting(*args: Tensor, **settings: object) -> Tensor:
+        """Compute a loss; in training, when it may."""
+        while int(MAY_TRAIN.read_text()) < in_training[0]:
+            time.sleep(0.1)
+        return compared(*args, **settings)
 
     def lying(self: ClientApp, message: Message, context: Context) -> Message:
         """Answer a message, and training with the next lie."""
-        reply = told(self, message, context)
-        file = Path(os.environ["LIES"])
+        trains = message.metadata.message_type == "train"
+        in_training[0] = message.content["config"]["round"] if trains else 0
+        reply = answered(self, message, context)
+        file = Path(os.environ.get("LIES", "/nonexistent"))
         lies = file.read_text().split() if file.exists() else []
-        if lies and message.metadata.message_type == "train" and reply.has_content():
+        if lies and trains and reply.has_content():
             file.write_text("\n".join(lies[1:]))
             arrays = reply.content["arrays"]
             reply.content["arrays"] = ArrayRecord({key: Array(LIES[lies[0]](arrays[key].numpy())) for key in arrays})
         return reply
 
     ClientApp.__call__ = lying
+    functional.cross_entropy = waiting
