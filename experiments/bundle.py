@@ -29,6 +29,7 @@ def build_app(folder: Path, target: str) -> Path:
             folder / package,
             ignore=lambda path, names: [n for n in names if _is_foreign(Path(path) / n)],
         )
+    (folder / "hyperfl_flwr" / "commit.py").write_text(f"COMMIT = {commit()!r}\n")
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copyfile(app_file(name), folder / name)
     source = own_source.source_of(target) if is_factory(target) else None

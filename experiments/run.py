@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from clients.setting import client_setting
-from experiments.bundle import build_app, commit, settings_text
+from experiments.bundle import build_app, settings_text
 from experiments.cores import WAITING, CoreSlots
 from experiments.flower import federation_config
 from experiments.following import Observer, explained, follow
@@ -20,7 +20,6 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import DeviceError, RunDirectoryError
-from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.recording import is_simulation
 from hyperfl_flwr.resume import refuse_other_nodes
@@ -126,7 +125,7 @@ def launch(planned: Plan, observer: Observer) -> Path:
     with CoreSlots() as slots:
         wanted = planned.num_nodes * planned.threads
         held = slots.acquire(wanted, lambda: observer.on_note(f"{WAITING} for one"))
-        with LocalSuperLink(environment={COMMIT_VARIABLE: commit()}) as superlink:
+        with LocalSuperLink() as superlink:
             app = build_app(superlink.home / "app", config.target)
             settings = superlink.home / "settings.toml"
             settings.write_text(settings_text(config))

@@ -46,15 +46,11 @@ class LocalSuperLink:
     Args:
         home: Its private FLWR_HOME, kept afterwards with its logs; by default a temporary folder that is removed.
         start_timeout: Seconds after which a SuperLink that does not answer is given up.
-        environment: Settings to add to Flower's environment.
     """
 
-    def __init__(
-        self, home: Path | None = None, *, start_timeout: float = 60.0, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, home: Path | None = None, *, start_timeout: float = 60.0) -> None:
         self._wanted_home = home
         self._start_timeout = start_timeout
-        self._additions = dict(environment or {})
         self._temporary: list[Path] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
@@ -155,7 +151,7 @@ class LocalSuperLink:
         (self.home / "empty").mkdir(parents=True, exist_ok=True)
         short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes a folder of our own in it
         self._temporary.append(Path(tempfile.mkdtemp(prefix="hf-", dir=short)))
-        environment = {**flower_environment(self.home, self._temporary[-1]), **self._additions}
+        environment = flower_environment(self.home, self._temporary[-1])
         for _attempt in range(3):  # somebody may take the free port before the SuperLink does
             self._launch(environment)
             if self._wait_until_ready():

@@ -14,12 +14,13 @@ import torch
 
 from hyperfl_flwr import ROOT, __version__
 from hyperfl_flwr.agreement import Federation
+from hyperfl_flwr.commit import COMMIT
 from hyperfl_flwr.own_model import model_facts
 from hyperfl_flwr.roster import Roster
 from hyperfl_flwr.scalars import Scalar
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
-"""Environment variable by which the command line tells the server the checkout's commit; Flower's copy has no git."""
+"""Environment variable by which a study tells the processes of its cells the checkout's commit, the same for all."""
 
 PACKAGES = ("flwr", "matplotlib", "numpy", "pydantic", "ray", "scikit-learn", "torch", "torchvision")
 
@@ -102,7 +103,7 @@ def hardware() -> dict[str, Any]:
 
 def code() -> dict[str, Any]:
     """Return the checkout's commit and whether files differ from it; None where it is not known."""
-    commit, _, dirty = os.environ.get(COMMIT_VARIABLE, "").partition("-")
+    commit, _, dirty = (COMMIT or os.environ.get(COMMIT_VARIABLE, "")).partition("-")
     return {"commit": commit or None, "dirty": dirty == "dirty" if commit else None, "app": str(ROOT)}
 
 

@@ -10,7 +10,7 @@ it.
 from pathlib import Path
 
 from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import Arrays, read_arrays, stored_bytes, unwritable, write_arrays
+from hyperfl_flwr.storage import Arrays, leftovers, read_arrays, stored_bytes, unwritable, write_arrays
 
 INITIAL = 0
 """The version of a client that was never trained; it is computed from the seed, not stored."""
@@ -72,11 +72,13 @@ class PrivateState:
     def forget_before(self, version: int, *, but: set[int]) -> None:
         """Delete the versions older than one, but for those in `but`.
 
-        Newer ones stay: a process that the server has given up on may come to its end after its successor.
+        Newer ones stay: a process that the server has given up on may come to its end after its successor. What a
+        process left that was killed while it wrote one of these goes, too.
         """
         kept = {self.path(older) for older in but}
-        for path in self.directory.glob("round-*.npz"):
-            if path < self.path(version) and path not in kept:
+        written = [path for path in self.directory.glob("round-*.npz") if path not in kept]
+        for path in [*written, *leftovers(self.directory, "round-*.npz")]:
+            if path.name.removeprefix(".") < self.path(version).name:
                 path.unlink(missing_ok=True)
 
 

@@ -68,6 +68,11 @@ def stored_bytes(path: Path) -> dict[str, int]:
         return {name: _size(archive, f"{name}.npy") for name in json.loads(archive.read(_META))["arrays"]}
 
 
+def leftovers(folder: Path, pattern: str) -> list[Path]:
+    """Return the unfinished files of processes that were killed, or still are at work, by the names of the finished."""
+    return sorted(folder.glob(f".{pattern}.*"))
+
+
 def unwritable(folder: Path, error: OSError, num_bytes: int) -> str:
     """Return in words why a file of so many bytes could not be written to a folder, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from programs import HYPERFL, LocalDeployment, eventually, finished, local_deployment, processes_of
 
+from experiments.bundle import commit
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
@@ -69,6 +70,7 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
     assert_like(output, straight, 2)
     manifest = json.loads((output / "manifest.json").read_text())
     assert (manifest["status"], manifest["nodes"]) == ("completed", [[0], [1]])
+    assert manifest["code"]["commit"] == (commit().removesuffix("-dirty") or None)
     assert "label_counts" not in manifest
     summary = json.loads((output / "summary.json").read_text())
     assert summary["test_accuracy"] == pytest.approx(np.mean(summary["test_accuracy_per_client"]))

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import resource
+import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +68,29 @@ def test_older_versions_of_this_client_are_forgotten(state: PrivateState, tmp_pa
     state.forget_before(4, but={0, 2, 9})
     assert versions(state) == ["round-000002.npz", "round-000004.npz", "round-000005.npz"]
     assert versions(neighbour) == ["round-000001.npz"]
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from hyperfl_flwr.state import PrivateState
+
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+PrivateState(Path(sys.argv[1]), "ab12", 3).save(int(sys.argv[2]), {"embedding/v": np.zeros(4)})
+"""
+
+
+def test_what_a_killed_process_left_is_deleted_with_its_version(state: PrivateState) -> None:
+    for version in (5, 6):
+        words = [sys.executable, "-c", KILLED_WHILE_WRITING, str(state.directory.parent), str(version)]
+        assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    state.save(6, ARRAYS)
+    assert [name[:17] for name in versions(state)] == [".round-000005.npz", ".round-000006.npz", "round-000006.npz"]
+    state.forget_before(6, but=set())
+    assert [name[:17] for name in versions(state)] == [".round-000006.npz", "round-000006.npz"]
+    state.forget_before(7, but={6})
+    assert versions(state) == ["round-000006.npz"]
 
 
 def test_forgetting_before_the_first_save(state: PrivateState) -> None:
