@@ -1,8 +1,6 @@
-"""IT-PFL-HN's two phases: what they compute, who is sent what, and that a run goes on in each and across the border."""
+"""IT-PFL-HN's two phases: what they compute and who is sent what."""
 
-import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,10 @@ from federations import (
     NUM_CLIENTS,
     Federate,
     InProcessGrid,
-    KilledError,
-    KilledGrid,
     Settings,
     exact,
     last_checkpoint,
     metrics,
-    outcome,
     plain_grid,
 )
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -218,63 +213,6 @@ def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: F
     found = np.stack([rows[client] for client in clients])
     np.testing.assert_allclose(found.mean(axis=0), table.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(found - found[0], table[clients] - table[clients[0]], atol=1e-6)
-
-
-def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -> None:
-    """Three rounds of embeddings, two of fine-tuning; the encoder's loss is told as long as it is trained."""
-    run = federate("it-pfl", num_rounds=5, checkpoint_every=5, **{"it-pfl.fine-tune-rounds": 2})
-    rounds = [row for row in metrics(run) if row["kind"] == "train"]
-    assert [row["phase"] for row in rounds] == ["embeddings"] * 3 + ["fine-tuning"] * 2
-    for name in ("encoder_loss", "embedding_distance"):
-        assert [row.get(name, 0) > 0 for row in rounds] == [True] * 3 + [False] * 2
-    log = (run / "server.log").read_text()
-    assert "the phase fine-tuning begins with round 4 of 5" in log
-    assert "round 3/5 (embeddings): own accuracy" in log
-    assert "round 5/5 (fine-tuning): own accuracy" in log
-    checkpoints = Checkpoints(run / "checkpoints")
-    assert checkpoints.rounds() == [3, 5]  # a phase ends with a checkpoint
-    stages = [checkpoints.load(number)[1] for number in (3, 5)]
-    assert [(stage.phase, stage.last_phase_after) for stage in stages] == [("embeddings", None), ("fine-tuning", 3)]
-
-
-def test_a_run_without_a_round_for_the_encoder_is_warned(federate: Federate) -> None:
-    run = federate("it-pfl", num_rounds=1, **{"it-pfl.fine-tune-rounds": 1})
-    text = "warning: it-pfl.fine-tune-rounds = 1 leaves none of num-rounds = 1 to train the encoder"
-    assert text in (run / "server.log").read_text()
-
-
-@pytest.mark.parametrize("checkpoint_every", [1, 10])
-@pytest.mark.parametrize("in_round", [2, 4, 5])
-def test_a_run_that_is_killed_in_either_phase_goes_on(in_round: int, checkpoint_every: int, federate: Federate) -> None:
-    """In the first phase, in the first round of the second and in the next: a straight run is the expected value."""
-    plan: dict[str, Any] = {"num_rounds": 5, "fraction_train": 0.5, "checkpoint_every": checkpoint_every}
-    plan |= {"it-pfl.fine-tune-rounds": 2, "target": "mlp"}
-    straight = federate("it-pfl", **plan)
-    plan["output"] = str(straight.parent / "run-111")
-    with pytest.raises(KilledError):
-        federate("it-pfl", grid=partial(KilledGrid, in_round=in_round), **plan)
-    killed = straight.parent / "run-111"
-    newest = max(Checkpoints(killed / "checkpoints").rounds(), default=0)
-    assert newest == (in_round - 1 if checkpoint_every == 1 else {2: 0, 4: 3, 5: 4}[in_round])
-    assert outcome(federate("it-pfl", resume=str(killed), **plan)) == outcome(straight)
-
-
-def test_a_prolonged_run_goes_on_from_the_end_of_the_first_phase(federate: Federate) -> None:
-    """Its checkpoint is kept: a run of six rounds keeps rounds 1 and 2 of one of five, and ends like a straight one."""
-    plan: dict[str, Any] = {"checkpoint_every": 1, "it-pfl.fine-tune-rounds": 3, "target": "mlp"}
-    short = federate("it-pfl", num_rounds=5, **plan)
-    assert Checkpoints(short / "checkpoints").rounds() == [2, 4, 5]
-    times = {row["round"]: row["seconds"] for row in timed(short)}
-    long = federate("it-pfl", num_rounds=6, resume=str(short), **plan)
-    assert [row["seconds"] == times[row["round"]] for row in timed(long) if row["round"] <= 5] == [True] * 2 + [
-        False
-    ] * 3
-    assert outcome(long) == outcome(federate("it-pfl", num_rounds=6, **plan))
-
-
-def timed(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["kind"] == "train"]
 
 
 @pytest.mark.parametrize("fault", ["raises", "is no number"])

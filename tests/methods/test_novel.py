@@ -14,7 +14,6 @@ from federations import (
     InProcessGrid,
     Settings,
     last_checkpoint,
-    metrics,
     plain_grid,
     setting_of,
 )
@@ -28,7 +27,6 @@ from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData, load_federated_data
 from hyperfl_flwr.data.corruptions import corrupted
-from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_client, record_of
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
@@ -246,59 +244,3 @@ def test_novel_clients_are_neither_trained_nor_evaluated_and_their_labels_not_re
         assert answers[0] == answers[1]
         accuracies = [[record.accuracy for record in read_novel(run)] for run in runs]
         assert accuracies[0] != accuracies[1]
-
-
-def test_a_failing_novel_client_is_named_and_the_others_go_on(
-    federate: Federate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Client 6 has too few samples for the second descriptor; then none can be read at all, and the run is resumed."""
-    client_data = FederatedData.client
-
-    def small(self: FederatedData, client: int) -> ClientData:
-        data = client_data(self, client)
-        return replace(data, train_images=data.train_images[:10]) if client == 6 else data
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FederatedData, "client", small)
-        run = federate("it-pfl", **PLAN, **{"novel.samples": "all,20"})
-    assert [(record.client, record.samples) for record in read_novel(run)] == [(5, 40), (6, 10), (5, 20)]
-    reason = "client 6 is left out: ValueError: has 10 training samples, asked for 20"
-    assert reason in (run / "server.log").read_text()
-    assert (run / "failures" / "round-000001-novel-client-00006.txt").is_file()
-
-    def gone(self: FederatedData, client: int) -> ClientData:
-        if client in NOVEL:
-            raise RuntimeError("the camera is broken")
-        return client_data(self, client)
-
-    output = str(run.parent / "run-111")
-    with monkeypatch.context() as patch:
-        patch.setattr(FederatedData, "client", gone)
-        with pytest.raises(RunFailedError, match="no novel client could be assessed"):
-            federate("it-pfl", output=output, **PLAN)
-    assert not (Path(output) / "novel.json").exists()
-    resumed = federate("it-pfl", output=output, resume=output, **PLAN)
-    assert read_manifest(resumed)["status"] == "completed"
-    assert [(record.client, record.samples) for record in read_novel(resumed)] == [(5, 40), (6, 40)]
-    assert not list((resumed / "failures").iterdir())
-
-
-def test_a_complete_run_is_resumed_to_assess_in_another_way(federate: Federate) -> None:
-    """Its rounds are not repeated, and novel.json is that of a run which had these settings from the start."""
-    run = federate("it-pfl", **PLAN)
-    again: dict[str, Any] = {"resume": str(run), "output": str(run)}
-    seconds = [json.loads(line).get("seconds") for line in (run / "metrics.jsonl").read_text().splitlines()]
-    before = read_novel(run)
-    with pytest.raises(RunDirectoryError, match="is complete after 1 rounds"):
-        federate("it-pfl", **PLAN, **again)
-    with pytest.raises(RunDirectoryError, match=r"novel\.clients was 2, now 3"):
-        federate("it-pfl", **PLAN | {"novel.clients": 3}, **again)
-    (run / "novel.json").unlink()
-    federate("it-pfl", **PLAN, **again)
-    assert read_novel(run) == before
-    straight = federate("it-pfl", **PLAN, **{"novel.samples": "all,5"})
-    federate("it-pfl", **PLAN, **again, **{"novel.samples": "all,5"})
-    assert read_novel(run) == read_novel(straight) != before
-    assert read_manifest(run)["settings"]["novel.samples"] == "all,5"
-    assert [json.loads(line).get("seconds") for line in (run / "metrics.jsonl").read_text().splitlines()] == seconds
-    assert metrics(run) == metrics(straight)

@@ -1,0 +1,40 @@
+"""A run that gives models on demand, and the images of a novel client."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import small_settings, trained
+from novel_owner import CLASSES, SIDE, N
+from PIL import Image
+
+
+@pytest.fixture(scope="session")
+def serving_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of it-pfl with LeNets for noise in three classes, whose encoder takes means of unit vectors."""
+    folder, rng = tmp_path_factory.mktemp("personalize"), np.random.default_rng(0)
+    images = rng.integers(0, 256, (120, SIDE, SIDE, 3), dtype=np.uint8)
+    np.savez(folder / "noise.npz", images=images, labels=np.arange(120) % CLASSES)
+    settings = small_settings(
+        method="it-pfl", target="lenet", dataset=f"npz:{folder / 'noise.npz'}", output=str(folder / "run"),
+        **{"data.partition": "iid", "data.train-samples": 16, "data.test-samples": 4, "it-pfl.pooling": "mean"},
+        **{"pfedhn.embedding-dim": 4},
+    )  # fmt: skip
+    return trained(settings)
+
+
+@pytest.fixture(scope="session")
+def pixels() -> np.ndarray:
+    """The novel client's images [N, H, W, 3]."""
+    return np.random.default_rng(1).integers(0, 256, (N, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, pixels: np.ndarray) -> Path:
+    """A folder with them as private-0.png to private-6.png, in two folders."""
+    folder = tmp_path / "photographs"
+    for number, image in enumerate(pixels):
+        path = folder / f"ward-{number % 2}" / f"private-{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return folder
