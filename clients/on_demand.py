@@ -44,7 +44,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owner:
+class NovelOwner:
     """What the owner of the samples has decided.
 
     Attributes:
@@ -74,7 +74,7 @@ class Owner:
             raise ConfigError(f"delta must be above 0 and below 1, got {self.delta:g}")
 
 
-def samples_of(owner: Owner, recipe: Recipe) -> Unlabelled:
+def samples_of(owner: NovelOwner, recipe: Recipe) -> Unlabelled:
     """Read the owner's samples and see that a descriptor can be made of them as the owner wants.
 
     Raises:
@@ -95,7 +95,7 @@ def samples_of(owner: Owner, recipe: Recipe) -> Unlabelled:
     return found
 
 
-def notes_on(owner: Owner, found: Unlabelled) -> list[str]:
+def notes_on(owner: NovelOwner, found: Unlabelled) -> list[str]:
     """Return what the owner should know of the samples."""
     notes = list(found.notes)
     if len(found) == 1:
@@ -109,11 +109,11 @@ class OnDemandClient:
     """The novel client.
 
     Args:
-        owner: See `Owner`; the output folder is made where it is missing.
+        owner: See `NovelOwner`; the output folder is made where it is missing.
         recipe: What the run's models take.
     """
 
-    def __init__(self, owner: Owner, recipe: Recipe) -> None:
+    def __init__(self, owner: NovelOwner, recipe: Recipe) -> None:
         self.owner, self.recipe = owner, recipe
         self.found = samples_of(owner, recipe)
         owner.output.mkdir(mode=0o700, parents=True, exist_ok=True)

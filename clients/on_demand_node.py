@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 
-from clients.on_demand import OnDemandClient, Owner
+from clients.on_demand import NovelOwner, OnDemandClient
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.cohort import failure_of
 from hyperfl_flwr.device import resolve_device
@@ -26,7 +26,9 @@ from hyperfl_flwr.messages import (
     record_of,
 )
 from hyperfl_flwr.models.recipe import Recipe
+from hyperfl_flwr.owner import Owner
 from hyperfl_flwr.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE
+from hyperfl_flwr.scalars import Scalar
 
 DATA, OUTPUT, EPSILON, DELTA = "novel-data", "novel-output", "novel-epsilon", "novel-delta"
 """Node config of a novel client: its samples, the folder of its results, and the noise on its descriptor."""
@@ -43,7 +45,7 @@ class NovelNode:
         simulated: Whether the server is on the same machine and may see what goes wrong.
     """
 
-    owner: Owner
+    owner: NovelOwner
     partition: int
     num_nodes: int
     simulated: bool
@@ -58,26 +60,26 @@ class NovelNode:
         Raises:
             ConfigError: If a setting is missing or wrong.
         """
-        owner, run = dict(context.node_config), context.run_config
-        if simulated and DATA not in owner and run.get("personalize.run") and run.get("personalize.data"):
-            owner |= {DATA: run["personalize.data"], OUTPUT: run["personalize.output"]}
+        run, asked = context.run_config, dict[str, Scalar]()
+        if DATA not in context.node_config:
+            if not (simulated and run.get("personalize.run") and run.get("personalize.data")):
+                return None
+            asked = {DATA: run["personalize.data"], OUTPUT: run["personalize.output"]}
             if run["personalize.epsilon"]:
-                owner |= {EPSILON: run["personalize.epsilon"], DELTA: run["personalize.delta"]}
-        if DATA not in owner:
-            return None
-        if OUTPUT not in owner:
+                asked |= {EPSILON: run["personalize.epsilon"], DELTA: run["personalize.delta"]}
+        decided = Owner.of({**context.node_config, **asked})
+        if not decided.novel_output:
             raise ConfigError(f"{DATA} needs {OUTPUT}, the folder of the results, in the node config")
-        noise = {name: float(owner[name]) for name in (EPSILON, DELTA) if name in owner}
         return cls(
-            owner=Owner(
-                data=Path(str(owner[DATA])),
-                output=Path(str(owner[OUTPUT])),
-                epsilon=noise.get(EPSILON),
-                delta=noise.get(DELTA),
-                device=resolve_device(str(owner.get("device", "auto"))),
+            owner=NovelOwner(
+                data=Path(decided.novel_data),
+                output=Path(decided.novel_output),
+                epsilon=decided.novel_epsilon,
+                delta=decided.novel_delta,
+                device=resolve_device(decided.device),
             ),
-            partition=int(owner.get("partition-id", 0)),
-            num_nodes=int(owner.get("num-partitions", 1)),
+            partition=decided.partition_id or 0,
+            num_nodes=decided.num_partitions or 1,
             simulated=simulated,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.on_demand import RELEASE, Owner, notes_on, samples_of
+from clients.on_demand import RELEASE, NovelOwner, notes_on, samples_of
 from clients.on_demand_node import DATA, DELTA, EPSILON, OUTPUT
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.errors import RunDirectoryError
@@ -29,7 +29,7 @@ class Personalized:
     notes: tuple[str, ...]
 
 
-def personalize(run: Path, owner: Owner, changes: Mapping[str, Scalar]) -> Personalized:
+def personalize(run: Path, owner: NovelOwner, changes: Mapping[str, Scalar]) -> Personalized:
     """Play the novel client and the server; the owner's output folder gets what the client keeps.
 
     All that can be wrong with the owner's wishes is found before a message is sent.

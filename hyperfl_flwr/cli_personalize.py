@@ -13,7 +13,7 @@ from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.scalars import Scalar
 
 if TYPE_CHECKING:
-    from clients.on_demand import Owner
+    from clients.on_demand import NovelOwner
     from experiments.deploy_layout import Deployment
     from strategies.on_demand import Served
 
@@ -39,7 +39,7 @@ def run_personalize(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the numbers that the server saw.")] = False,
 ) -> None:
     """Make a model for unlabelled data that no client had; prints what the server saw and the result's files."""
-    from clients.on_demand import PREDICTIONS, Owner
+    from clients.on_demand import PREDICTIONS, NovelOwner
     from experiments.deploy_layout import Deployment
     from experiments.personalize import personalize
     from hyperfl_flwr.device import resolve_device
@@ -54,7 +54,7 @@ def run_personalize(
     if data is None:
         raise ConfigError("the data must be given: --data a folder of images or an .npz file, or --deployment DIR")
     folder = (output or Path("runs") / new_run_name("personalized", data.stem, 0)).absolute()
-    owner = Owner(data=data.absolute(), output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
+    owner = NovelOwner(data=data.absolute(), output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
     changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
     done = personalize(run_directory.absolute(), owner, changes)
     for note in done.notes:
@@ -73,7 +73,7 @@ def _serve_nodes(deployment: Deployment, run: Path, *, verbose: bool) -> None:
         out.print(line, markup=False)
 
 
-def _print_seen(served: Served, owner: Owner, *, verbose: bool) -> None:
+def _print_seen(served: Served, owner: NovelOwner, *, verbose: bool) -> None:
     out.print(served.seen(), markup=False)
     if owner.epsilon is not None:
         out.print(f"its noise makes it ({owner.epsilon:g}, {owner.delta:g})-private for each sample", markup=False)

@@ -70,7 +70,7 @@ def bounded(handler: Handler) -> Handler:
 
     @wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        Owner.of(context).refuse_large(content_bytes([message.content]))
+        Owner.of(context.node_config).refuse_large(content_bytes([message.content]))
         return handler(message, context)
 
     return handle

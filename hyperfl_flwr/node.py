@@ -38,7 +38,7 @@ class NodeApp:
     """
 
     def __init__(self, context: Context) -> None:
-        self.owner = Owner.of(context)
+        self.owner = Owner.of(context.node_config)
         self.simulated = is_simulated(context)
         self.config = self.owner.applied_to(context, METHODS)
         self.partition, self.num_nodes = self._place()

@@ -5,7 +5,7 @@ data have no effect, see `Owner.applied_to`.
 """
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -89,14 +89,14 @@ class Owner(Section):
         return value
 
     @classmethod
-    def of(cls, context: Context) -> Self:
+    def of(cls, node_config: Mapping[str, Scalar]) -> Self:
         """Return what the owner of a node has decided.
 
         Raises:
             ConfigError: Naming every key of the node config that is unknown or has a wrong value.
         """
         try:
-            return cls.model_validate(dict(context.node_config))
+            return cls.model_validate(dict(node_config))
         except ValidationError as error:
             keys = sorted({str(detail["loc"][0]) for detail in error.errors()})
             known = [str(field.alias) for field in cls.model_fields.values() if field.alias != SIMULATED]

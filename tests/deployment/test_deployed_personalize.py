@@ -9,7 +9,7 @@ import torch
 from federations import small_settings, trained
 from programs import eventually, finished, local_deployment
 
-from clients.on_demand import Owner
+from clients.on_demand import NovelOwner
 from experiments.personalize import personalize
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,6 @@ def test_a_novel_node_gets_what_one_in_this_process_gets(tmp_path: Path) -> None
         assert code == 0, err + made.nodes[1].log
         result = made.nodes[1].folder / "mine"
         eventually((result / "predictions.csv").is_file, "the predictions")
-    served = personalize(run, Owner(data=data, output=tmp_path / "here", device=torch.device("cpu")), {}).served
+    served = personalize(run, NovelOwner(data=data, output=tmp_path / "here", device=torch.device("cpu")), {}).served
     assert out.splitlines() == [f"novel client 1: {served.seen()}"]
     assert predictions(result) == predictions(tmp_path / "here")

@@ -11,7 +11,7 @@ from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
-from clients.on_demand import Owner
+from clients.on_demand import NovelOwner
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.in_process import InProcessGrid
@@ -23,8 +23,8 @@ N, SIDE, CLASSES = 7, 16, 3
 CPU = torch.device("cpu")
 
 
-def owner(data: Path, output: Path, epsilon: float | None = None) -> Owner:
-    return Owner(data=data, output=output, device=CPU, epsilon=epsilon, delta=None if epsilon is None else 0.01)
+def owner(data: Path, output: Path, epsilon: float | None = None) -> NovelOwner:
+    return NovelOwner(data=data, output=output, device=CPU, epsilon=epsilon, delta=None if epsilon is None else 0.01)
 
 
 def in_order(pixels: np.ndarray) -> np.ndarray:

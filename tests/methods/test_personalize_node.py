@@ -129,6 +129,13 @@ def test_what_goes_wrong_stays_on_a_node_with_an_owner(serving_run: Path, tmp_pa
     assert not [message for message in grid.up if b"secret-place" in message]
 
 
+def test_a_wrong_node_config_is_told_without_its_values(photographs: Path, tmp_path: Path) -> None:
+    grid = HearingGrid(node_of(photographs, tmp_path / "secret-place", **{"novel-epsilonn": 1.0}))
+    (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type="query.hello")])
+    assert "its owner must repair novel-epsilonn in the node config" in reply.error.reason
+    assert not [message for message in grid.up if b"secret-place" in message]
+
+
 def test_messages_that_are_no_good_are_answered_with_a_failure(
     serving_run: Path, photographs: Path, tmp_path: Path
 ) -> None:

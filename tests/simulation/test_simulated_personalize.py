@@ -10,7 +10,7 @@ import pytest
 import torch
 from federations import small_settings, trained
 
-from clients.on_demand import Owner
+from clients.on_demand import NovelOwner
 from experiments.bundle import build_app
 from experiments.flower import federation_config
 from experiments.personalize import personalize
@@ -38,7 +38,7 @@ def test_a_simulated_novel_node_gets_what_one_in_this_process_gets(tmp_path: Pat
             time.sleep(0.2)
         log, _ = superlink.read_log(run_id)
     assert status.completed, log
-    here = Owner(data=data, output=tmp_path / "here", device=torch.device("cpu"))
+    here = NovelOwner(data=data, output=tmp_path / "here", device=torch.device("cpu"))
     served = personalize(run, here, {}).served
     assert f"novel client 0: {served.seen()}" in log
     assert "vector of 2 numbers" in served.seen()

@@ -29,7 +29,7 @@ def context(run: Settings | None = None, **node: Scalar) -> Context:
 
 def test_all_that_is_wrong_is_told_together_and_the_server_learns_the_keys() -> None:
     with pytest.raises(ConfigError) as caught:
-        Owner.of(context(data_rot="/secret", threads=0, state_dir="state", data="mnits", device="mps"))
+        Owner.of(context(data_rot="/secret", threads=0, state_dir="state", data="mnits", device="mps").node_config)
     text, told = str(caught.value), for_others(caught.value)
     assert text.startswith("in the node config, 5 settings are wrong:")
     for part in (
@@ -43,13 +43,13 @@ def test_all_that_is_wrong_is_told_together_and_the_server_learns_the_keys() -> 
     assert told.startswith("its owner must repair data, data-rot, device, state-dir, threads in the node config")
     assert "secret" not in told
     with pytest.raises(ConfigError, match="qqqq is unknown; known are partition-id, num-partitions, data"):
-        Owner.of(context(qqqq=1))
+        Owner.of(context(qqqq=1).node_config)
 
 
 @pytest.mark.parametrize("data", ["npz:", "folder:", "npz:PATH"])
 def test_data_must_name_something(data: str) -> None:
     with pytest.raises(ConfigError, match="data must name a file after npz: or a folder after folder:"):
-        Owner.of(context(data=data))
+        Owner.of(context(data=data).node_config)
 
 
 def test_the_keys_of_a_deployments_node_are_known() -> None:
