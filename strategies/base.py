@@ -16,16 +16,7 @@ from hyperfl_flwr.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arr
 from hyperfl_flwr.checkpoint import Progress
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange, match
-from hyperfl_flwr.messages import (
-    ARRAYS,
-    CONFIG,
-    OWN_ARRAYS,
-    Reduction,
-    Request,
-    group_of,
-    own_key,
-    weights_record,
-)
+from hyperfl_flwr.messages import ARRAYS, CONFIG, OWN_ARRAYS, Reduction, Request, group_of, own_key, weights_record
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
@@ -212,9 +203,10 @@ class BaseStrategy(Ways, Strategy):
         total: SharedArrays = {}
         own: dict[int, SharedArrays] = {}
         self._begin_outcome()
+        bounds = self._bounds()
         asked = iter(self._asked)
         for answer in exchanges:
-            self._add(answer, next(asked), total, own)
+            self._add(answer, next(asked), bounds, total, own)
             del answer
         examples = {result.client: result.num_examples for result in self.outcome.results}
         num_clients = len(self.outcome.results)
@@ -252,6 +244,15 @@ class BaseStrategy(Ways, Strategy):
             except ValueError as error:
                 self._all_failed(answer.node, asked, str(error))
 
+    def _bounds(self) -> Bounds:
+        return Bounds(
+            max_ratio=self.setting.config.max_update_ratio,
+            num_examples=self.setting.federation.num_examples,
+            shared=self._current,
+            own=self._own_sent,
+            reductions=self.setting.reductions,
+        )
+
     def _begin_outcome(self) -> None:
         present = set(self.present)
         self.outcome = Outcome(
@@ -260,15 +261,16 @@ class BaseStrategy(Ways, Strategy):
             bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
 
-    def _add(self, answer: Exchange, asked: list[int], total: SharedArrays, own: dict[int, SharedArrays]) -> None:
+    def _add(
+        self, answer: Exchange, asked: list[int], bounds: Bounds, total: SharedArrays, own: dict[int, SharedArrays]
+    ) -> None:
         """Add a node's sums to the total, in place, its clients' own arrays to `own`, and note its report."""
         if answer.away:
             self.outcome.leave(answer.node, asked)
             return
         try:
             reply = read_training(self._content(answer), asked, self._current, self._own_sent)
-            bounds = Bounds(self.setting.config.max_update_ratio, self.setting.federation.num_examples)
-            bounds.check(reply, self._current, self._own_sent, self.setting.reductions)
+            bounds.check(reply)
         except ValueError as error:
             self._all_failed(answer.node, asked, str(error))
             return

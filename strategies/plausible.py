@@ -5,8 +5,9 @@ the mean of all: a weight of 10^12 samples, an update a thousand times too long,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,43 +22,56 @@ USUAL_SIZE = 0.05
 or smaller."""
 
 BLOCK = 1 << 15
-"""Elements that are looked at together: few enough to stay in a processor's cache."""
+"""Elements that are looked at together."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a reply to a TRAIN message must keep within.
+    """What the replies to a round's TRAIN messages must keep within.
 
     Attributes:
         max_ratio: Longest change of a shared group, in lengths of what was sent; 0 allows any.
         num_examples: Training samples that nodes told at the handshake, by client.
+        shared: What all clients were sent.
+        own: What each client was sent alone.
+        reductions: By shared group.
     """
 
     max_ratio: float
     num_examples: Mapping[int, int]
+    shared: SharedArrays
+    own: Mapping[int, SharedArrays]
+    reductions: Mapping[str, Reduction]
 
-    def check(
-        self,
-        reply: TrainingReply,
-        shared: SharedArrays,
-        own: Mapping[int, SharedArrays],
-        reductions: Mapping[str, Reduction],
-    ) -> None:
-        """Check a reply.
-
-        Args:
-            reply: It fits what was sent, see `strategies.replies`.
-            shared: What all clients were sent.
-            own: What each client was sent alone.
-            reductions: By shared group.
+    def check(self, reply: TrainingReply) -> None:
+        """Check a reply, which fits what was sent, see `strategies.replies`.
 
         Raises:
             ValueError: Naming the client or the group.
         """
         refuse_impossible_numbers(reply.report, self.num_examples, required="own-accuracy")
-        _refuse_long_changes(reply.sums, shared, self.max_ratio, _divisors(reply, reductions))
+        if not self.max_ratio:
+            return
+        if reply.sums:
+            divisors = _divisors(reply, self.reductions)
+            self._refuse_long(_changes(reply.sums, self.shared, divisors), self._measures)
         for client, arrays in reply.own.items():
-            _refuse_long_changes(arrays, own[client], self.max_ratio)
+            sent = self.own[client]
+            self._refuse_long(_changes(arrays, sent), _measures_of(sent))
+
+    @cached_property
+    def _measures(self) -> Mapping[str, float]:
+        """The lengths of what all were sent, found once for all replies."""
+        return _measures_of(self.shared)
+
+    def _refuse_long(self, changes: Mapping[str, float], measures: Mapping[str, float]) -> None:
+        for group, change in changes.items():
+            ratio = change / measures[group] if measures[group] else 0.0
+            if not ratio <= self.max_ratio:
+                raise ValueError(
+                    f"its update of {group} is {ratio:.3g} times as long as what it was sent, more than "
+                    f"max-update-ratio = {self.max_ratio:g}"
+                )
 
 
 def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], required: str = "") -> None:
@@ -95,45 +109,50 @@ def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict
     return divisors
 
 
-def _refuse_long_changes(
-    got: SharedArrays, sent: SharedArrays, max_ratio: float, divisors: Mapping[str, float] | None = None
-) -> None:
-    """Check that arrays, divided by `divisors`, are not far from what was sent, group by group.
-
-    Raises:
-        ValueError: Naming the group.
-    """
-    if not max_ratio:
-        return
-    changes: dict[str, float] = {}
-    lengths: dict[str, float] = {}
-    sizes: dict[str, int] = {}
+def _changes(got: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return by group how far arrays, divided by `divisors`, are from what was sent."""
+    squares: dict[str, float] = {}
     for key, value in got.items():
+        square = _squared_change(value, sent[key], divisors[key] if divisors else 1.0)
+        squares[group_of(key)] = squares.get(group_of(key), 0.0) + square
+    return {group: math.sqrt(square) for group, square in squares.items()}
+
+
+def _measures_of(sent: SharedArrays) -> dict[str, float]:
+    """Return by group the length of what was sent, or `USUAL_SIZE`'s if that is longer."""
+    squares: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for key, value in sent.items():
         group = group_of(key)
-        change, length = _squares(value, sent[key], divisors[key] if divisors else 1.0)
-        changes[group] = changes.get(group, 0.0) + change
-        lengths[group] = lengths.get(group, 0.0) + length
+        parts = (block.astype(np.float64) for block in _blocks(value))
+        squares[group] = squares.get(group, 0.0) + sum(float(np.dot(part, part)) for part in parts)
         sizes[group] = sizes.get(group, 0) + value.size
-    for group, change in changes.items():
-        reference = max(math.sqrt(lengths[group]), USUAL_SIZE * math.sqrt(sizes[group]))
-        ratio = math.sqrt(change) / reference if reference else 0.0
-        if not ratio <= max_ratio:
-            raise ValueError(
-                f"its update of {group} is {ratio:.3g} times as long as what it was sent, more than max-update-ratio = "
-                f"{max_ratio:g}"
-            )
+    return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
 
 
-def _squares(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> tuple[float, float]:
-    """Return the squared lengths of `got / divisor - sent` and of `sent`, without a copy of either."""
-    change = length = 0.0
-    new, old = got.reshape(-1), sent.reshape(-1)
-    with np.errstate(over="ignore"):
-        for first in range(0, new.size, BLOCK):
-            before = old[first : first + BLOCK].astype(np.float64)
-            moved = new[first : first + BLOCK].astype(np.float64)
-            moved /= divisor
-            moved -= before
-            change += float(np.dot(moved, moved))
-            length += float(np.dot(before, before))
-    return change, length
+def _squared_change(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
+    """Return the squared length of `got / divisor - sent`, without a copy of either.
+
+    Each block is added up in the arrays' own precision, which is three times as fast as float64, unless it overflows.
+    """
+    change = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for new, old in zip(_blocks(got), _blocks(sent), strict=True):
+            square = _dot_of_change(new, old, np.result_type(new, np.float32).type(divisor))
+            if not math.isfinite(square):
+                square = _dot_of_change(new.astype(np.float64), old, np.float64(divisor))
+            change += square
+    return change
+
+
+def _dot_of_change(new: NDArray[Any], old: NDArray[Any], divisor: np.floating[Any]) -> float:
+    moved = new / divisor
+    moved -= old
+    return float(np.dot(moved, moved))
+
+
+def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield an array's elements, so many at a time that what is made of them stays in a processor's cache."""
+    flat = array.reshape(-1)
+    for first in range(0, flat.size, BLOCK):
+        yield flat[first : first + BLOCK]

@@ -1,10 +1,12 @@
 """Replies that fit, and cannot be true."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from hyperfl_flwr.messages import ClientResult, Reduction, Report
-from strategies.plausible import Bounds, refuse_impossible_numbers
+from strategies.plausible import BLOCK, Bounds, refuse_impossible_numbers
 from strategies.replies import TrainingReply
 
 RATIO = 2.0
@@ -23,9 +25,14 @@ def reply(change: float, *, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, *
     )
 
 
+def bounds_of(reductions: dict[str, Reduction], **changes: Any) -> Bounds:
+    values = {"max_ratio": RATIO, "num_examples": {}, "shared": SENT, "own": {}, "reductions": reductions}
+    return Bounds(**values | changes)
+
+
 def check(answer: TrainingReply, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, **told: int) -> None:
     counts = {int(client.removeprefix("client_")): count for client, count in told.items()}
-    Bounds(RATIO, counts).check(answer, SENT, {}, {"net": reduction})
+    bounds_of({"net": reduction}, num_examples=counts).check(answer)
 
 
 @pytest.mark.parametrize("reduction", [Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN, Reduction.SUM])
@@ -37,13 +44,13 @@ def test_an_update_may_be_so_long_and_no_longer(reduction: Reduction) -> None:
 
 
 def test_a_ratio_of_zero_allows_any_update() -> None:
-    Bounds(0.0, {}).check(reply(1e9), SENT, {}, {"net": Reduction.MEAN_BY_EXAMPLES})
+    bounds_of({"net": Reduction.MEAN_BY_EXAMPLES}, max_ratio=0.0).check(reply(1e9))
 
 
 def test_what_was_sent_may_be_zero() -> None:
     """The measure is then 0.05 for each of 4 numbers: 0.05 * 2 = 0.1 long, so that 0.19 passes and 0.21 does not."""
     sent = {"net/a": np.zeros(4, np.float32)}
-    bounds = Bounds(RATIO, {})
+    bounds = bounds_of({"net": Reduction.MEAN}, shared=sent, own={0: {"own/a": sent["net/a"]}})
     results = [ClientResult(client=0, num_examples=1, metrics={"own-accuracy": 0.0})]
     for length, fits in ((0.19, True), (0.21, False)):
         sums = {"net/a": np.array([length, 0, 0, 0], np.float32)}
@@ -51,10 +58,10 @@ def test_what_was_sent_may_be_zero() -> None:
         for shared, own in ((sums, {}), ({}, answer.own)):
             one = TrainingReply(report=answer.report, sums=shared, own=own)
             if fits:
-                bounds.check(one, sent, {0: {"own/a": sent["net/a"]}}, {"net": Reduction.MEAN})
+                bounds.check(one)
             else:
                 with pytest.raises(ValueError, match=r"2\.1 times as long"):
-                    bounds.check(one, sent, {0: {"own/a": sent["net/a"]}}, {"net": Reduction.MEAN})
+                    bounds.check(one)
 
 
 def test_numbers_that_overflow() -> None:
@@ -63,6 +70,25 @@ def test_numbers_that_overflow() -> None:
     sums = {**SENT, "net/b": np.array([np.finfo(np.float32).max])}
     with pytest.raises(ValueError, match=r"1\.7e\+38 times as long"):
         check(TrainingReply(report=Report(results=results), sums=sums, own={}))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, 3 * BLOCK + 5])
+def test_arrays_of_several_blocks(dtype: type, size: int) -> None:
+    """A change of 0.3 sqrt(size) is 1.5 times as long as the 0.2 sqrt(size) that were sent, 0.41 is 2.05 times."""
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-1, 1], size)
+    shared = {"net/a": (0.2 * signs).astype(dtype)}
+    results = [ClientResult(client=0, num_examples=7, metrics={"own-accuracy": 0.0})]
+    bounds = bounds_of({"net": Reduction.MEAN_BY_EXAMPLES}, shared=shared)
+    for change, fits in ((0.3, True), (0.41, False)):
+        sums = {"net/a": (7 * (shared["net/a"] + rng.permutation(signs) * change)).astype(dtype)}
+        one = TrainingReply(report=Report(results=results), sums=sums, own={})
+        if fits:
+            bounds.check(one)
+        else:
+            with pytest.raises(ValueError, match=r"2\.05 times as long"):
+                bounds.check(one)
 
 
 def test_a_number_of_samples_may_not_change() -> None:
