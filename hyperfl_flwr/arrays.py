@@ -76,9 +76,14 @@ def layout_problem(expected: Mapping[str, NDArray[Any]], got: Mapping[str, NDArr
 
 def not_finite(arrays: Mapping[str, NDArray[Any]]) -> str | None:
     """Return the name of an array that holds a NaN or an infinity; None if there is none."""
-    with np.errstate(invalid="ignore"):
-        for key, value in arrays.items():
-            # One pass without a temporary: finite float32 values cannot overflow a float64 sum.
-            if value.dtype.kind == "f" and not np.isfinite(np.add.reduce(value, axis=None, dtype=np.float64)):
-                return key
-    return None
+    return next((key for key, value in arrays.items() if value.dtype.kind == "f" and not _is_finite(value)), None)
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    """Say whether all elements are finite, in one pass without a temporary, for which their squares are added up.
+
+    If these are too large to be added, the elements are, which as finite float32 cannot overflow a float64.
+    """
+    flat = array.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(np.add.reduce(flat, dtype=np.float64)))

@@ -21,7 +21,7 @@ USUAL_SIZE = 0.05
 """Root mean square of a network's parameters at the start, about: the measure of an update where what was sent is zero,
 or smaller."""
 
-BLOCK = 1 << 15
+BLOCK = 1 << 16
 """Elements that are looked at together."""
 
 
