@@ -80,9 +80,9 @@ def not_finite(arrays: Mapping[str, NDArray[Any]]) -> str | None:
 
 
 def _is_finite(array: NDArray[Any]) -> bool:
-    """Say whether all elements are finite, in one pass without a temporary, for which their squares are added up.
+    """Say whether all elements are finite, in one pass over their squares, without a temporary.
 
-    If these are too large to be added, the elements are, which as finite float32 cannot overflow a float64.
+    Where the squares overflow, the elements themselves are added up: finite float32 cannot overflow a float64.
     """
     flat = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):

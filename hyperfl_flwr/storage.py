@@ -69,7 +69,7 @@ def stored_bytes(path: Path) -> dict[str, int]:
 
 
 def leftovers(folder: Path, pattern: str) -> list[Path]:
-    """Return the unfinished files of processes that were killed, or still are at work, by the names of the finished."""
+    """Return unfinished files, of processes that were killed or still write; `pattern` is of the finished names."""
     return sorted(folder.glob(f".{pattern}.*"))
 
 
