@@ -10,6 +10,7 @@ from benchmarks.report import Results, render
 from benchmarks.workload import Workload
 from experiments.bundle import commit
 from hyperfl_flwr import ROOT, manifest
+from hyperfl_flwr.versions import versions
 
 SMALL, LARGE = (1, 28, 28), (3, 32, 32)
 """Image shapes of HyperFL's experiments."""
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def _circumstances() -> dict[str, str]:
-    values: dict[str, object] = {"commit": commit() or "unknown", **manifest.hardware(), **manifest.versions()}
+    values: dict[str, object] = {"commit": commit() or "unknown", **manifest.hardware(), **versions()}
     return {
         name: ", ".join(value) or "none" if isinstance(value, list) else str(value) for name, value in values.items()
     }

@@ -22,6 +22,7 @@ from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.sections import AuditConfig
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import write_atomically
+from hyperfl_flwr.versions import versions
 
 PREFIX = "attack."
 """Of the settings of an attack, beside those of the round that is attacked."""
@@ -112,7 +113,7 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
     document = {
         "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
         "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
-        "hardware": manifest.hardware(), "versions": manifest.versions(),
+        "hardware": manifest.hardware(), "versions": versions(),
     }  # fmt: skip
     for name, content in (
         ("summary.json", _summary(measure(target, findings, lpips), cell.name)),

@@ -21,6 +21,7 @@ from hyperfl_flwr.attacks.matching import verdict
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.images import Lpips, similarity
 from hyperfl_flwr.storage import write_atomically
+from hyperfl_flwr.versions import versions
 
 MOST_DECIBELS = 150.0
 """A PSNR above this (equal images have an infinite one) is written as this."""
@@ -58,7 +59,7 @@ def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None
         "settings": config.flat(),
         "code": manifest.code(),
         "hardware": manifest.hardware(),
-        "versions": manifest.versions(),
+        "versions": versions(),
     }
 
 

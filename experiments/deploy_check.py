@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from experiments import deploy_machine as machine
-from experiments.deploy_files import is_local, versions
+from experiments.deploy_files import is_local
 from experiments.deploy_keys import read_certificate, read_private_key
 from experiments.deploy_layout import Deployment
 from experiments.deploy_nodes import registered_nodes
@@ -19,6 +19,7 @@ from experiments.findings import Finding, error, ok, warning
 from experiments.flower import can_use_database_file
 from hyperfl_flwr.errors import ConfigError, StateError
 from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.versions import shared_versions
 
 FILES = ("ca.crt", "server.crt", "server.key", "start.sh", "flwr/config.toml")
 NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
@@ -49,9 +50,10 @@ def check(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
 def check_server(deployment: Deployment) -> Iterator[Finding]:
     """Yield what was found on the operator's side; nothing is changed."""
     server = deployment.server
-    yield from machine.files(server, FILES)
+    keys = [str(deployment.public_key(number).relative_to(server)) for number in range(deployment.num_nodes)]
+    yield from machine.files(server, [*FILES, *keys])
     secrets = [deployment.folder, server, server / "server.key", deployment.authority / "ca.key"]
-    yield from machine.private([*secrets, deployment.database])
+    yield from machine.private("modes", [*secrets, deployment.database])
     yield from machine.authority(server)
     yield from _certificate(deployment)
     yield from _handed_over(deployment)
@@ -59,7 +61,7 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
     if not can_use_database_file():
         remedy = "install it in a folder without spaces, commas and percent signs"
         yield error("database", "Flower cannot make one from the folder in which it is installed", remedy)
-    yield ok("versions", ", ".join(f"{name} {version}" for name, version in versions().items()))
+    yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
     yield from _name(deployment)
     answer, found = probe("127.0.0.1", deployment.port, deployment.server / "ca.crt", direct=True)
     if answer is None:

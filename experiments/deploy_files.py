@@ -1,10 +1,8 @@
 """`hyperfl deploy init` and `renew`: a deployment's folders are written; `experiments.deploy_layout` says where."""
 
 import getpass
-import importlib.metadata
 import ipaddress
 import os
-import platform
 import shlex
 import shutil
 import sys
@@ -14,9 +12,9 @@ from experiments import deploy_texts as texts
 from experiments.deploy_keys import write_authority, write_node_key, write_server_certificate
 from experiments.deploy_layout import Deployment
 from experiments.deploy_owner import FILE, PLACE, Place
-from hyperfl_flwr import __version__
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.storage import write_atomically
+from hyperfl_flwr.versions import shared_versions
 
 NODE_HOME = "/srv/hyperfl/node-{}"
 """Where a node's unit expects the folder that its owner gets."""
@@ -25,7 +23,6 @@ _UNFIT = '?"%$\\'
 """What systemd, TOML or Flower's address of a database would read as something else in a path."""
 
 VERSIONS = "versions.toml"
-VERSIONED = ("flwr", "torch")
 
 
 def init(deployment: Deployment) -> None:
@@ -84,12 +81,6 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what both sides run."""
-    found = {"hyperfl-flwr": __version__, "python": platform.python_version()}
-    return found | {name: importlib.metadata.version(name) for name in VERSIONED}
-
-
 def _write_server(deployment: Deployment) -> None:
     server = deployment.server
     write_atomically(server / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
@@ -122,7 +113,7 @@ def _write_node(deployment: Deployment, number: int) -> None:
     _write(folder / "environment", texts.fill(texts.ENVIRONMENT, program="flower-supernode", bin=programs))
     unit = texts.fill(texts.NODE_UNIT, folder=NODE_HOME.format(number), number=number)
     _write(folder / "hyperfl-node.service", unit)
-    _write(folder / VERSIONS, "".join(f'{name} = "{version}"\n' for name, version in versions().items()))
+    _write(folder / VERSIONS, "".join(f'{name} = "{version}"\n' for name, version in shared_versions().items()))
     _write_image(folder, texts.NODE_COMPOSE)
 
 

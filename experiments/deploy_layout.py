@@ -24,6 +24,7 @@
 A node's folder works wherever it is put.
 """
 
+import ipaddress
 import re
 import tomllib
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ from typing import Self
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.storage import write_atomically
 
-HOST_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-"""Names and IPv4 addresses."""
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+"""What a name has between two dots (RFC 1123)."""
 
 DEFAULT_PORT = 8000
 """Flower's own."""
@@ -58,7 +59,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         problems = []
-        if not HOST_PATTERN.fullmatch(self.host):
+        if not _is_host(self.host):
             problems.append(f"host must be a name or an IPv4 address; got {self.host!r}")
         if not 1 <= self.port <= 65535:
             problems.append(f"port must be 1 to 65535; got {self.port}")
@@ -126,3 +127,15 @@ class Deployment:
     def node(self, number: int) -> Path:
         """Return the folder that a node's owner gets."""
         return self.folder / "nodes" / f"node-{number}"
+
+
+def _is_host(text: str) -> bool:
+    """Return whether a text is a name, or an IPv4 address: what ends with a number is no name (RFC 3696)."""
+    labels = text.split(".")
+    if labels[-1].isdecimal():
+        try:
+            ipaddress.IPv4Address(text)
+        except ValueError:
+            return False
+        return True
+    return len(text) <= 253 and all(map(_LABEL.fullmatch, labels))

@@ -12,10 +12,11 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from experiments.deploy_files import VERSIONS, versions
+from experiments.deploy_files import VERSIONS
 from experiments.deploy_keys import read_certificate
 from experiments.findings import Finding, error, ok, warning
 from hyperfl_flwr.errors import StateError
+from hyperfl_flwr.versions import differing, shared_versions
 
 SOON = timedelta(days=30)
 """A certificate that expires so soon is told."""
@@ -33,16 +34,16 @@ def files(folder: Path, names: Sequence[str]) -> Iterator[Finding]:
         yield ok("files", f"all in {folder}")
 
 
-def private(paths: Sequence[Path]) -> Iterator[Finding]:
+def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
     """Yield whether files and folders that exist are their owner's alone."""
     there = [path for path in paths if path.exists()]
     opened = [path for path in there if stat.S_IMODE(path.stat().st_mode) & 0o077]
     for path in opened:
         mode = stat.S_IMODE(path.stat().st_mode)
         told = f"others can use {path} (mode {mode:03o})"
-        yield error("modes", told, f"chmod go= '{path}'")
-    if not opened:
-        yield ok("modes", "keys and folders are their owner's alone")
+        yield error(subject, told, f"chmod go= '{path}'")
+    if there and not opened:
+        yield ok(subject, f"{', '.join(path.name for path in there)}: their owner's alone")
 
 
 def authority(folder: Path) -> Iterator[Finding]:
@@ -102,30 +103,20 @@ def writable(subject: str, folder: Path) -> Iterator[Finding]:
 
 def same_versions(folder: Path) -> Iterator[Finding]:
     """Yield whether what is installed here is what the operator had when the folder was made."""
-    here = versions()
     try:
-        wanted = tomllib.loads((folder / VERSIONS).read_text())
+        made_with = {name: str(version) for name, version in tomllib.loads((folder / VERSIONS).read_text()).items()}
     except (OSError, ValueError):
         yield warning("versions", f"{VERSIONS} cannot be read", "ask the operator which versions are used")
         return
-    different = False
-    for name, version in here.items():
-        want = str(wanted.get(name, "unknown"))
-        if _comparable(name, want) == _comparable(name, version):
-            continue
-        different = True
-        told = f"{name} {version} is installed, the operator has {want}"
+    others = differing(made_with)
+    for name, theirs, here in others:
+        told = f"{name} {here} is installed, the operator had {theirs} when this folder was made"
         if name in ("hyperfl-flwr", "flwr"):
-            yield error("versions", told, f"install {name} {want}")
+            yield error("versions", told, f"install {name} {theirs}, or the one that the operator has now")
         else:
-            yield warning("versions", told, f"results may differ; better install {name} {want}")
-    if not different:
-        yield ok("versions", ", ".join(f"{name} {version}" for name, version in here.items()))
-
-
-def _comparable(name: str, version: str) -> str:
-    """Return what must be the same: not the build for a CPU or a GPU, and of Python the first two numbers."""
-    return version.rpartition(".")[0] if name == "python" else version.partition("+")[0]
+            yield warning("versions", told, f"results may differ; better install {name} {theirs}")
+    if not others:
+        yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
 
 
 def _user() -> str:

@@ -12,7 +12,8 @@ from experiments.deploy_files import VERSIONS
 from experiments.deploy_keys import read_node_key
 from experiments.deploy_owner import FILE, PLACE, NodeSettings, Place, node_config
 from experiments.deploy_probe import clock, probe
-from experiments.findings import Finding, error, ok, warning
+from experiments.findings import Finding, Level, error, ok, warning
+from experiments.machine_checks import gpus
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.data.reading import Reading, is_own
@@ -37,7 +38,7 @@ def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     """
     reading = RunConfig.from_flat({**default_settings(), **told}).data_settings().reading
     yield from machine.files(folder, FILES)
-    yield from machine.private([folder, folder / "node.key", folder / "state"])
+    yield from machine.private("modes", [folder, folder / "node.key"])
     yield from machine.authority(folder)
     yield from machine.same_versions(folder)
     try:
@@ -47,6 +48,7 @@ def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield error("settings", str(failure), "the checks that need them were left out")
         return
     yield ok("settings", f"node {place.number} of {place.nodes}")
+    yield from machine.private("state", [Path(str(config["state-dir"]))])
     yield from machine.writable("state", Path(str(config["state-dir"])))
     yield from _device(settings)
     yield from _mixing_key(config.get("mixing-key-file"))
@@ -66,6 +68,8 @@ def _device(settings: NodeSettings) -> Iterator[Finding]:
         yield ok("device", f"{device} ({name}), {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free")
     else:
         yield ok("device", f"the CPU, as device is {settings.device!r}")
+        if settings.device == "auto":  # a GPU that torch cannot use is worth a word
+            yield from (found for found in gpus() if found.level is not Level.OK)
 
 
 def _mixing_key(file: object) -> Iterator[Finding]:
@@ -76,7 +80,7 @@ def _mixing_key(file: object) -> Iterator[Finding]:
     except ConfigError as failure:
         yield error("mixing-key-file", str(failure), f"set it in {FILE}")
         return
-    yield from machine.private([Path(str(file))])
+    yield from machine.private("mixing-key-file", [Path(str(file))])
 
 
 def _data(settings: NodeSettings, config: dict[str, Scalar], reading: Reading) -> Iterator[Finding]:

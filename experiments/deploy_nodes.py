@@ -32,13 +32,13 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
     Raises:
         StateError: If the public key of a node is missing or damaged.
     """
-    if not deployment.database.is_file():
-        return {}
     numbers = {}
     for number in range(deployment.num_nodes):
         key = read_public_key(deployment.public_key(number))
         pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         numbers[pem] = number
+    if not deployment.database.is_file():
+        return {}
     name = f"{deployment.database.absolute().as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:

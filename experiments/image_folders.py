@@ -13,8 +13,9 @@ from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.data.splits import IntArray, Split
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.recording import refuse_used_directory
 from hyperfl_flwr.scalars import Scalar
 
 
@@ -38,8 +39,7 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
         RunDirectoryError: If the folder is in use.
     """
     config = RunConfig.from_flat({**default_settings(), **changes}, methods=METHODS)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RunDirectoryError(f"{output} exists; give a new folder")
+    refuse_used_directory(output)
     data = load_federated_data(config.data_settings())
     dataset = data.dataset
     if dataset.train.images.dtype != np.uint8 or dataset.input_shape[0] not in (1, 3):

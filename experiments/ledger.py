@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments.deploy_owner import FILE, NodeSettings
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.ledger import LEDGER, ArrayEntry, Entry, read_ledger
 from hyperfl_flwr.methods import METHODS
@@ -77,12 +78,14 @@ def _parts(entry: Entry) -> Iterable[tuple[str, int]]:
 
 
 def ledger_folder(folder: Path) -> Path:
-    """Return where the ledger of a node lies: its state folder, the `state` of its own folder, or a run's `clients`.
+    """Return where the ledger of a node lies: its state folder, that of its `node.toml`, or a run's `clients`.
 
     Raises:
         StateError: If it is in none of these.
+        ConfigError: If `node.toml` is damaged.
     """
-    for place in (folder, folder / "state", folder / "clients"):
+    named = [Path(str(NodeSettings.read(folder).config(folder)["state-dir"]))] if (folder / FILE).is_file() else []
+    for place in (folder, *named, folder / "clients"):
         if (place / LEDGER).is_file():
             return place
     raise StateError(

@@ -16,6 +16,11 @@ def main() -> None:
     except HyperFLError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:  # whatever file it is, its owner can do something about it
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"error: {error.filename} cannot be used ({error.strerror}); correct the path or its owner\n")
+        sys.exit(HyperFLError.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)

@@ -203,7 +203,7 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
     Args:
         states: The node's folder of private state (`state-dir`), or its folder of one run.
         client: The client's id.
-        experiment: Identity of the run; None if there is but one.
+        experiment: Identity of the run, or its first digits; None if there is but one.
 
     Raises:
         RunDirectoryError: If there is no such model.
@@ -231,7 +231,7 @@ def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
     if not runs and (states / name / "model.npz").is_file():
         runs = {states.name: states / name}
     if experiment is not None:
-        runs = {key: path for key, path in runs.items() if key == experiment}
+        runs = {key: path for key, path in runs.items() if experiment and key.startswith(experiment)}
     if len(runs) == 1:
         return next(iter(runs.values()))
     if runs:

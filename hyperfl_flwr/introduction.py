@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.messages import PROPERTIES, printable, record_of
 from hyperfl_flwr.queries import NOVEL, PROBLEM
+from hyperfl_flwr.versions import differing
 
 MOST_NODES = 10_000
 """More are not believed: the server lists those that are missing."""
@@ -26,16 +27,20 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "num-nodes": lambda value: _is_count(value) and 0 < value <= MOST_NODES,
     "input-shape": lambda value: _are_counts(value) and len(value) in (1, 3) and 0 not in value,
     "num-classes": lambda value: _is_count(value) and value > 0,
     "clients": lambda value: _are_counts(value) and len(set(value)) == len(value),
     "num-examples": _are_counts,
-    "classes": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "classes": _are_texts,
     "partitioned-by": _is_text,
     "device": _is_text,
-    "version": _is_text,
+    "versions": _are_texts,
     "model": _is_text,
     "data-reuse": _is_text,
     "train-label-counts": _are_counts,
@@ -67,6 +72,12 @@ class Node:
     def num_examples(self) -> Mapping[int, int]:
         """Training samples of each client; empty where the node does not tell."""
         return dict(zip(self.clients, self.properties.get("num-examples", ()), strict=False))
+
+    @property
+    def other_versions(self) -> str:
+        """What it runs in another version than this machine, in words; empty if nothing."""
+        there = dict(text.split(" ", 1) for text in self.properties.get("versions", ()) if " " in text)
+        return ", ".join(f"{name} {printable(theirs)} (here {ours})" for name, theirs, ours in differing(there))
 
 
 @dataclass(frozen=True, kw_only=True)

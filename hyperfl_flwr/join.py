@@ -28,6 +28,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
+from hyperfl_flwr.recording import refuse_used_directory
 from hyperfl_flwr.restored import Restored, restored
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.scalars import Scalar
@@ -168,8 +169,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
     Raises:
         HyperFLError: If the data do not fit, or the folder is in use.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RunDirectoryError(f"the output directory {output} exists and is not empty; choose another one")
+    refuse_used_directory(output)
     member = _member(shared, _data_of(shared, dataset), output, device)
     data = member.setting.data
     try:

@@ -1,6 +1,5 @@
 """What a run was: settings, versions, code, hardware."""
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,17 +11,16 @@ from typing import Any
 
 import torch
 
-from hyperfl_flwr import ROOT, __version__
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.commit import COMMIT
 from hyperfl_flwr.own_model import model_facts
 from hyperfl_flwr.roster import Roster
 from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.versions import versions
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
 """Environment variable by which a study tells the processes of its cells the checkout's commit, the same for all."""
-
-PACKAGES = ("flwr", "matplotlib", "numpy", "pydantic", "ray", "scikit-learn", "torch", "torchvision")
 
 
 def new(settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
@@ -76,17 +74,6 @@ def _data(federation: Federation) -> dict[str, Any]:
         return {}
     ordered = {split: [rows[client] for client in sorted(rows)] for split, rows in counts.items()}
     return {"label_counts": ordered, "data_reuse": json.loads(str(federation.nodes[0].properties["data-reuse"]))}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python, this project and the packages that results depend on."""
-    found = {"python": platform.python_version(), "hyperfl-flwr": __version__}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def hardware() -> dict[str, Any]:

@@ -10,7 +10,6 @@ from flwr.app import ConfigRecordValues, Context
 from clients import adapter
 from clients.base import BaseClient
 from clients.setting import client_setting
-from hyperfl_flwr import __version__
 from hyperfl_flwr.cohort import OneByOne, clients_of_node
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data, load_own_data
 from hyperfl_flwr.device import resolve_device
@@ -24,6 +23,7 @@ from hyperfl_flwr.owner import Owner, is_simulated, state_folder
 from hyperfl_flwr.privacy.mixing import read_key, run_key
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
+from hyperfl_flwr.versions import shared_versions
 
 
 class NodeApp:
@@ -143,7 +143,7 @@ class NodeApp:
             "num-examples": [len(data.train_indices(client)) for client in self.clients],
             "partitioned-by": data.partition,
             "device": str(self.device),
-            "version": __version__,
+            "versions": [f"{name} {version}" for name, version in shared_versions().items()],
         }
         if data.dataset.classes:
             properties["classes"] = list(data.dataset.classes)

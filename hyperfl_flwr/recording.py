@@ -19,6 +19,7 @@ import json
 import os
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,14 +124,21 @@ def refuse_used_directory(path: Path) -> None:
     """Check that a path can become a run folder.
 
     Raises:
-        RunDirectoryError: If something that is not an empty folder is there.
+        RunDirectoryError: If something that is not an empty folder is there, or none can be made or written to.
     """
-    if path.exists() and not path.is_dir():
-        raise RunDirectoryError(f"the output directory {path} exists and is no directory; choose another one")
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise RunDirectoryError(f"the output directory {path} cannot be made: {there} is a file; choose another one")
     if path.is_dir() and any(path.iterdir()):
         raise RunDirectoryError(
             f"the output directory {path} exists and is not empty; choose another one, or resume the run in it"
         )
+    try:
+        tempfile.TemporaryDirectory(prefix=".hyperfl-", dir=there).cleanup()  # modes do not tell of all file systems
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the output directory {path} cannot be made or written to ({error.strerror}); choose another one"
+        ) from None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

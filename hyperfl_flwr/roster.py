@@ -82,7 +82,7 @@ class Roster:
         self._greetings: dict[int, _Greeting] = {}
         self._asked: dict[int, float] = {}
         self._told: dict[int, str] = {}
-        self._told_refused: set[str] = set()
+        self._told_notes: set[str] = set()
 
     def gather(self, *, resumed: bool = False) -> Federation:
         """Wait for the nodes at the start of a run.
@@ -210,10 +210,12 @@ class Roster:
         self._tell(why)
 
     def _tell(self, why: str) -> None:
-        for refusal in self.refused:
-            if str(refusal) not in self._told_refused:
-                self._say(str(refusal))
-        self._told_refused = {str(refusal) for refusal in self.refused}
+        others = [(node.partition, node.other_versions) for node in self.federation.nodes]
+        warnings = [f"node {number} runs {said}: results may differ" for number, said in others if said]
+        for line in (notes := [*map(str, self.refused), *warnings]):
+            if line not in self._told_notes:
+                self._say(line)
+        self._told_notes = set(notes)
         if not self._begun:
             return
         for number in range(self.num_nodes):
@@ -288,6 +290,8 @@ class Roster:
             remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
         else:
             few, remedy = self._few(), "start the missing ones, lower min-nodes, or raise node-timeout"
+            if silent := set(self._grid.get_node_ids()) - set(self._answers):
+                few += f" ({len(silent)} connected that did not answer in time, which takes ten seconds or more)"
         raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")
 
 

@@ -105,7 +105,11 @@ def _checked(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
     """Open a temporary file that takes the place of `path` at the end, or vanishes if there is an exception."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)  # and not that of a file which nobody knows
+        raise
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

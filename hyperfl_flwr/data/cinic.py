@@ -40,7 +40,7 @@ def load_cinic(root: Path) -> Arrays:
         raise DataError(
             f"data set cinic10 must lie in {root / FOLDER} as train/CLASS/*.png and test/CLASS/*.png; missing: "
             f"{', '.join(missing)}; download CINIC-10.tar.gz from its authors (doi:10.7488/ds/2448), unpack it there, "
-            f"or choose the folder that holds {FOLDER} with --data-root"
+            f"or choose the folder that holds {FOLDER} as data-root"
         )
     return load_or_build(f"cinic10-{fingerprint(folders(root))}", lambda: _decode(root))
 

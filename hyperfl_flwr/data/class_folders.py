@@ -85,7 +85,7 @@ def state_of(path: Path) -> str:
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise DataError(f"{path}: must be an existing folder; check the path after folder: and data-root")
+        raise DataError(f"{path}: must be an existing folder; check the path after folder:")
     return files_below(path)
 
 

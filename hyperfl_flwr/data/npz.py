@@ -121,7 +121,7 @@ def _read_arrays(path: Path) -> _RawArrays:
 def _open(path: Path) -> tuple[_RawArrays, list[str]]:
     """Return all known arrays of the file, without ever unpickling, and the names of the others."""
     if not path.is_file():
-        raise _error(path, "must be an existing .npz file", "check the path after npz: and data-root")
+        raise _error(path, "must be an existing .npz file", "check the path after npz:")
     arrays: dict[str, npt.NDArray[Any]] = {}
     key = "the archive"
     try:

@@ -80,7 +80,7 @@ def load_omniglot(root: Path) -> Arrays:
             f"data set omniglot must lie in {root / FOLDER} as {' and '.join(f'{name}.zip' for name in SETS)}, packed "
             f"or unpacked; missing: {', '.join(f'{FOLDER}/{name}.zip' for name in missing)}; download them from the "
             f"folder python of its authors' github.com/brendenlake/omniglot, or choose the folder that holds {FOLDER} "
-            "with --data-root"
+            "as data-root"
         )
     return load_or_build(f"omniglot-{fingerprint(sources(root))}", lambda: _decode(root), (*ARRAYS, *CLIENTS))
 

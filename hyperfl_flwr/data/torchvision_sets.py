@@ -149,7 +149,7 @@ def _missing(name: str, source: TorchvisionFiles, root: Path, error: Exception) 
         f"data set {name} must lie in {root / source.folder} as the files {', '.join(source.files)}; "
         f"missing: {', '.join(absent)}; downloading them failed: {reason}; "
         f"copy the files there (the layout of torchvision.datasets.{source.class_name}), choose the folder that holds "
-        f"{source.folder} with --data-root, or use the data set digits, which needs no download"
+        f"{source.folder} as data-root, or use the data set digits, which needs no download"
     )
 
 

@@ -59,9 +59,12 @@ def find(name: str, folders: Sequence[Path]) -> Path | None:
         Its file or folder; None if it is in none of them and must be installed.
 
     Raises:
-        ConfigError: If it is there, but its name is another's, or Flower would not take it.
+        ConfigError: If its name is another's, or Flower would not take it.
     """
     top = top_level(name)
+    if top in OURS or top in sys.stdlib_module_names:
+        whose = "this project's" if top in OURS else "Python's"
+        raise ConfigError(f"target = {name}: {top} is {whose}; give your own package or module another name")
     for folder in folders:
         spec = PathFinder.find_spec(top, [str(folder)])
         if spec is None:
@@ -84,9 +87,8 @@ def _place(spec: ModuleSpec) -> Path:
 def _check_name(name: str, path: Path, folder: Path) -> None:
     top = top_level(name)
     other = PathFinder.find_spec(top, [place for place in sys.path if Path(place or ".").resolve() != folder.resolve()])
-    if top in OURS or top in sys.stdlib_module_names or (other is not None and not _is_copy(path, _place(other))):
-        whose = "this project's" if top in OURS else "Python's or an installed package's"
-        raise ConfigError(f"target = {name}: {path} has {whose} name, which it would hide; rename it")
+    if other is not None and not _is_copy(path, _place(other)):
+        raise ConfigError(f"target = {name}: {path} has an installed package's name, which it would hide; rename it")
     if top in LEFT_OUT or top.startswith("test_") or top.endswith("_test"):
         raise ConfigError(f"target = {name}: Flower's apps leave out what is called {top}; rename {path}")
     if path.is_file() and path.suffix != ".py":

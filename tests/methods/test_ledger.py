@@ -226,6 +226,10 @@ def test_the_command_shows_every_message(make_settings: MakeSettings, tmp_path: 
     assert "hypernetwork/head_weight" in shown
     assert "metric/own-accuracy=[" in shown
     assert shown.rstrip().endswith("These groups are private and have stayed: classifier, embedding, last.")
+    node = tmp_path / "node"  # as `hyperfl deploy init` makes it
+    node.mkdir()
+    (node / "node.toml").write_text(f'state-dir = "{folder}"\n')
+    assert call("ledger", node) == (0, shown, "")
     code, text, _ = call("ledger", str(folder), "--json", "--run", experiment[:4])
     (document,) = json.loads(text)
     assert code == 0

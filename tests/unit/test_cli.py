@@ -1,6 +1,8 @@
 """The command line without Flower: bad input gets one clear error, exit code 2, and leaves nothing behind."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +71,36 @@ def test_a_relative_file_is_taken_from_the_working_directory_or_else_from_the_da
     assert "got 6x6" in call(*words)[2]
     write_npz(Path("small.npz"), images=np.zeros((40, 5, 5), np.uint8))
     assert "got 5x5" in call(*words)[2]
+
+
+IMPOSSIBLE = {
+    "a run": ("run", "--output", "/proc/run"),
+    "a run below a file": ("run", "--output", "/dev/null/run"),
+    "a deployment": ("deploy", "init", "/dev/null/fl", "--nodes", "1"),
+    "folders of images": ("image-folders", "/proc/images"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_place_where_nothing_can_be_made(name: str, call: Call) -> None:
+    """Not even by root; before anything has started."""
+    words = IMPOSSIBLE[name]
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    (told,) = [line for line in err.splitlines() if line.strip()]
+    assert told.startswith("error: ")
+    assert any(word in told for word in words if word.startswith("/"))
+
+
+def test_files_of_a_deployment_that_are_gone(call: Call) -> None:
+    assert call("deploy", "init", "fl", "--nodes", "1")[0] == 0
+    shutil.rmtree("fl/server")
+    for words in (("deploy", "renew", "fl"), ("deploy", "register", "fl"), ("run", "--deployment", "fl")):
+        code, _, err = call(*words)
+        assert code == 2
+        assert "Traceback" not in err
+        told = err.splitlines()[-1]  # after the bar of `hyperfl run`
+        assert re.match(r"error: .*/fl/server/[\w./]+ cannot be used \(No such file or directory\)", told)
 
 
 def test_an_output_directory_that_is_in_use(call: Call, tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives import serialization
 from little_servers import free_port, https_server
 from PIL import Image
 
+from experiments import deploy_node_check
 from experiments.deploy_check import check
 from experiments.deploy_files import init, renew
 from experiments.deploy_keys import read_public_key, write_authority, write_server_certificate
 from experiments.deploy_layout import Deployment
 from experiments.findings import Finding, Level
+from experiments.machine_checks import gpus
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.scalars import Scalar
 
@@ -152,6 +155,14 @@ def test_what_others_could_read_or_is_missing(deployment: Deployment) -> None:
     assert "start.sh missing" in found["files"]
 
 
+def test_public_keys_that_are_missing_and_a_number_of_nodes_that_was_changed(deployment: Deployment) -> None:
+    """Before the SuperLink has a database, too."""
+    Deployment(folder=deployment.folder, host=deployment.host, port=deployment.port, num_nodes=3).write()
+    found = errors(look(deployment.folder))
+    assert "keys/node-2.pub missing" in found["files"]
+    assert "node-2.pub cannot be read" in found["nodes"]
+
+
 def test_the_nodes_keys_do_not_stay_with_the_operator_of_a_real_host(deployment: Deployment) -> None:
     assert "handing over" not in look(deployment.folder)
     Deployment(folder=deployment.folder, host="fl.invalid", port=deployment.port, num_nodes=2).write()
@@ -227,9 +238,9 @@ def test_a_node_with_other_versions(deployment: Deployment) -> None:
     text = file.read_text()
     name = text.splitlines()
     file.write_text("\n".join('flwr = "1.40.0"' if line.startswith("flwr") else line for line in name))
-    assert "the operator has 1.40.0" in errors(look(deployment.node(0)))["versions"]
+    assert "the operator had 1.40.0 when this folder was made" in errors(look(deployment.node(0)))["versions"]
     file.write_text("\n".join('torch = "1.0"' if line.startswith("torch") else line for line in name))
-    assert "the operator has 1.0" in warnings(look(deployment.node(0)))["versions"]
+    assert "the operator had 1.0" in warnings(look(deployment.node(0)))["versions"]
     file.write_text(text.replace('"\n', '+cu129"\n'))
     assert "versions" not in errors(look(deployment.node(0)))  # another build of the same version
 
@@ -246,6 +257,24 @@ def test_a_damaged_key_and_an_open_one(running: Deployment) -> None:
 def test_a_state_folder_that_cannot_be_written(deployment: Deployment) -> None:
     folder = _settings(deployment, 'state-dir = "/proc/state"')  # no file can be made there, not even by root
     assert "cannot be written to" in errors(look(folder))["state"]
+
+
+def test_a_state_folder_that_others_can_use(deployment: Deployment, tmp_path: Path) -> None:
+    """The one that node.toml names, wherever it is."""
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    folder = _settings(deployment, f'state-dir = "{tmp_path / "elsewhere"}"')
+    assert f"others can use {tmp_path / 'elsewhere'} (mode 755)" in errors(look(folder))["state"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")
+def test_a_gpu_that_torch_cannot_use_is_told(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a driver's version, as it stands in /proc, and a torch that does not find a GPU."""
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n")
+    monkeypatch.setattr(deploy_node_check, "gpus", lambda: gpus(tmp_path / "version"))
+    assert "driver 535.104.05" in warnings(look(_settings(deployment, 'device = "auto"')))["GPU"]
+    assert "GPU" not in look(_settings(deployment, 'device = "cpu"'))
 
 
 def test_a_folder_is_read_as_the_run_will(deployment: Deployment) -> None:

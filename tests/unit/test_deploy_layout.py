@@ -14,6 +14,20 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert Deployment.read(tmp_path) == deployment
 
 
+@pytest.mark.parametrize("host", ["a", "fl.example.org", "127.0.0.1", "3com.example", "xn--bcher-kva.example"])
+def test_names_and_addresses_are_taken(host: str, tmp_path: Path) -> None:
+    Deployment(folder=tmp_path, host=host, port=1, num_nodes=1)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "999.1.1.1", "1.2.3", "a..b", "a.", "-a", "a-.b", "a_b", "::1", f"{'a' * 64}.b", ".".join(["a" * 60] * 5)],
+)
+def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="host must be a name or an IPv4 address"):
+        Deployment(folder=tmp_path, host=host, port=1, num_nodes=1)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

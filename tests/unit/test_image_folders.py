@@ -64,7 +64,7 @@ def test_colours_and_names_of_classes(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirectoryError, match="give a new folder"):
+    with pytest.raises(RunDirectoryError, match="is not empty; choose another one"):
         invoke(str(tmp_path))
 
 

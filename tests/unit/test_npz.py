@@ -78,7 +78,9 @@ def test_a_relative_path_without_a_data_root_or_file_is_refused(tmp_path, monkey
     np.savez("own.npz", **arrays())
     with pytest.raises(DataError, match=r"npz:own\.npz is looked up in data-root, which is empty; set data-root to .*"):
         load_dataset("npz:own.npz")
-    with pytest.raises(DataError, match=r"own\.npz: must be an existing \.npz file; check .* and data-root") as caught:
+    with pytest.raises(
+        DataError, match=r"own\.npz: must be an existing \.npz file; check the path after npz:"
+    ) as caught:
         load_dataset("npz:own.npz", tmp_path / "data")
     assert str(tmp_path / "data" / "own.npz") in str(caught.value)
 

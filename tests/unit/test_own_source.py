@@ -78,11 +78,19 @@ def test_the_first_folder_counts_and_none_is_none(tmp_path: Path) -> None:
     assert own_source.find("netof_c:build", folders) is None
 
 
-@pytest.mark.parametrize("name", ["clients", "strategies", "experiments", "hyperfl_flwr", "random", "numpy"])
-def test_names_of_others_are_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / f"{name}.py").write_text("")
+def test_an_installed_package_s_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("")
     with pytest.raises(ConfigError, match=r"which it would hide; rename it"):
-        own_source.find(f"{name}:build", [tmp_path])
+        own_source.find("numpy:build", [tmp_path])
+
+
+@pytest.mark.parametrize("name", ["clients", "strategies", "experiments", "hyperfl_flwr", "random", "os"])
+def test_names_of_this_project_and_of_python_are_refused(name: str, tmp_path: Path) -> None:
+    """Whether something of that name lies there or not: nothing in them makes a network."""
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"{name} is (this project's|Python's); give your own package or module"):
+            own_source.find(f"{name}.path:build", [tmp_path])
+        (tmp_path / f"{name}.py").write_text("")
 
 
 def test_a_copy_beside_the_original_is_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

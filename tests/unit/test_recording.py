@@ -51,8 +51,8 @@ def test_a_used_folder_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b").touch()
     for path, text in (
         (tmp_path / "a", "not empty"),
-        (tmp_path / "b", "is no directory"),
-        (tmp_path / "b" / "c", "cannot make"),
+        (tmp_path / "b", "b is a file"),
+        (tmp_path / "b" / "c", "b is a file"),
     ):
         with pytest.raises(RunDirectoryError, match=text):
             RunDirectory.create(path)

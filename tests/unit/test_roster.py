@@ -13,6 +13,7 @@ from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.messages import PROPERTIES
 from hyperfl_flwr.queries import NOVEL
 from hyperfl_flwr.roster import Roster
+from hyperfl_flwr.versions import shared_versions
 
 D = C + 1
 
@@ -83,6 +84,34 @@ def test_nodes_that_say_they_are_fewer_do_not_begin_alone(make_roster: Callable[
 def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
     with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no node has answered that fits"):
         make_roster(ScriptedGrid({})).gather()
+
+
+def test_nodes_that_are_there_but_had_no_time_to_answer_are_told(make_roster: Callable[..., Roster]) -> None:
+    """As on a deployment with a node-timeout below the time of one phase."""
+    grid = ScriptedGrid({A: [is_silent], B: [is_silent]})
+    with pytest.raises(RunFailedError, match=r"that fits \(2 connected that did not answer .*raise node-timeout"):
+        make_roster(grid, min_nodes=1).gather()
+
+
+def test_a_node_with_other_versions_is_told_once_and_takes_part(
+    make_roster: Callable[..., Roster], said: list[str]
+) -> None:
+    """Not the build of torch, and not the last number of Python; a word that cannot be read tells nothing."""
+    here = shared_versions()
+    same = [f"flwr {here['flwr']}", f"torch {here['torch'].partition('+')[0]}+cu999", "python 3.11.99", "torch"]
+    other = [f"hyperfl-flwr {here['hyperfl-flwr']}", "torch 1.0\n", "numpy 0.1"]
+    python = here["python"].rpartition(".")[0]
+    answers = {
+        A: [says(introduction(0, 2, 2, versions=[each.replace("3.11", python) for each in same]))],
+        B: [says(introduction(1, 2, 2, versions=other))],
+    }
+    roster = make_roster(ScriptedGrid(answers), num_clients=2)
+    roster.gather()
+    roster.muster()
+    assert there(roster) == [0, 1]
+    assert [line for line in said if "runs" in line] == [
+        f"node 1 runs torch 1.0 (here {here['torch']}): results may differ"
+    ]
 
 
 def test_a_novel_node_is_not_waited_for_and_trains_nothing(make_roster: Callable[..., Roster], said: list[str]) -> None:
