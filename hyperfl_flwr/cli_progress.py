@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SHOWN = ("is left out", "novel client", "warning:")
 """Lines of the server's log with one of these are shown with the progress."""
 
-_NODE = re.compile(r"\bnode \d+ (takes part|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) ")
+_NODE = re.compile(r"\bnode \d+ (takes part|runs|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) ")
 _ROUND = re.compile(r"\bround \d+/\d+")
 _LEVEL = re.compile(r"^(INFO|WARNING) *: *")
 

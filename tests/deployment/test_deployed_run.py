@@ -82,9 +82,11 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
     )
     assert refused.returncode == 2
     assert "is the run of a deployment" in refused.stderr
-    code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 3, "--resume", output))
+    code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 3, "--resume", output, "--verbose"))
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
+    assert "INFO :      round 3/3: own accuracy" in err
+    assert "Start `flwr-serverapp` process" in err  # Flower's own
     assert_like(output, straight, 3)
 
 
@@ -117,8 +119,8 @@ def test_a_network_of_one_s_own_travels_to_the_nodes(
     """From a folder outside the project, where the nodes do not look. Expected: the same run in this process."""
     (tmp_path / "network_of_mine.py").write_text(OWN_NETWORK)
     words = ("--model", "network_of_mine:build", "--num-rounds", 1, "--output", tmp_path / "deployed", *SETS)
-    code, _, err = finished(two_nodes.hyperfl("run", *words, cwd=tmp_path))
-    assert code == 0, err
+    code, out, err = finished(two_nodes.hyperfl("run", *words, "--quiet", cwd=tmp_path))
+    assert (code, out.splitlines(), err) == (0, [str(tmp_path / "deployed")], "")
     monkeypatch.syspath_prepend(tmp_path)
     here: dict[str, Scalar] = {"target": "network_of_mine:build", "output": str(tmp_path / "here")}
     settings = default_settings() | SETTINGS | {"num-clients": 2, "num-rounds": 1, "threads": 1} | here

@@ -1,0 +1,43 @@
+"""What `hyperfl run` shows of the server's log: an operator's lines, with --verbose all, with --quiet warnings."""
+
+import pytest
+
+from hyperfl_flwr.cli_progress import ShownProgress
+
+LOG = """\
+INFO :      Starting the app
+INFO :      waiting for nodes: 0 of 2 here, 1 missing
+INFO :      node 1 runs torch 1.0 (here 2.0): results may differ
+INFO :      node 0 takes part: clients 0
+INFO :      round 1/2: own accuracy 0.5000, 2 of 2 clients, 8.0 s, nodes 0 1
+INFO :      node 1 is away (clients 1)
+INFO :      warning: client 3 has few samples
+INFO :      round 2: client 1 is left out: StateError, see the node's log
+WARNING :   something of Flower's own
+"""
+TOLD = ["waiting for", "node 1 runs", "node 0 takes part", "round 1/2", "node 1 is away", "warning:", "is left out"]
+
+
+@pytest.mark.parametrize(
+    ("ways", "expected"),
+    [
+        ({"rounds": True}, TOLD),
+        ({}, [text for text in TOLD if text != "round 1/2"]),  # a simulation's rounds are its bar's
+        ({"quiet": True, "rounds": True}, ["warning:", "is left out"]),
+    ],
+)
+def test_an_operator_sees_a_line_for_each_thing(
+    ways: dict[str, bool], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ShownProgress("hyperfl", **ways) as observer:
+        observer.on_log(LOG)
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.strip() and "starting" not in line]
+    assert [text for line, text in zip(shown, expected, strict=True) if text not in line] == []
+    assert not any("INFO" in line for line in shown)
+
+
+def test_verbose_shows_the_log_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with ShownProgress("hyperfl", verbose=True) as observer:
+        observer.on_log(LOG)
+    shown = capsys.readouterr().err.splitlines()
+    assert [line for line in LOG.splitlines() if line.rstrip() not in [each.rstrip() for each in shown]] == []
