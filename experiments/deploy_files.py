@@ -93,7 +93,7 @@ def _write_server(deployment: Deployment) -> None:
     _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
     unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())
     _write(server / "hyperfl-superlink.service", unit)
-    _write_image(server, texts.fill(texts.SERVER_COMPOSE, port=deployment.port, runs=deployment.runs))
+    _write_image(server, texts.fill(texts.SERVER_COMPOSE, bind=bind, port=deployment.port, runs=deployment.runs))
 
 
 def _write_node(deployment: Deployment, number: int) -> None:

@@ -161,10 +161,14 @@ http {
         ssl_certificate_key server.key;
         ssl_protocols TLSv1.2 TLSv1.3;
         client_max_body_size 0;
-        location /v1/fleet/ { proxy_pass https://127.0.0.1:@PORT@; }
+        # With its path proxy_pass hands on what was compared, and not /v1/control/?/../../fleet/ as it was sent.
+        location /v1/fleet/ { proxy_pass https://127.0.0.1:@PORT@/v1/fleet/; }
         location = /health { proxy_pass https://127.0.0.1:@PORT@; }
         location / { return 403; }
         proxy_http_version 1.1;
+        # Nothing is put into a file on the way: if root starts nginx, its workers may not write here.
+        proxy_request_buffering off;
+        proxy_buffering off;
         proxy_read_timeout 300s;
         proxy_ssl_verify on;
         proxy_ssl_name localhost;
@@ -207,6 +211,8 @@ ENTRYPOINT ["/bin/sh", "/deployment/start.sh"]
 SERVER_COMPOSE = """\
 # docker compose up -d; HYPERFL_USER is `id -u`:`id -g` of this folder's owner. Runs are
 # written from inside: make @RUNS@ first, and give `hyperfl run --deployment` an --output in it.
+# With nginx in front: 127.0.0.1 before the port below, and no HYPERFL_BIND in `environment`, which would win over the
+# one below and keep the SuperLink from hearing what comes from outside of the container.
 services:
   superlink:
     build: .
@@ -214,8 +220,9 @@ services:
     restart: unless-stopped
     environment:
       HOME: /deployment
+      HYPERFL_BIND: 0.0.0.0
     ports:
-      - "@PORT@:@PORT@"
+      - "@BIND@:@PORT@:@PORT@"
     volumes:
       - .:/deployment
       - "@RUNS@:@RUNS@"

@@ -141,10 +141,11 @@ class LocalDeployment:
     Args:
         folder: A new folder.
         num_nodes: Number of nodes.
+        host: The address at which the nodes look for the SuperLink.
     """
 
-    def __init__(self, folder: Path, num_nodes: int) -> None:
-        self.deployment = Deployment(folder=folder, host="127.0.0.1", port=free_port(), num_nodes=num_nodes)
+    def __init__(self, folder: Path, num_nodes: int, host: str = "127.0.0.1") -> None:
+        self.deployment = Deployment(folder=folder, host=host, port=free_port(), num_nodes=num_nodes)
         init(self.deployment)
         self.folder = folder
         self.server = Program(self.deployment.server)
@@ -164,6 +165,10 @@ class LocalDeployment:
     def start(self, *numbers: int) -> None:
         """Start the SuperLink, register the nodes, start some (without numbers all), and wait until they are online."""
         self.start_server()
+        self.start_nodes(*numbers)
+
+    def start_nodes(self, *numbers: int) -> None:
+        """Register the nodes, start some (without numbers all), and wait until they are online."""
         list(register(self.deployment))
         wanted = numbers or tuple(range(len(self.nodes)))
         for number in wanted:
@@ -208,9 +213,9 @@ class LocalDeployment:
 
 
 @contextlib.contextmanager
-def local_deployment(folder: Path, num_nodes: int) -> Iterator[LocalDeployment]:
+def local_deployment(folder: Path, num_nodes: int, host: str = "127.0.0.1") -> Iterator[LocalDeployment]:
     """Give a deployment whose processes are ended afterwards; nothing has started yet."""
-    made = LocalDeployment(folder, num_nodes)
+    made = LocalDeployment(folder, num_nodes, host)
     try:
         yield made
     finally:

@@ -1,6 +1,7 @@
 """The commands of docs/deployment.md are run as they stand there; only host and port are replaced.
 
 The operator and the owner of node 0 have a folder each, and Flower's own programs speak TLS on the loopback interface.
+The commands for nginx are in test_gate.py.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +103,12 @@ class Machines:
     def online(self) -> list[int]:
         return [number for number, node in registered_nodes(self.deployment).items() if node.online]
 
+    def known(self) -> set[tuple[int, bytes]]:
+        """Return all nodes of the SuperLink's database, whoever they are: (Flower's number, key)."""
+        name = f"{self.deployment.database.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
+            return set(connection.execute("SELECT node_id, public_key FROM node"))
+
     def stay_online(self, numbers: list[int]) -> bool:
         """Say whether just these nodes are online, and not only for the moment in which a start script tries it."""
         if self.online() != numbers:
@@ -176,6 +184,7 @@ def test_both_sides_are_in_order(machines: Machines) -> None:
     assert "nodes: 1 (0) connected, 1 (1) away" in operator
     assert "it runs with an older certificate" in operator  # the page has renewed it
     assert "key: it is registered at the SuperLink" in owner
+    assert "error" not in machines.said["hyperfl deploy check node-0 --set data.input-shape=1x64x64"]
     assert machines.said["hyperfl deploy register fl"].splitlines() == ["node-0: registered", "node-1: registered"]
 
 
@@ -208,7 +217,28 @@ def test_a_node_with_an_unregistered_key_is_refused(machines: Machines) -> None:
     code, said = machines.finish("sh start.sh", place)
     assert code == 2
     assert "error: this node's key is not registered at the SuperLink; its operator runs `hyperfl deploy" in said
+    said = refused_by_the_superlink(machines, "--root-certificates ca.crt --auth-supernode-private-key node.key", place)
+    assert "[code: 2004] Failed to activate SuperNode." in said
+
+
+def test_a_node_without_a_key_is_refused(machines: Machines) -> None:
+    said = refused_by_the_superlink(machines, "--root-certificates ca.crt", machines.deployment.node(1))
+    assert "SuperNode authentication is enabled" in said
+
+
+def refused_by_the_superlink(machines: Machines, words: str, place: Path) -> str:
+    """Start Flower's SuperNode without the checks of start.sh, which must end; return what it has said."""
+    before = machines.known()
+    address = f"--superlink localhost:{machines.port} --max-retries 1 --port {free_port()}"
+    quiet = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
+    code, said = machines.finish(f"{quiet} flower-supernode {address} {words}", place)
+    assert code == 1, said
+    assert "Failed to initialize the connection to the SuperLink." in said  # it got so far
+    assert len(before) == 2
+    assert machines.known() == before
     assert machines.online() == [0, 1]
+    assert machines.answers()
+    return said
 
 
 def test_a_second_supernode_with_the_key_of_one_that_is_online_is_told(machines: Machines) -> None:
@@ -220,11 +250,14 @@ def test_a_second_supernode_with_the_key_of_one_that_is_online_is_told(machines:
 
 
 def test_a_node_without_tls_is_refused(machines: Machines) -> None:
-    key = machines.deployment.node(1) / "node.key"
-    command = f"flower-supernode --insecure --superlink localhost:{machines.port} --max-retries 1 --port {free_port()}"
-    code, _ = machines.finish(f"{command} --auth-supernode-private-key '{key}'", machines.folder)
-    assert code != 0
-    assert machines.online() == [0, 1]
+    """The end of the connection is the SuperLink's answer to what is not TLS.
+
+    Without a SuperLink the connection would be refused, and a SuperLink that speaks no TLS would take the node.
+    """
+    said = refused_by_the_superlink(machines, "--insecure", machines.folder)
+    assert "Starting insecure channel" in said
+    assert "Connection attempt failed, retrying" in said
+    assert "Server disconnected without sending a response." in said
 
 
 def test_a_node_that_trusts_another_authority_is_told(machines: Machines) -> None:

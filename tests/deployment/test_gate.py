@@ -1,0 +1,180 @@
+"""nginx in front of the SuperLink, as docs/deployment.md says: nodes come through it, runs of others do not.
+
+Both have the same port, nginx of 127.0.0.2, which stands for the address that others see, the SuperLink of 127.0.0.1.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from programs import HYPERFL, PATIENCE, LocalDeployment, eventually, finished, local_deployment
+
+from experiments.deploy_probe import probe
+from experiments.deploy_texts import CONNECTION, fill
+from experiments.flower import flower_command
+from hyperfl_flwr.recording import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "deployment.md"
+INSIDE, OUTSIDE = "127.0.0.1", "127.0.0.2"
+
+
+def is_address_here(address: str) -> bool:
+    """Say whether this machine has an address; some systems have no other loopback address than 127.0.0.1."""
+    with socket.socket() as probing:
+        try:
+            probing.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx"),
+    pytest.mark.skipif(not is_address_here(OUTSIDE), reason=f"needs the address {OUTSIDE}"),
+]
+
+
+def page_commands() -> list[str]:
+    """Return the page's commands for the gate: the one for the SuperLink and nginx's."""
+    block = re.search(r"^  ```\n(  echo HYPERFL_BIND.*?)^  ```$", PAGE.read_text(), flags=re.M | re.S)
+    assert block is not None
+    found = [line.strip() for line in block[1].splitlines()]
+    assert [command.split()[0] for command in found] == ["echo", "nginx"]
+    return found
+
+
+@contextlib.contextmanager
+def started(command: str, place: Path) -> Iterator[Path]:
+    """Run a command that stays in the foreground; gives its log."""
+    log = place / "gate.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["sh", "-c", f"exec {command}"], cwd=place, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        yield log
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=20)
+
+
+def answers(made: LocalDeployment, host: str) -> bool:
+    return probe(host, made.deployment.port, made.deployment.server / "ca.crt", direct=True)[0] is not None
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
+    """Return a deployment with two nodes that have come online through nginx."""
+    operator = tmp_path_factory.mktemp("operator")
+    bind, nginx = page_commands()
+    with pytest.MonkeyPatch.context() as patch, local_deployment(operator / "fl", 2, host=OUTSIDE) as made:
+        patch.setenv("NO_PROXY", f"localhost,{INSIDE},{OUTSIDE}")
+        patch.setenv("HYPERFL_BIND", "0.0.0.0")  # as in a container: what the page writes must win
+        subprocess.run(["sh", "-c", bind], cwd=operator, check=True, timeout=60)
+        made.start_server()
+        assert not answers(made, OUTSIDE)
+        with started(nginx, operator) as log:
+            eventually(lambda: answers(made, OUTSIDE), "nginx's answer")
+            made.start_nodes()
+            yield made
+            assert log.read_text() == ""
+
+
+def call(made: LocalDeployment, host: str, method: str, path: str) -> tuple[int, str, str]:
+    """Send a request that has no content, its path as it is: (status, which program answers, what it says)."""
+    context = ssl.create_default_context(cafile=made.deployment.server / "ca.crt")
+    connection = http.client.HTTPSConnection(host, made.deployment.port, context=context, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers={"Content-Type": "text/plain"})
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Server"].split("/")[0], answer.read().decode()
+
+
+def flwr(made: LocalDeployment, home: Path, host: str, *words: object) -> tuple[int, str]:
+    """Run Flower's own command, as somebody does who reaches the SuperLink at an address: (exit code, what it says)."""
+    text = fill(CONNECTION, port=made.deployment.port, certificate=made.deployment.server / "ca.crt")
+    (home / "config.toml").write_text(text.replace(INSIDE, host))
+    settings = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    done = subprocess.run(
+        [flower_command("flwr"), *map(str, words)], env={**os.environ, **settings}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def runs(made: LocalDeployment) -> int:
+    """Return how many runs the SuperLink has taken so far."""
+    name = f"{made.deployment.database.as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
+        count: int = connection.execute("SELECT count(*) FROM run").fetchone()[0]
+        return count
+
+
+def test_nodes_come_online_through_nginx(gate: LocalDeployment) -> None:
+    assert call(gate, OUTSIDE, "GET", "/health")[:2] == (200, "nginx")
+    assert call(gate, INSIDE, "GET", "/health")[:2] == (200, "uvicorn")
+    assert gate.superlink.nodes() == {0: True, 1: True}
+    for folder in (gate.folder, gate.deployment.node(0)):
+        done = subprocess.run([HYPERFL, "deploy", "check", folder], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        assert "error" not in done.stdout
+
+
+def test_others_submit_no_run_and_see_none(gate: LocalDeployment, tmp_path: Path) -> None:
+    before = runs(gate)
+    for words in (("list", "hyperfl"), ("run", ROOT, "hyperfl")):
+        code, said = flwr(gate, tmp_path, OUTSIDE, *words)
+        assert code == 1
+        assert "403 Forbidden" in said
+    assert runs(gate) == before
+    code, said = flwr(gate, tmp_path, INSIDE, "list", "hyperfl", "--format", "json")
+    assert code == 0
+    assert json.loads(said)["success"] is True
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/list-runs",
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/..%2fcontrol/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/control/list-runs%3f/../../fleet/x",
+        "/v1/control/list-runs%23/../../fleet/x",
+        "/v1/control/list-runs/..%2f..%2ffleet/x",
+        "//v1/control/list-runs",
+        "/v1/runtime/x",
+        "/",
+    ],
+)
+def test_no_way_of_writing_a_path_leads_around_nginx(gate: LocalDeployment, path: str) -> None:
+    """What is refused or unknown has not got to Flower's Control API, which answers 415 to such a request."""
+    assert call(gate, INSIDE, "POST", "/v1/control/list-runs")[0] == 415
+    status, _, said = call(gate, OUTSIDE, "POST", path)
+    assert status in {403, 404}, said
+
+
+def test_a_run_goes_through_nginx(gate: LocalDeployment, tmp_path: Path) -> None:
+    """Its messages are larger than what nginx keeps in memory, and a node's answer to one must get through, too."""
+    output = tmp_path / "run"
+    code, _, err = finished(gate.hyperfl("run", "--num-rounds", 1, "--output", output, "--set", "local-epochs=1"))
+    assert code == 0, err
+    sent = max((output / "checkpoints").glob("round-*.npz")).stat().st_size
+    assert sent > 1 << 20
+    rows = [row for row in read_metrics(output) if row["kind"] == "client"]
+    assert {row["client"] for row in rows} == {0, 1}
