@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from programs import HYPERFL, LocalDeployment, eventually, finished, local_deployment, processes_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.bundle import commit
+from experiments.event_files import FOLDER
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
@@ -62,10 +64,13 @@ def assert_like(folder: Path, straight: Path, rounds: int) -> None:
 
 def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 2, "--output", output, *SETS))
+    code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 2, "--output", output, "--tensorboard", *SETS))
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
     assert "online: nodes 0, 1" in err
+    shown = EventAccumulator(str(output / FOLDER)).Reload().Scalars("accuracy/own")
+    assert [event.step for event in shown] == [1, 2]
+    assert [event.value for event in shown] == pytest.approx([own for _, own in accuracies(output)])
     assert [int(number) for number in re.findall(r"^round (\d)/2: own accuracy", err, flags=re.M)] == [1, 2]
     assert_like(output, straight, 2)
     manifest = json.loads((output / "manifest.json").read_text())
