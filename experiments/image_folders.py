@@ -1,7 +1,8 @@
 """Writes a data set, divided among clients, as folders of images: several owners' data to try a deployment with."""
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
     """Write `client-I/train/CLASS/NUMBER.png` and `client-I/test/CLASS/NUMBER.png` for each client of a federation.
 
     The samples are those that the clients of a simulation with these settings hold. A class that a client has no
-    sample of has no folder. The number is the image's place in the data set.
+    sample of has no folder. The number is the image's place in the data set, with -1, -2, ... where it is drawn again.
 
     Args:
         changes: Settings that differ from the defaults: data set, number of clients, partition.
@@ -55,9 +56,18 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
 def _write(folder: Path, split: Split, indices: IntArray, names: list[str]) -> None:
     for label in np.unique(split.labels[indices]):
         (folder / names[label]).mkdir(parents=True)
-    for index in indices:
-        file = folder / names[split.labels[index]] / f"{index:06d}.png"
+    for index, times in zip(indices, _times_before(indices), strict=True):
+        again = f"-{times}" if times else ""
+        file = folder / names[split.labels[index]] / f"{index:06d}{again}.png"
         _picture(np.asarray(split.images[index], np.uint8)).save(file)
+
+
+def _times_before(indices: IntArray) -> Iterator[int]:
+    """Yield of each sample how often it came before: a partition may draw one twice."""
+    seen: Counter[int] = Counter()
+    for index in map(int, indices):
+        yield seen[index]
+        seen[index] += 1
 
 
 def _picture(image: npt.NDArray[np.uint8]) -> Image.Image:

@@ -8,8 +8,9 @@ refuse_foreign_packages(APP)  # before anything else of the project is imported
 import contextlib
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from flwr.app import Context
@@ -65,6 +66,15 @@ def run(grid: Grid, config: RunConfig) -> Path:
         HyperFLError: If the run cannot start, or fails.
     """
     roster = _roster(grid, config)
+    with _remembered() as before:
+        directory, last_round = _opened(config, roster)
+    with _recorded(directory, before):
+        _train(grid, config, roster, directory, last_round)
+    return directory.path
+
+
+def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
+    """Wait for the nodes, and make or open the run's folder; returns it and the last round that it holds."""
     if not config.resume:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config)
         refuse_used_directory(path)
@@ -90,9 +100,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
             raise
         directory.rewind(last_round)
         directory.write_json("manifest.json", manifest.resumed(read_manifest(directory.path), config.flat(), roster))
-    with _recorded(directory):
-        _train(grid, config, roster, directory, last_round)
-    return directory.path
+    return directory, last_round
 
 
 def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirectory, last_round: int) -> None:
@@ -116,10 +124,23 @@ def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirector
 
 
 @contextlib.contextmanager
-def _recorded(directory: RunDirectory) -> Iterator[None]:
-    """Log into the run's folder, and note in the manifest how the run ended."""
+def _remembered() -> Iterator[Sequence[logging.LogRecord]]:
+    """Give what is logged while there is no folder yet."""
+    handler = BufferingHandler(capacity=10_000)
+    logging.getLogger("flwr").addHandler(handler)
+    try:
+        yield handler.buffer
+    finally:
+        logging.getLogger("flwr").removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _recorded(directory: RunDirectory, before: Sequence[logging.LogRecord]) -> Iterator[None]:
+    """Log into the run's folder, first what was said before, and note in the manifest how the run ended."""
     handler = logging.FileHandler(directory.path / "server.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for record in before:
+        handler.handle(record)
     logging.getLogger("flwr").addHandler(handler)
     log(logging.INFO, "The run directory is %s", directory.path)
     status, problem = "completed", ""

@@ -41,6 +41,22 @@ def test_the_folders_hold_what_the_clients_hold(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(np.asarray(Image.open(file)), split.images[index][0])
 
 
+def test_a_sample_that_is_drawn_twice_is_two_files(tmp_path: Path) -> None:
+    """A Dirichlet partition of few samples draws again; expected: the samples of a simulation's client."""
+    chosen = {"data.partition": "dirichlet", "data.dirichlet-alpha": 0.3, "data.train-samples": 300}
+    folders = invoke(
+        str(tmp_path / "out"), *(word for key, value in chosen.items() for word in ("--set", f"{key}={value}"))
+    )
+    data = load_federated_data(RunConfig.from_flat(default_settings() | chosen | {"num-clients": 2}).data_settings())
+    again = 0
+    for client, folder in enumerate(folders):
+        indices = data.train_indices(client).tolist()
+        files = [file.stem.partition("-")[0] for file in (folder / "train").rglob("*.png")]
+        assert sorted(map(int, files)) == sorted(indices)
+        again += len(indices) - len(set(indices))
+    assert again > 0
+
+
 def test_colours_and_names_of_classes(tmp_path: Path) -> None:
     """Expected: CIFAR-10's own pixels; a truck's name is its folder's."""
     root = os.environ.get("HYPERFL_TEST_DATA")
