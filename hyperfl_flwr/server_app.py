@@ -10,7 +10,6 @@ import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
-from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from flwr.app import Context
@@ -28,7 +27,7 @@ from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
-from hyperfl_flwr.roster import Roster
+from hyperfl_flwr.roster import Roster, Say
 from hyperfl_flwr.summary import summarise
 from strategies.base import Setting
 from strategies.novel import assess_novel_clients
@@ -65,10 +64,15 @@ def run(grid: Grid, config: RunConfig) -> Path:
     Raises:
         HyperFLError: If the run cannot start, or fails.
     """
-    roster = _roster(grid, config)
-    with _remembered() as before:
-        directory, last_round = _opened(config, roster)
-    with _recorded(directory, before):
+    said: list[logging.LogRecord] = []  # while there is no folder yet
+
+    def say(line: str) -> None:
+        announce(line)
+        said.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
+
+    roster = _roster(grid, config, say)
+    directory, last_round = _opened(config, roster)
+    with _recorded(directory, said):
         _train(grid, config, roster, directory, last_round)
     return directory.path
 
@@ -124,22 +128,11 @@ def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirector
 
 
 @contextlib.contextmanager
-def _remembered() -> Iterator[Sequence[logging.LogRecord]]:
-    """Give what is logged while there is no folder yet."""
-    handler = BufferingHandler(capacity=10_000)
-    logging.getLogger("flwr").addHandler(handler)
-    try:
-        yield handler.buffer
-    finally:
-        logging.getLogger("flwr").removeHandler(handler)
-
-
-@contextlib.contextmanager
-def _recorded(directory: RunDirectory, before: Sequence[logging.LogRecord]) -> Iterator[None]:
+def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Iterator[None]:
     """Log into the run's folder, first what was said before, and note in the manifest how the run ended."""
     handler = logging.FileHandler(directory.path / "server.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for record in before:
+    for record in said:
         handler.handle(record)
     logging.getLogger("flwr").addHandler(handler)
     log(logging.INFO, "The run directory is %s", directory.path)
@@ -167,13 +160,13 @@ def _recorded(directory: RunDirectory, before: Sequence[logging.LogRecord]) -> I
 announce = partial(log, logging.INFO, "%s")
 
 
-def _roster(grid: Grid, config: RunConfig) -> Roster:
+def _roster(grid: Grid, config: RunConfig, say: Say) -> Roster:
     return Roster(
         grid,
         num_clients=config.hosted_clients,
         timeout=config.node_timeout,
         min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
-        say=announce,
+        say=say,
     )
 
 

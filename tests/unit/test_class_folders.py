@@ -132,7 +132,7 @@ LISTED = Reading(classes=("0", "1"))
 @pytest.mark.parametrize(
     ("change", "reading", "parts"),
     [
-        (lambda f: shutil.rmtree(f), AS_IT_IS, ["must be an existing folder", "data-root"]),
+        (lambda f: shutil.rmtree(f), AS_IT_IS, ["must be an existing folder", "check the path after folder:"]),
         (lambda f: [shutil.rmtree(f / n) for n in "012"], AS_IT_IS, ["a folder of images for each class", "add them"]),
         (lambda f: [shutil.rmtree(f / n) for n in "02"], AS_IT_IS, ["two classes or more, got 1"]),
         (lambda f: write_digits(f / "train", "01"), AS_IT_IS, ["has a folder train and no other of train and test"]),

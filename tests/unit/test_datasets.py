@@ -202,7 +202,7 @@ def test_missing_files_without_network(tmp_path, monkeypatch, name):
         load_dataset(name, root)
     message = str(caught.value)
     source = TORCHVISION_FILES[name]
-    for part in (str(root / source.folder), *source.files, "no route", "--data-root", "digits"):
+    for part in (str(root / source.folder), *source.files, "no route", "data-root", "digits"):
         assert part in message
     assert not root.exists()
     assert socket.getdefaulttimeout() is None

@@ -179,7 +179,7 @@ def test_missing_archives_are_named(root, absent):
     assert f"must lie in {root / FOLDER}" in str(caught.value)
     assert [f"{FOLDER}/{name}.zip" in told for name in SETS] == [name in absent for name in SETS]
     assert "github.com/brendenlake/omniglot" in told
-    assert "--data-root" in told
+    assert "data-root" in told
 
 
 def test_damaged_archives_are_reported(root):
