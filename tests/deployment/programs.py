@@ -1,14 +1,16 @@
 """A deployment on this machine, of real processes that are started by their start.sh and can be killed."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments.deploy_files import init
 from experiments.deploy_layout import Deployment
@@ -16,11 +18,26 @@ from experiments.deploy_register import register
 from experiments.deployed import DeployedSuperLink
 from experiments.flower import training_environment
 from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.scalars import Scalar
 
 PATIENCE = 400.0
 """Seconds within which whatever is waited for happens, on a machine that does much else."""
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")
+
+SMALL: dict[str, Scalar] = {"local-epochs": 1, "hyperfl.hidden-width": 8, "hyperfl.embedding-dim": 4}
+"""Settings of HyperFL with little to train and small messages."""
+
+
+def sets(settings: Mapping[str, Scalar]) -> list[str]:
+    """Return settings as words of a command."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def rows_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the lines of one kind in a run's metrics.jsonl."""
+    return [row for row in read_metrics(run) if row["kind"] == kind]
 
 
 def eventually(holds: Callable[[], object], what: str, patience: float = PATIENCE) -> None:

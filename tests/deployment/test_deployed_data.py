@@ -1,13 +1,7 @@
-"""Owners' own images in a deployment, and a network that is installed on all machines: nothing of either travels.
+"""Owners' own data in a deployment, and a network that is installed on all machines: nothing of either travels."""
 
-The commands of docs/results.md, section "A deployment", are run as they stand there, on a smaller data set.
-"""
-
-import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
 import sysconfig
 import venv
@@ -15,154 +9,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from programs import HYPERFL, PATIENCE, LocalDeployment, Program, eventually, free_port, local_deployment, processes_of
+from programs import PATIENCE, SMALL, LocalDeployment, Program, local_deployment, rows_of, sets
 
-from experiments.flower import training_environment
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.datasets import load_dataset
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_manifest, read_metrics
+from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import read_arrays
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
 CLASSES = "0,1,2,3,4,5,6,7,8,9"
-SMALL: dict[str, Scalar] = {"local-epochs": 1, "hyperfl.hidden-width": 8, "hyperfl.embedding-dim": 4}
-
-
-def sets(settings: dict[str, Scalar]) -> list[str]:
-    """Return settings as words of a command."""
-    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-
-
-def rows_of(output: Path, kind: str) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(output) if row["kind"] == kind]
-
-
-# The page's commands
-
-ROUNDS = 5
-WAITS: dict[str, Scalar] = {"min-nodes": 3, "node-timeout": PATIENCE}
-"""After a round without node 1 the next one waits for it, so that it is back before the run ends."""
-
-REPLACED = {
-    "fashion-mnist": "digits",
-    "data.train-samples=2000": "data.train-samples=120",
-    "data.test-samples=1000": "data.test-samples=30",
-    "--num-rounds 10": f"--num-rounds {ROUNDS} {' '.join(sets(SMALL | WAITS))}",
-    "Ankle-boot,Bag,Coat,Dress,Pullover,Sandal,Shirt,Sneaker,T-shirt-top,Trouser": CLASSES,
-}
-
-
-def page_commands() -> str:
-    """Return the bash block of the page's section, smaller."""
-    section = PAGE.read_text().partition("\n## A deployment\n")[2].partition("\n## ")[0]
-    commands = section.partition("```bash\n")[2].partition("```")[0]
-    for word, other in (REPLACED | {"--nodes 3": f"--nodes 3 --port {free_port()}"}).items():
-        assert word in commands, word
-        commands = commands.replace(word, other)
-    return commands
-
-
-def left_of(folder: Path, session: int) -> set[int]:
-    """Return the processes of a session, and those of a deployment's programs in a folder, that have not ended."""
-    found = set(processes_of(folder))
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                state, _, _, its_session = (entry / "stat").read_text().rpartition(") ")[2].split()[:4]
-                if int(its_session) == session and state != "Z":
-                    found.add(int(entry.name))
-    return found
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What came of the page's commands.
-
-    Attributes:
-        folder: Where they were run.
-        code: Their exit code.
-        said: What they have printed.
-        left: The processes that they have left.
-    """
-
-    folder: Path
-    code: int
-    said: str
-    left: set[int]
-
-
-@pytest.fixture(scope="module")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replayed]:
-    """Run the page's commands in an empty folder; what they leave is killed."""
-    folder = tmp_path_factory.mktemp("page").resolve()
-    script = folder.with_suffix(".sh")
-    script.write_text(page_commands())
-    environment = training_environment(keeps_memory=False)
-    environment["PATH"] = os.pathsep.join([str(HYPERFL.parent), environment.get("PATH", os.defpath)])
-    log = folder.with_suffix(".log")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", str(script)], cwd=folder, env=environment, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(3 * PATIENCE)
-        with contextlib.suppress(AssertionError):
-            eventually(lambda: not left_of(folder, process.pid), "the end of all processes")
-        left = left_of(folder, process.pid)
-        yield Replayed(folder, -1 if process.poll() is None else process.returncode, log.read_text(), left)
-    finally:
-        for pid in left_of(folder, process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-
-def test_the_commands_of_the_page_come_to_their_end_and_leave_no_process(replayed: Replayed) -> None:
-    assert (replayed.code, replayed.left) == (0, set()), replayed.said
-    output = replayed.folder / "run"
-    assert read_manifest(output)["status"] == "completed"
-    assert [row["round"] for row in rows_of(output, "train")] == list(range(1, ROUNDS + 1))
-
-
-def test_each_node_of_the_page_trains_its_own_folder(replayed: Replayed) -> None:
-    """Expected: as many samples as there are files; the run itself names no number."""
-    rows = rows_of(replayed.folder / "run", "client")
-    for number in range(3):
-        images = replayed.folder / "data" / f"client-{number}"
-        files = {split: len(list((images / split).rglob("*.png"))) for split in ("train", "test")}
-        assert files == {"train": 120, "test": 30}
-        assert f"node {number} takes part: clients {number}, 120 training samples (33% of all)" in replayed.said
-        mine = [row for row in rows if row["client"] == number]
-        assert {(row["num_examples"], row["test_examples"]) for row in mine} == {(120, 30)}
-        assert len(list((replayed.folder / "fl" / "nodes" / f"node-{number}" / "state").glob("decoded/folder-*"))) == 1
-
-
-def test_the_node_that_the_page_kills_is_away_and_comes_back(replayed: Replayed) -> None:
-    rows = rows_of(replayed.folder / "run", "train")
-    there = {row["round"] for row in rows if 1 not in row["away"]}
-    away = {row["round"] for row in rows} - there
-    assert {1, 2} <= there
-    assert away
-    assert max(there) > min(away)
-    log = (replayed.folder / "run" / "server.log").read_text()
-    assert re.search(r"round 2/.*node 1 is away \(clients 1\).*node 1 is back \(clients 1\)", log, flags=re.S), log
-
-
-# Three owners and an installed network
 
 NETWORK = """
 from torch import nn

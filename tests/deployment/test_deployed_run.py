@@ -12,7 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import HYPERFL, LocalDeployment, eventually, finished, local_deployment, processes_of
+from programs import (
+    HYPERFL,
+    SMALL,
+    LocalDeployment,
+    eventually,
+    finished,
+    local_deployment,
+    processes_of,
+    rows_of,
+    sets,
+)  # fmt: skip
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.bundle import commit
@@ -21,20 +31,14 @@ from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_metrics
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
 from hyperfl_flwr.storage import read_arrays
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SETTINGS: dict[str, Scalar] = {
-    "checkpoint-every": 1,
-    "local-epochs": 1,
-    "hyperfl.hidden-width": 8,
-    "hyperfl.embedding-dim": 4,
-}
-SETS = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+SETTINGS: dict[str, Scalar] = SMALL | {"checkpoint-every": 1}
+SETS = sets(SETTINGS)
 
 
 def checkpoint(folder: Path, number: int) -> dict[str, np.ndarray]:
@@ -43,7 +47,7 @@ def checkpoint(folder: Path, number: int) -> dict[str, np.ndarray]:
 
 def accuracies(folder: Path) -> list[tuple[int, float]]:
     """Return (round, mean own accuracy) as recorded, in the order of the lines."""
-    return [(row["round"], row["own_accuracy"]) for row in read_metrics(folder) if row["kind"] == "train"]
+    return [(row["round"], row["own_accuracy"]) for row in rows_of(folder, "train")]
 
 
 @pytest.fixture(scope="module")

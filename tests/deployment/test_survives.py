@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import LocalDeployment, eventually, finished, local_deployment
+from programs import LocalDeployment, eventually, finished, local_deployment, rows_of, sets
 from small_disk import SmallDisk
 
 from hyperfl_flwr.ledger import LEDGER, Entry, read_ledger
-from hyperfl_flwr.recording import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -35,7 +34,7 @@ SETTINGS = {
     "hyperfl.hidden-width": 8,
     "hyperfl.embedding-dim": 50_000,  # the private state, of 200 kB, is larger than logs and ledgers
 }
-SETS = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+SETS = sets(SETTINGS)
 LIES = ["norm", "nan", "shape"]
 WAITS = "waiting until the SuperLink has missed this node's last SuperNode"
 
@@ -114,7 +113,7 @@ class Story:
 
     def rows(self, kind: str) -> dict[int, dict[str, Any]]:
         """Return the rows of metrics.jsonl of one kind, by round."""
-        return {row["round"]: row for row in read_metrics(self.output) if row["kind"] == kind}
+        return {row["round"]: row for row in rows_of(self.output, kind)}
 
 
 def join_late(story: Story) -> None:
