@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from experiments import deploy_machine as machine
+from experiments import other_accounts
 from experiments.deploy_files import is_local
 from experiments.deploy_keys import read_certificate, read_private_key
 from experiments.deploy_layout import Deployment
@@ -58,6 +59,7 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
     yield from _certificate(deployment)
     yield from _handed_over(deployment)
     yield from machine.writable("database", server)
+    yield from other_accounts.deployments()
     if not can_use_database_file():
         remedy = "install it in a folder without spaces, commas and percent signs"
         yield error("database", "Flower cannot make one from the folder in which it is installed", remedy)

@@ -8,6 +8,7 @@ import httpx
 import torch
 
 from experiments import deploy_machine as machine
+from experiments import other_accounts
 from experiments.deploy_files import VERSIONS
 from experiments.deploy_keys import read_node_key
 from experiments.deploy_owner import FILE, PLACE, NodeSettings, Place, node_config
@@ -50,6 +51,7 @@ def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     yield ok("settings", f"node {place.number} of {place.nodes}")
     yield from machine.private("state", [Path(str(config["state-dir"]))])
     yield from machine.writable("state", Path(str(config["state-dir"])))
+    yield from other_accounts.deployments()
     yield from _device(settings)
     yield from _mixing_key(config.get("mixing-key-file"))
     yield from _data(settings, config, reading)

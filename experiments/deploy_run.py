@@ -12,6 +12,7 @@ from experiments.bundle import build_app, settings_text
 from experiments.deploy_layout import Deployment
 from experiments.deployed import DeployedSuperLink
 from experiments.following import POLL_SECONDS, Observer, explained, follow
+from experiments.other_accounts import deployment_warning
 from experiments.requested import check_resume, requested
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
@@ -76,6 +77,8 @@ def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:
     config, deployment = planned.config, planned.deployment
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")
+    if problem := deployment_warning():
+        observer.on_note(f"warning: {problem}")
     superlink = DeployedSuperLink(deployment)
     run_id = submit(superlink, deployment, config, observer)
     words = f"--deployment {shlex.quote(str(deployment.folder))}"

@@ -34,6 +34,7 @@ cd "$here"
 SERVER_START = (
     _PREAMBLE.replace("@WHAT@", "Starts the SuperLink.").replace("@PROGRAM@", "flower-superlink")
     + """\
+if command -v hyperfl >/dev/null; then hyperfl deploy start-warnings || true; fi
 exec flower-superlink --host "${HYPERFL_BIND:-@BIND@}" --port @PORT@ \\
     --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.crt" --ssl-keyfile "$here/server.key" \\
     --enable-supernode-auth --disable-runtime-dependency-installation \\

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from experiments import machine_checks as machine
+from experiments import other_accounts
 from experiments.findings import Finding, error, ok, warning
 from experiments.flower import can_use_database_file, flower_command
 from experiments.processes import Process, descendants, process_table
@@ -58,6 +59,7 @@ def examine(data_root: Path | None = None) -> Iterator[Finding]:
         machine.shared_memory,
         machine.open_files,
         machine.ports,
+        other_accounts.simulations,
         lambda: others(process_table()),
         lambda: data_sets(root),
     ]

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import platform
 import re
+import secrets
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -75,7 +76,10 @@ def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os
         base: The environment to start from.
     """
     environment = {**base, **_SETTINGS, "FLWR_HOME": str(home), "RAY_TMPDIR": str(temporary)}
-    environment.pop("RAY_ADDRESS", None)  # a cluster of somebody else
+    # Ray runs what anybody sends to its ports unless its processes ask for a token.
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):  # of another cluster
+        environment.pop(name, None)
     # SuperExec looks its helpers up in PATH: this installation's must be found first.
     environment["PATH"] = os.pathsep.join([str(flower_command("flwr-simulation").parent), base.get("PATH", os.defpath)])
     for name in ("NO_PROXY", "no_proxy"):

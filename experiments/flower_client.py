@@ -10,7 +10,7 @@ import json
 import sqlite3
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +67,19 @@ class FlowerClient:
         home: The FLWR_HOME; its `config.toml` has the SuperLink as the connection `CONNECTION`.
         database: The SuperLink's database; there may be none.
         environment: The environment for Flower's commands, see `experiments.flower.flower_environment`.
+        within: Returns the command that runs another one where the SuperLink can be reached.
     """
 
-    def __init__(self, home: Path, database: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        database: Path,
+        environment: Mapping[str, str],
+        *,
+        within: Callable[[Sequence[str]], list[str]] = list,
+    ) -> None:
         self._home = home
+        self._within = within
         self._environment = dict(environment)
         self._database = database
         self._asked: dict[int, tuple[float, RunStatus]] = {}
@@ -180,7 +189,7 @@ class FlowerClient:
         """Run a command of Flower's and return its output; with `--format json` it returns 0 also when it failed."""
         try:
             done = subprocess.run(
-                [str(flower_command("flwr")), *words],
+                self._within([str(flower_command("flwr")), *words]),
                 env=self._environment, cwd=self._home, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
             )  # fmt: skip

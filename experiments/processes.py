@@ -215,6 +215,7 @@ def start_supervised(
     log: Path,
     polite: str = "",
     remove: Iterable[Path] = (),
+    within: Callable[[list[str]], list[str]] = list,
 ) -> "subprocess.Popen[bytes]":
     """Start `command` below a supervisor, which ends all that comes of it when this process ends, however it ends.
 
@@ -225,6 +226,7 @@ def start_supervised(
         log: Where its output goes.
         polite: See `Supervisor`.
         remove: Folders that the supervisor removes after it was stopped or its owner died.
+        within: Returns the command that runs the supervisor, and so all below it, in an environment of its own.
 
     Returns:
         The supervisor: terminate it to end the whole tree.
@@ -233,7 +235,7 @@ def start_supervised(
     program += ["--polite", polite, *(word for path in remove for word in ("--remove", str(path))), "--", *command]
     with log.open("ab") as output:
         return subprocess.Popen(
-            program,
+            within(program),
             env=dict(environment),
             cwd=folder,
             stdin=subprocess.DEVNULL,

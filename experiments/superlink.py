@@ -1,9 +1,10 @@
 """A Flower SuperLink of its own for every run, which leaves no process behind however the run ends.
 
 Flower's default is one SuperLink per user that stays for ever, keeps the environment and the working directory of the
-first run, and is found by its port alone. Here each run has a private FLWR_HOME, a free port, an empty working
-directory, and a supervisor (`experiments.processes`) that ends the whole process tree when the run is stopped, when an
-exception or Ctrl-C leaves the `with` block, and also when this process is killed and can do nothing any more.
+first run, and is found by its port alone, by every user of the machine. Here each run has a private FLWR_HOME, a free
+port in a network of its own where the system offers that (`experiments.private_network`), an empty working directory,
+and a supervisor (`experiments.processes`) that ends the whole process tree when the run is stopped, when an exception
+or Ctrl-C leaves the `with` block, and also when this process is killed and can do nothing any more.
 """
 
 import os
@@ -12,14 +13,12 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from experiments import processes
+from experiments import private_network, processes
 from experiments.flower import (
     can_use_database_file,
     flower_command,
@@ -46,15 +45,18 @@ class LocalSuperLink:
     Args:
         home: Its private FLWR_HOME, kept afterwards with its logs; by default a temporary folder that is removed.
         start_timeout: Seconds after which a SuperLink that does not answer is given up.
+        private: Whether it gets a network of its own; None is yes where the system offers that.
     """
 
-    def __init__(self, home: Path | None = None, *, start_timeout: float = 60.0) -> None:
+    def __init__(self, home: Path | None = None, *, start_timeout: float = 60.0, private: bool | None = None) -> None:
         self._wanted_home = home
         self._start_timeout = start_timeout
+        self._private = not private_network.obstacle() if private is None else private
         self._temporary: list[Path] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
         self._seen: dict[int, processes.Process] = {}
+        self._network = ""
         self.home = Path()
         self.port = 0
 
@@ -165,7 +167,6 @@ class LocalSuperLink:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         write_connection(self.home, self.address)
-        self._client = FlowerClient(self.home, self.home / "state.db", environment)
         command = [str(flower_command("flower-superlink")), "--insecure", "--simulation"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port)]
         if can_use_database_file():
@@ -177,23 +178,34 @@ class LocalSuperLink:
             log=self.log_file,
             polite="flwr-simulation",
             remove=self._temporary,
+            within=private_network.in_new_network if self._private else list,
         )
+        self._client = FlowerClient(self.home, self.home / "state.db", environment, within=self._within)
+
+    def _within(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs `command` where the SuperLink's port can be reached."""
+        if self._private and self._supervisor is not None:
+            return private_network.in_network_of(self._supervisor.pid, command)
+        return list(command)
 
     def _wait_until_ready(self) -> bool:
         """Wait until the SuperLink answers; return False if it ended instead."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         deadline = time.monotonic() + self._start_timeout
-        while self._supervisor_lives():
-            try:
-                opener.open(f"http://{self.address}/health", timeout=1).close()
-                return self._supervisor_lives()
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.05)
-            if time.monotonic() > deadline:
-                raise RunFailedError(
-                    f"Flower's SuperLink must answer within {self._start_timeout:g} s, but did not.\n{self._own_log()}"
-                )
-        return False
+        check = subprocess.Popen(self._within(private_network.health_check(self.port)), stdin=subprocess.DEVNULL)
+        try:
+            while self._supervisor_lives() and time.monotonic() < deadline:
+                if check.poll() == 0 and self._supervisor is not None:
+                    self._network = private_network.network_of(self._supervisor.pid) if self._private else ""
+                    return self._supervisor_lives()
+                time.sleep(0.02)
+        finally:
+            check.kill()
+            check.wait()
+        if not self._supervisor_lives():
+            return False
+        raise RunFailedError(
+            f"Flower's SuperLink must answer within {self._start_timeout:g} s, but did not.\n{self._own_log()}"
+        )
 
     def _running(self) -> FlowerClient:
         if self._client is None:
@@ -214,16 +226,20 @@ class LocalSuperLink:
         return any("flwr-simulation" in process.command for process in self._below())
 
     def _leftovers(self) -> Iterable[processes.Process]:
-        """Return those we have seen that still run, Flower's processes that name our port, and all below them."""
+        """Return those we have seen that still run, those that use our network or port, and all below them."""
         table = processes.process_table()
-        ours = [p for p in table.values() if self._was_seen(p) or self._names_port(f"{p.command} ")]
+        ours = [p for p in table.values() if self._was_seen(p) or self._uses_network(p)]
         return [*ours, *processes.descendants([p.pid for p in ours], table).values()]
 
     def _was_seen(self, process: processes.Process) -> bool:
         seen = self._seen.get(process.pid)
         return seen is not None and seen.started == process.started
 
-    def _names_port(self, command: str) -> bool:
+    def _uses_network(self, process: processes.Process) -> bool:
+        """Return whether a process is in the private network, or is one of Flower's that names our port."""
+        if self._private:  # another run's port may have the same number
+            return bool(self._network) and private_network.network_of(process.pid) == self._network
+        command = f"{process.command} "
         if "flower-superlink " in command:
             return f"--port {self.port} " in command
         return f"--runtime-api-address {self.address} " in command

@@ -60,6 +60,9 @@ def run(
         int | None,
         typer.Option(help="Number of simulated nodes P; default: what suits the machine, or as resumed.", min=1),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, no ports, no Ray.")
+    ] = "ray",
     num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new one below ./runs.")] = None,
@@ -99,8 +102,8 @@ def run(
     if tensorboard:
         require_tensorboard()  # before anything is made
     if deployment is not None:
-        if num_nodes is not None or dry_run:
-            raise ConfigError("--num-nodes and --dry-run are for a simulation; a deployment has its own nodes")
+        if num_nodes is not None or dry_run or engine != "ray":
+            raise ConfigError("--num-nodes, --engine and --dry-run are for simulations; a deployment has its own nodes")
         deployed = plan_deployed(Deployment.read(deployment), changes)
         with (
             ShownProgress(deployed.config.method, verbose=verbose, quiet=quiet, rounds=True) as shown,
@@ -109,7 +112,7 @@ def run(
             directory = launch_deployed(deployed, observer)
         out.print(str(directory), markup=False)
         return
-    planned = plan(changes, num_nodes)
+    planned = plan(changes, num_nodes, engine)
     if dry_run:
         for warning in planned.warnings:
             err.print(f"warning: {warning}", markup=False)

@@ -73,12 +73,22 @@ def run_renew(folder: Folder) -> None:
     err.print("restart the SuperLink; the nodes need nothing new", markup=False)
 
 
+@deployments.command("start-warnings", hidden=True)
+def run_start_warnings() -> None:
+    """Print what start.sh warns of before Flower's program opens its ports."""
+    from experiments.other_accounts import deployment_warning
+
+    if problem := deployment_warning():
+        err.print(f"warning: {problem}", markup=False)
+
+
 @deployments.command("node-arguments", hidden=True)
 def run_node_arguments(folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")]) -> None:
     """Print what start.sh adds to the SuperNode's command, as soon as the SuperLink takes the node."""
     from experiments.deploy_owner import node_arguments
     from experiments.deploy_start import wait_for_admission
 
+    run_start_warnings()
     arguments = node_arguments(folder)
     wait_for_admission(folder, lambda line: err.print(line, markup=False))
     typer.echo(arguments)

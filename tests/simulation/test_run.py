@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from experiments.processes import descendants, process_table
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.in_process import InProcessGrid
@@ -164,6 +166,42 @@ def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
     assert (manifest["status"], len(manifest["resumed"])) == ("completed", 3)
     assert np.array(manifest["label_counts"]["train"]).shape == (4, 10)
     assert (output / "plots" / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Return the local addresses on which processes accept TCP connections."""
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    accepting = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
+    held = {str(file.readlink()) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()}
+    return [address for name, address in accepting.items() if name in held]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="ports are read from Linux's /proc")
+def test_the_in_process_engine_opens_no_port_and_gives_the_same_numbers(
+    tmp_path: Path, undisturbed: Mapping[str, object]
+) -> None:
+    """It is killed in the middle and resumed; packages in the working directory with our names are left alone."""
+    output, foreign = tmp_path / "run", tmp_path / "experiments"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
+    words = ["--engine", "in-process", "--num-nodes", "2"]
+    with started([*arguments(output), *words], tmp_path) as process:
+        wait_for_round(output, 3, process)
+        family = [process.pid, *below(process.pid, "")]
+        assert len(family) >= 3
+        with socket.create_server(("127.0.0.1", 0)):
+            assert listening([os.getpid()])
+        assert listening(family) == []
+        kill(below(process.pid, "experiments.in_process_app"))
+        assert "exit code" in assert_failed_and_told_the_way_on(process, output, 3)
+    assert not set(family) & set(process_table())
+    resume = [str(HYPERFL), "run", "--resume", str(output), "--engine", "in-process"]
+    ended = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert_equal(results(output), undisturbed)
+    assert json.loads((output / "manifest.json").read_text())["code"]["app"] == str(ROOT)
+    assert not (tmp_path / "imported").exists()
 
 
 def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:

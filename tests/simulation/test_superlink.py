@@ -1,6 +1,8 @@
 """The private SuperLink: how runs end, and that nothing outlives them. Starts Flower, without any client."""
 
+import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import processes
+from experiments import private_network, processes
 from experiments.flower import federation_config
 from experiments.flower_client import RunStatus
+from experiments.other_accounts import NOBODY
 from experiments.superlink import LocalSuperLink
 from hyperfl_flwr.errors import RunFailedError
 
@@ -165,6 +168,63 @@ def test_a_killed_simulation_is_a_failed_run_and_a_killed_supervisor_leaves_noth
             superlink.status(run_ids[1])
     assert_all_end(pids, seconds=0)
     assert not superlink.home.exists()
+
+
+def status_as(user: int, port: int) -> int:
+    """Return the HTTP status that another user of this machine gets from a port; 0 if it cannot connect.
+
+    The user is a forked process, since another one may not be allowed to read this Python's files.
+    """
+    child = os.fork()
+    if child == 0:
+        os.setuid(user)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("GET", "/health")
+            os._exit(connection.getresponse().status // 100)
+        except ConnectionRefusedError:
+            os._exit(0)
+        finally:
+            os._exit(9)
+    return 100 * os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(bool(private_network.obstacle({})), reason="the kernel allows no network namespaces")
+def test_another_user_cannot_connect_to_the_superlink() -> None:
+    """Who can connect can submit an app, which runs as the user of the SuperLink."""
+    with LocalSuperLink(private=False) as reachable:
+        assert status_as(NOBODY, reachable.port) == 200
+    with LocalSuperLink() as superlink:
+        assert status_as(NOBODY, superlink.port) == 0
+        pids = [process.pid for process in superlink._below()]
+        networks = {private_network.network_of(pid) for pid in pids}
+        assert networks == {superlink._network}
+        assert superlink._network not in ("", private_network.network_of())
+
+
+RAY_CLIENT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='FATAL')"
+
+
+def test_ray_of_a_shared_network_asks_for_a_token(app: Path, tmp_path: Path) -> None:
+    """Where the kernel offers no namespaces, Ray's ports can be reached, and its token is what protects them."""
+    with LocalSuperLink(private=False) as superlink:
+        superlink.submit(app, settings(tmp_path, "seconds = 600.0"), federation_config(1, 1))
+        deadline = time.monotonic() + PATIENCE
+        while not (raylets := [p for p in superlink._below() if "raylet/raylet" in p.command]):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        found = re.search(r"--gcs-address=(\S+)", raylets[0].command)
+        assert found is not None
+        variables = Path(f"/proc/{raylets[0].pid}/environ").read_text().split("\0")
+        token = dict(line.partition("=")[::2] for line in variables)["RAY_AUTH_TOKEN"]
+        stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        command = [sys.executable, "-c", RAY_CLIENT, found[1]]
+        done = subprocess.run(command, env=stranger, capture_output=True, timeout=PATIENCE, check=False)
+        assert done.returncode != 0
+        known = stranger | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from little_servers import free_port, https_server
 from PIL import Image
 
-from experiments import deploy_node_check
+from experiments import deploy_node_check, other_accounts
 from experiments.deploy_check import check
 from experiments.deploy_files import init, renew
 from experiments.deploy_keys import read_public_key, write_authority, write_server_certificate
@@ -38,6 +38,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 def deployment(original: Deployment, tmp_path: Path) -> Deployment:
     shutil.copytree(original.folder, tmp_path / "moved")
     return Deployment.read(tmp_path / "moved")
+
+
+@pytest.fixture(autouse=True)
+def no_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever uses this machine besides the tests."""
+    monkeypatch.setattr(other_accounts, "other_accounts", list)
 
 
 def look(folder: Path, **told: Scalar) -> Found:
@@ -170,6 +176,14 @@ def test_the_nodes_keys_do_not_stay_with_the_operator_of_a_real_host(deployment:
     found = warnings(look(deployment.folder))
     assert found["handing over"] == "the private keys of the nodes 0 are still here"
     assert "does not find fl.invalid" in found["host"]
+
+
+def test_other_users_of_the_machine_are_a_warning_on_both_sides(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_accounts, "other_accounts", lambda: ["ann"])
+    for folder in (deployment.folder, deployment.node(0)):
+        assert "(ann) can reach the loopback ports" in warnings(look(folder))["other users"]
 
 
 def test_which_nodes_are_there_is_read_from_the_database(running: Deployment) -> None:

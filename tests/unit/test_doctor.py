@@ -42,6 +42,7 @@ def test_the_command_looks_at_everything_and_says_how_it_ends(call: Call, tmp_pa
         "shared memory",
         "open files",
         "ports",
+        "isolation",
         "running",
         "data",
     }

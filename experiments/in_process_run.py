@@ -1,0 +1,92 @@
+"""A run without Flower's engine and without Ray: the nodes take turns in one process, which opens no port.
+
+It offers what `experiments.superlink.LocalSuperLink` offers to `experiments.following`.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from experiments import processes
+from experiments.bundle import commit, settings_text
+from experiments.flower import plain_text, training_environment
+from experiments.flower_client import RunStatus
+from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.manifest import COMMIT_VARIABLE
+
+
+def problem_file(settings: Path) -> Path:
+    """Return the file beside a run's settings that holds the reason why the run failed."""
+    return settings.with_name("problem.txt")
+
+
+class InProcessRun:
+    """A process that runs the app, for as long as the `with` block lasts.
+
+    Args:
+        config: The run's settings.
+        num_nodes: Number of nodes P.
+    """
+
+    def __init__(self, config: RunConfig, num_nodes: int) -> None:
+        self._config = config
+        self._num_nodes = num_nodes
+        self._folder = Path()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="hyperfl-"))
+        settings = self._folder / "settings.toml"
+        settings.write_text(settings_text(self._config))
+        # -P keeps the working directory off the import path: packages there may have the names of ours.
+        command = [sys.executable, "-P", "-m", "experiments.in_process_app", str(settings), str(self._num_nodes)]
+        self._process = processes.start_supervised(
+            command,
+            environment=training_environment() | {COMMIT_VARIABLE: commit()},
+            folder=Path.cwd(),
+            log=self._log,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def status(self, run_id: int) -> RunStatus:
+        """Return the state of the run; there is only one, whatever its id."""
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return RunStatus(status="running")
+        if code == 0:
+            return RunStatus(status="finished:completed")
+        problem = problem_file(self._folder / "settings.toml")
+        details = problem.read_text() if problem.is_file() else f"its process ended with exit code {code}"
+        return RunStatus(status="finished:failed", details=details)
+
+    def news(self) -> Iterable[str]:
+        """Return nothing: the nodes come and go with the run."""
+        return ()
+
+    def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
+        """Return what the run printed after `position`, and the position to go on from, in bytes."""
+        with self._log.open("rb") as file:
+            file.seek(position)
+            printed = file.read()
+        return plain_text(printed.decode(errors="replace")), position + len(printed)
+
+    def log_tail(self, run_id: int, lines: int = 20) -> str:
+        """Return the last lines that the run printed."""
+        return "\n".join(self.read_log(run_id)[0].splitlines()[-lines:])
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "run.log"

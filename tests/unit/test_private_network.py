@@ -1,0 +1,182 @@
+"""Network namespaces of simulations, and what users are warned of where there are none."""
+
+import ctypes
+import os
+import pwd
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from experiments import other_accounts, private_network
+from experiments.findings import Level
+
+CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5)"
+INTERFACES = "import socket; print(*[name for _, name in socket.if_nameindex()])"
+
+needs_namespaces = pytest.mark.skipif(
+    bool(private_network.obstacle({})), reason=f"no network namespaces: {private_network.obstacle({})}"
+)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of this machine's loopback interface on which a server answers `/health`."""
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@needs_namespaces
+def test_a_new_network_has_its_own_loopback_interface_only(port: int) -> None:
+    assert run([sys.executable, "-c", CONNECT, str(port)]).returncode == 0
+    there = run(private_network.in_new_network([sys.executable, "-c", CONNECT, str(port)]))
+    assert "ConnectionRefusedError" in there.stderr
+    assert run(private_network.in_new_network([sys.executable, "-c", INTERFACES])).stdout.split() == ["lo"]
+
+
+@needs_namespaces
+def test_the_same_user_reaches_a_port_in_it_and_keeps_the_identity() -> None:
+    serve = (
+        "import os, socket; s = socket.create_server(('127.0.0.1', 0));"
+        "print(s.getsockname()[1], os.getuid(), os.getgid(), flush=True); s.accept()"
+    )
+    command = private_network.in_new_network([sys.executable, "-c", serve])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        there, user, group = process.stdout.readline().split()
+        assert (int(user), int(group)) == (os.getuid(), os.getgid())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(there)), timeout=5)
+        assert private_network.network_of(process.pid) not in ("", private_network.network_of())
+        connect = private_network.in_network_of(process.pid, [sys.executable, "-c", CONNECT, there])
+        assert run(connect).returncode == 0
+
+
+@needs_namespaces
+def test_entering_waits_for_the_namespace_and_gives_up_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TimeoutError, match="must have a network namespace of its own"):
+        private_network._enter(os.getpid(), patience=0.1)
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_unprivileged_user_gets_a_network_too_and_another_cannot_enter_it() -> None:
+    """Both are forked, since another user may not be allowed to read this Python's files.
+
+    A process that changes its user without running a program belongs to root in /proc until it says otherwise.
+    """
+    set_dumpable = 4
+    told, tell = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        os.setgid(other_accounts.NOBODY)
+        os.setuid(other_accounts.NOBODY - 1)
+        ctypes.CDLL(None).prctl(set_dumpable, 1, 0, 0, 0)
+        try:
+            private_network._enter_new()
+            names = [name for _, name in socket.if_nameindex()]
+            os.write(tell, f"{' '.join(names)} {os.getuid()}\n".encode())
+            threading.Event().wait(60)
+        finally:
+            os._exit(1)
+    try:
+        with os.fdopen(told) as answers:
+            os.close(tell)
+            assert answers.readline().split() == ["lo", str(other_accounts.NOBODY - 1)]
+        stranger = os.fork()
+        if stranger == 0:
+            os.setuid(other_accounts.NOBODY)
+            try:
+                private_network._enter(owner)
+            except PermissionError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(stranger, 0)[1]) == 7
+    finally:
+        os.kill(owner, 9)
+        os.waitpid(owner, 0)
+
+
+def test_the_health_check_ends_when_the_server_answers(port: int) -> None:
+    assert run(private_network.health_check(port)).returncode == 0
+
+
+def test_the_user_can_share_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert private_network.obstacle({private_network.SHARED: "1"}) == "HYPERFL_SHARE_NETWORK=1"
+
+
+def test_other_people_with_processes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's accounts, `nobody`, the current user and ids without an account are left out."""
+    accounts = {0: "root", 33: "www-data", 1001: "ann", 1003: "bob", 65534: "nobody", 70_001: "carol"}
+
+    def getpwuid(number: int) -> pwd.struct_passwd:
+        return pwd.struct_passwd((accounts[number], "x", number, number, "", "/", "/bin/sh"))
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    monkeypatch.setattr(os, "getuid", lambda: 1003)
+    assert other_accounts.other_accounts([*accounts, 100_000]) == ["ann", "carol"]
+    assert other_accounts.other_accounts([0, 33, 1003]) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_of_another_account_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = 54_321
+    accounts = {user: pwd.struct_passwd(("dora", "x", user, user, "", "/", "/bin/sh"))}
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: accounts[number])
+    assert other_accounts.other_accounts() == []
+    with subprocess.Popen(["/bin/sleep", "60"], user=user) as process:
+        assert other_accounts.other_accounts() == ["dora"]
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "names", "level", "text"),
+    [
+        ("", ["ann"], Level.OK, "which other users cannot enter"),
+        ("Operation not permitted", [], Level.OK, "Operation not permitted"),
+        ("Operation not permitted", ["ann"], Level.WARNING, "other users of this machine (ann) can reach the ports"),
+    ],
+)
+def test_a_shared_machine_without_namespaces_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, obstacle: str, names: list[str], level: Level, text: str
+) -> None:
+    monkeypatch.setattr(private_network, "obstacle", lambda: obstacle)
+    monkeypatch.setattr(other_accounts, "other_accounts", lambda: names)
+    (finding,) = other_accounts.simulations()
+    assert finding.level is level
+    assert text in finding.text
+    assert bool(other_accounts.simulation_warning()) is (level is Level.WARNING)
+    if finding.level is Level.WARNING:
+        assert "--engine in-process" in finding.remedy
+
+
+def test_deployments_warn_of_other_accounts_whatever_the_kernel_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"user{number}" for number in range(7)]
+    monkeypatch.setattr(other_accounts, "other_accounts", lambda: names)
+    (finding,) = other_accounts.deployments()
+    assert finding.level is Level.WARNING
+    assert "user0, user1, user2, user3, user4 and 2 more" in finding.text
+    monkeypatch.setattr(other_accounts, "other_accounts", list)
+    assert [found.level for found in other_accounts.deployments()] == [Level.OK]
