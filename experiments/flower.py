@@ -29,6 +29,7 @@ _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: on Linux, too, Ray listens on loopback only
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 # Freed blocks of tens of megabytes otherwise go back to the system and are zeroed page by page at the next use.

@@ -50,6 +50,7 @@ class InProcessRun:
             environment=training_environment() | {COMMIT_VARIABLE: commit()},
             folder=Path.cwd(),
             log=self._log,
+            remove=[self._folder],
         )
         return self
 

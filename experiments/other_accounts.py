@@ -9,29 +9,38 @@ import contextlib
 import os
 import pwd
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from experiments import private_network
 from experiments.findings import Finding, ok, warning
 
-FIRST_USER_ID, NOBODY = 1000, 65534
-"""Below it are the system's own accounts; `NOBODY` is one, too."""
+FIRST_USER_ID = 500 if sys.platform == "darwin" else 1000
+"""Accounts below it are the system's own."""
+
+NOBODY = 65534
+"""An account of the system above `FIRST_USER_ID`; on macOS it has an id beyond 2^31."""
+
+UNSEEN = "perhaps others, whose processes this system hides"
 
 
 def other_accounts(running: Iterable[int] | None = None) -> list[str]:
-    """Return the names of the other people who use this machine now.
+    """Return the names of the other people who have processes on this machine now.
 
     Args:
         running: User ids of the running processes; None looks them up.
 
     Returns:
-        Names of the accounts with processes, without the current user's and the system's, sorted.
+        Names of the accounts, sorted, without the current user's and the system's; `UNSEEN` alone where the system
+        hides the processes of others.
     """
+    if running is None and Path("/proc/self").exists() and not Path("/proc/1").exists():  # mounted with hidepid
+        return [UNSEEN]
     found = set()
     for user in set(_running_users() if running is None else running) - {os.getuid(), NOBODY}:
         with contextlib.suppress(KeyError):  # a container's user, without an account here
-            if user >= FIRST_USER_ID:
+            if FIRST_USER_ID <= user < 2**31:
                 found.add(pwd.getpwuid(user).pw_name)
     return sorted(found)
 
@@ -80,7 +89,7 @@ def simulations() -> Iterator[Finding]:
     if not obstacle:
         yield ok("isolation", "simulations have a network namespace of their own, which other users cannot enter")
     elif not (problem := simulation_warning()):
-        yield ok("isolation", f"no network namespace for simulations ({obstacle}), but no other user is active")
+        yield ok("isolation", f"no network namespace for simulations ({obstacle}); no other user has processes here")
     else:
         text, _, remedy = problem.partition("; ")
         yield warning("isolation", text, remedy)
@@ -92,7 +101,10 @@ def deployments() -> Iterator[Finding]:
         text, _, remedy = problem.partition("; ")
         yield warning("other users", text, remedy)
     else:
-        yield ok("other users", "none is active who could reach the loopback ports of Flower's programs")
+        yield ok(
+            "other users",
+            "no other user has processes here and could reach the loopback ports of Flower's programs",
+        )
 
 
 def _listed(names: list[str], most: int = 5) -> str:

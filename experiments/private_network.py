@@ -9,7 +9,6 @@ This file is also the program that starts in a namespace or enters it (`main`); 
 """
 
 import argparse
-import contextlib
 import ctypes
 import fcntl
 import functools
@@ -20,18 +19,21 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 SHARED = "HYPERFL_SHARE_NETWORK"
 """Environment variable: with the value 1, simulations use the machine's network, and others can reach their ports."""
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
+
+ENTER_SECONDS = 30.0
+"""How long a process may take to get its namespace; it needs some hundredths."""
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
-_NAMESPACES = {"user": _CLONE_NEWUSER, "net": _CLONE_NEWNET}
 
 
 def obstacle(environment: Mapping[str, str] = os.environ) -> str:
@@ -43,12 +45,19 @@ def obstacle(environment: Mapping[str, str] = os.environ) -> str:
 
 @functools.cache
 def _kernel_obstacle() -> str:
-    """Make a namespace and leave it; return the error."""
+    """Make a namespace, enter it from outside, and leave it; return the error."""
     if not sys.platform.startswith("linux"):
         return "only Linux has network namespaces"
-    done = subprocess.run([*_program(), "--new", "--", sys.executable, "-I", "-S", "-c", ""],
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # fmt: skip
-    return "" if done.returncode == 0 else " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    wait = in_new_network([sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"])
+    with subprocess.Popen(wait, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as holder:
+        try:
+            with Network(holder.pid, lambda: holder.poll() is None) as network:
+                command = network.entered_by([sys.executable, "-I", "-S", "-c", ""])
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+                return "" if done.returncode == 0 else " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        except OSError as error:
+            said = b"" if holder.stderr is None or holder.poll() is None else holder.stderr.read()
+            return " ".join(said.decode(errors="replace").split()) or str(error)
 
 
 def in_new_network(command: Sequence[str]) -> list[str]:
@@ -56,22 +65,57 @@ def in_new_network(command: Sequence[str]) -> list[str]:
     return [*_program(), "--new", "--", *command]
 
 
-def in_network_of(pid: int, command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` in the network namespace that a process was given by `in_new_network`."""
-    return [*_program(), "--of", str(pid), "--", *command]
-
-
 def health_check(port: int) -> list[str]:
     """Return a command that ends with exit code 0 as soon as `http://127.0.0.1:PORT/health` answers."""
     return [*_program(), "--wait-for", str(port)]
 
 
-def network_of(pid: int | str = "self") -> str:
-    """Return the name of a process's network namespace; empty if the process has ended or is another user's."""
-    try:
-        return _namespace(pid, "net")
-    except OSError:
-        return ""
+class Network:
+    """The network namespace of a process that was started with `in_new_network`.
+
+    It is held open: the kernel gives the number of a namespace that has ended to the next one, and the process's id to
+    another process.
+
+    Args:
+        pid: The process.
+        is_alive: Returns whether the process still runs.
+
+    Raises:
+        OSError: The process ended, is another user's, or has no namespace of its own after `ENTER_SECONDS`.
+    """
+
+    def __init__(self, pid: int, is_alive: Callable[[], bool] = lambda: True) -> None:
+        # Root has no user namespace of its own here, and must never enter another user's.
+        self._names = ["net"] if os.geteuid() == 0 else ["user", "net"]
+        deadline = time.monotonic() + ENTER_SECONDS
+        while any(_identity(f"/proc/{pid}/ns/{name}") == _identity(f"/proc/self/ns/{name}") for name in self._names):
+            if not is_alive() or time.monotonic() > deadline:
+                raise ProcessLookupError(f"process {pid} must have a network namespace of its own, but has none")
+            time.sleep(POLL_SECONDS)
+        self._files = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in self._names]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the namespace end with its last process."""
+        while self._files:
+            os.close(self._files.pop())
+
+    def entered_by(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs `command` in the namespace; it must start while this process lives."""
+        paths = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
+        return [*_program(), *(word for path in paths for word in ("--enter", path)), "--", *command]
+
+    def contains(self, pid: int) -> bool:
+        """Return whether a process is in the namespace; False if it has ended or is another user's."""
+        try:
+            return bool(self._files) and _identity(f"/proc/{pid}/ns/net") == _identity(self._files[-1])
+        except OSError:
+            return False
 
 
 def _program() -> list[str]:
@@ -98,27 +142,21 @@ def _enter_new() -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
 
 
-def _enter(pid: int, patience: float = 30.0) -> None:
-    """Move this process into the namespaces of another, as soon as that one is in its own.
+def _enter(paths: Sequence[str]) -> None:
+    """Move this process into namespaces, in their order: a user namespace gives the right to enter the network's.
 
     Raises:
-        OSError: The process has ended, is another user's, or stays in the machine's network namespace.
+        OSError: One is another user's, or no namespace.
     """
-    deadline = time.monotonic() + patience
-    while _namespace(pid, "net") == _namespace("self", "net"):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"process {pid} must have a network namespace of its own, but has the machine's")
-        time.sleep(POLL_SECONDS)
-    # The user namespace first: it gives the right to enter the network namespace that belongs to it.
-    names = [name for name in _NAMESPACES if _namespace(pid, name) != _namespace("self", name)]
-    with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context(Path(f"/proc/{pid}/ns/{name}").open()) for name in names}
-        for name, file in files.items():
-            _call("setns", file.fileno(), _NAMESPACES[name])
+    for path in paths:
+        with Path(path).open() as file:
+            _call("setns", file.fileno(), 0)
 
 
-def _namespace(pid: int | str, name: str) -> str:
-    return str(Path(f"/proc/{pid}/ns/{name}").readlink())
+def _identity(file: int | str) -> tuple[int, int]:
+    """Return what tells an open or existing namespace from all others that exist."""
+    found = os.stat(file)  # noqa: PTH116 - a path or a descriptor
+    return found.st_dev, found.st_ino
 
 
 def _call(name: str, *arguments: int) -> None:
@@ -146,15 +184,14 @@ def main() -> int:
     """Enter a network namespace and become a command there, or wait for a port; returns the exit code."""
     parser = argparse.ArgumentParser(description="Run a command in a network namespace.")
     parser.add_argument("--new", action="store_true", help="a new one")
-    parser.add_argument("--of", type=int, metavar="PID", help="that of a process")
+    parser.add_argument("--enter", action="append", default=[], metavar="FILE", help="the namespace of a file")
     parser.add_argument("--wait-for", type=int, metavar="PORT", help="wait until a SuperLink answers on a port")
     parser.add_argument("command", nargs="*")
     arguments = parser.parse_args()
     try:
         if arguments.new:
             _enter_new()
-        elif arguments.of is not None:
-            _enter(arguments.of)
+        _enter(arguments.enter)
     except OSError as error:
         sys.stderr.write(f"{error.strerror or error}\n")
         return 1

@@ -70,6 +70,15 @@ def _rows_from_ps() -> Iterator[Process]:
             yield Process(pid=int(fields[0]), parent=int(fields[1]), started=started, command=fields[8])
 
 
+def is_own(process: Process) -> bool:
+    """Return whether a process is the current user's; False if that cannot be seen."""
+    try:
+        return Path(f"/proc/{process.pid}").stat().st_uid == os.getuid()
+    except OSError:
+        listed = subprocess.run(["ps", "-o", "uid=", "-p", str(process.pid)], capture_output=True, check=False).stdout
+        return listed.strip() == str(os.getuid()).encode()
+
+
 def descendants(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, Process]:
     """Return the children of `roots`, their children and so on, without the roots themselves."""
     children: dict[int, list[Process]] = {}
@@ -93,7 +102,7 @@ def send(signal_number: int, processes: Iterable[Process]) -> None:
         if now is not None and now.started == process.started and process.pid != os.getpid():
             try:
                 os.kill(process.pid, signal_number)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):  # it ended, or has become another user's
                 continue
 
 

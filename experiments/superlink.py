@@ -56,7 +56,7 @@ class LocalSuperLink:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: FlowerClient | None = None
         self._seen: dict[int, processes.Process] = {}
-        self._network = ""
+        self._network: private_network.Network | None = None
         self.home = Path()
         self.port = 0
 
@@ -141,6 +141,7 @@ class LocalSuperLink:
                 supervisor.kill()
                 supervisor.wait()
             processes.kill_all(self._leftovers)  # a supervisor that was itself killed leaves some
+        self._close_network()
         while self._temporary:
             shutil.rmtree(self._temporary.pop(), ignore_errors=True)
 
@@ -163,6 +164,7 @@ class LocalSuperLink:
         raise RunFailedError(f"Flower's SuperLink must start, but it ended.\n{self._own_log()}")
 
     def _launch(self, environment: Mapping[str, str]) -> None:
+        self._close_network()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -181,28 +183,36 @@ class LocalSuperLink:
             within=private_network.in_new_network if self._private else list,
         )
         self._client = FlowerClient(self.home, self.home / "state.db", environment, within=self._within)
+        if self._private:
+            try:
+                self._network = private_network.Network(self._supervisor.pid, self._supervisor_lives)
+            except OSError as error:
+                raise RunFailedError(
+                    f"Flower's SuperLink must have a network of its own, but: {error}\n{self._own_log()}\n"
+                    f"Set {private_network.SHARED}=1 if nobody else uses this machine."
+                ) from error
+
+    def _close_network(self) -> None:
+        if self._network is not None:
+            self._network.close()
 
     def _within(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs `command` where the SuperLink's port can be reached."""
-        if self._private and self._supervisor is not None:
-            return private_network.in_network_of(self._supervisor.pid, command)
-        return list(command)
+        return list(command) if self._network is None else self._network.entered_by(command)
 
     def _wait_until_ready(self) -> bool:
         """Wait until the SuperLink answers; return False if it ended instead."""
         deadline = time.monotonic() + self._start_timeout
         check = subprocess.Popen(self._within(private_network.health_check(self.port)), stdin=subprocess.DEVNULL)
-        try:
-            while self._supervisor_lives() and time.monotonic() < deadline:
-                if check.poll() == 0 and self._supervisor is not None:
-                    self._network = private_network.network_of(self._supervisor.pid) if self._private else ""
-                    return self._supervisor_lives()
-                time.sleep(0.02)
-        finally:
-            check.kill()
-            check.wait()
+        while check.poll() is None and self._supervisor_lives() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        ready = check.poll() == 0
+        check.kill()
+        check.wait()
         if not self._supervisor_lives():
             return False
+        if ready:
+            return True
         raise RunFailedError(
             f"Flower's SuperLink must answer within {self._start_timeout:g} s, but did not.\n{self._own_log()}"
         )
@@ -236,9 +246,11 @@ class LocalSuperLink:
         return seen is not None and seen.started == process.started
 
     def _uses_network(self, process: processes.Process) -> bool:
-        """Return whether a process is in the private network, or is one of Flower's that names our port."""
+        """Return whether a process is in the private network, or is this user's, of Flower, and names our port."""
         if self._private:  # another run's port may have the same number
-            return bool(self._network) and private_network.network_of(process.pid) == self._network
+            return self._network is not None and self._network.contains(process.pid)
+        if not processes.is_own(process):
+            return False
         command = f"{process.command} "
         if "flower-superlink " in command:
             return f"--port {self.port} " in command

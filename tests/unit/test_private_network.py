@@ -1,5 +1,6 @@
 """Network namespaces of simulations, and what users are warned of where there are none."""
 
+import contextlib
 import ctypes
 import os
 import pwd
@@ -9,11 +10,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from experiments import other_accounts, private_network
 from experiments.findings import Level
+from experiments.private_network import Network
 
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5)"
 INTERFACES = "import socket; print(*[name for _, name in socket.if_nameindex()])"
@@ -55,6 +58,14 @@ def test_a_new_network_has_its_own_loopback_interface_only(port: int) -> None:
     assert run(private_network.in_new_network([sys.executable, "-c", INTERFACES])).stdout.split() == ["lo"]
 
 
+@contextlib.contextmanager
+def waiting(prefix: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process that waits for the end of the block."""
+    command = [*prefix, sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        yield process
+
+
 @needs_namespaces
 def test_the_same_user_reaches_a_port_in_it_and_keeps_the_identity() -> None:
     serve = (
@@ -68,15 +79,38 @@ def test_the_same_user_reaches_a_port_in_it_and_keeps_the_identity() -> None:
         assert (int(user), int(group)) == (os.getuid(), os.getgid())
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", int(there)), timeout=5)
-        assert private_network.network_of(process.pid) not in ("", private_network.network_of())
-        connect = private_network.in_network_of(process.pid, [sys.executable, "-c", CONNECT, there])
-        assert run(connect).returncode == 0
+        with Network(process.pid) as network:
+            assert network.contains(process.pid)
+            assert not network.contains(os.getpid())
+            assert run(network.entered_by([sys.executable, "-c", CONNECT, there])).returncode == 0
 
 
 @needs_namespaces
-def test_entering_waits_for_the_namespace_and_gives_up_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TimeoutError, match="must have a network namespace of its own"):
-        private_network._enter(os.getpid(), patience=0.1)
+def test_a_network_that_is_held_open_is_not_taken_for_a_later_one() -> None:
+    """The kernel gives the number of a namespace that has ended to the next one."""
+    with waiting(private_network.in_new_network([])) as first:
+        network = Network(first.pid)
+    with network, waiting(private_network.in_new_network([])) as second, Network(second.pid):
+        assert not network.contains(second.pid)
+    assert not network.contains(os.getpid())
+
+
+@needs_namespaces
+def test_a_process_without_a_network_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_network, "ENTER_SECONDS", 0.1)
+    with pytest.raises(ProcessLookupError, match="must have a network namespace of its own"):
+        Network(os.getpid())
+    monkeypatch.setattr(private_network, "ENTER_SECONDS", 1e6)
+    with pytest.raises(ProcessLookupError):
+        Network(os.getpid(), lambda: False)
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="root has no user namespace of its own, others have")
+def test_root_never_enters_a_user_namespace() -> None:
+    """Whoever has made one may control the processes in it."""
+    with waiting(["unshare", "--user", "--net"]) as stranger, Network(stranger.pid) as network:
+        assert "user" not in " ".join(str(Path(word).readlink()) for word in network.entered_by([]) if "/fd/" in word)
 
 
 @needs_namespaces
@@ -108,7 +142,7 @@ def test_an_unprivileged_user_gets_a_network_too_and_another_cannot_enter_it() -
         if stranger == 0:
             os.setuid(other_accounts.NOBODY)
             try:
-                private_network._enter(owner)
+                Network(owner)
             except PermissionError:
                 os._exit(7)
             finally:
@@ -137,7 +171,17 @@ def test_other_people_with_processes_are_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pwd, "getpwuid", getpwuid)
     monkeypatch.setattr(os, "getuid", lambda: 1003)
     assert other_accounts.other_accounts([*accounts, 100_000]) == ["ann", "carol"]
-    assert other_accounts.other_accounts([0, 33, 1003]) == []
+    assert other_accounts.other_accounts([0, 33, 1003, 2**32 - 2]) == []
+    monkeypatch.setattr(other_accounts, "FIRST_USER_ID", 500)  # as on macOS
+    accounts[501] = "eve"
+    assert other_accounts.other_accounts([0, 501]) == ["eve"]
+
+
+def test_hidden_processes_count_as_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /proc that is mounted with hidepid has no folder of a process of another user."""
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "1" and exists(path))
+    assert other_accounts.other_accounts() == [other_accounts.UNSEEN]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
