@@ -58,6 +58,7 @@ RESUMABLE_CHANGES = frozenset(
         "checkpoint-every",
         "data-root",
         "device",
+        "exclusion-rounds",
         "failure-budget",
         "ledger",
         "max-failed-rounds",
@@ -104,6 +105,7 @@ class RunConfig(Section):
     failure_budget: Share
     max_failed_rounds: Positive
     max_update_ratio: NonNegativeFloat
+    exclusion_rounds: Annotated[int, Field(ge=0)]
     min_nodes: Auto | Positive
     node_timeout: PositiveFloat
     round_timeout: PositiveFloat

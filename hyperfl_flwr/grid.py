@@ -9,6 +9,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.fetching import RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import printable
 
@@ -33,6 +34,8 @@ class Exchange:
         problem: Why there is none.
         died: Whether the process that should have answered ended.
         away: Whether the node is not there (any more).
+        refused: Whether there is a reply that was not accepted, for the reason in `problem`.
+        is_harmful: Whether that reply would have harmed the server: the node is not to be asked again in this run.
     """
 
     node: int
@@ -40,6 +43,8 @@ class Exchange:
     problem: str = ""
     died: bool = False
     away: bool = False
+    refused: bool = False
+    is_harmful: bool = False
 
 
 def is_simulated(grid: Grid) -> bool:
@@ -69,7 +74,7 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
     """
     watch = _Watch(grid, timeout)
     watch.pending = [
-        _Sent(message=message, name=name, end=time.monotonic() + timeout)
+        _Sent(message=message, name=name, end=time.monotonic() + timeout, limits=ReplyLimits.to(message.content))
         for message, name in zip(messages, _push(grid, messages), strict=True)
     ]
     while watch.pending:
@@ -95,21 +100,31 @@ class _Sent:
         message: The message.
         name: Its id; None if Flower has refused it, as that to a node that is gone.
         end: When the wait for its reply ends.
+        limits: The largest reply to it that is fetched.
         again: Whether it was sent a second time.
         replies: Its reply, if it was fetched before its turn.
+        refusal: Why its reply was not fetched.
+        lost: Why its reply may be lost: the SuperLink failed when it was fetched.
     """
 
     message: Message
     name: str | None
     end: float
+    limits: ReplyLimits
     again: bool = False
     replies: list[Message] = field(default_factory=list)
+    refusal: str = ""
+    lost: str = ""
 
     def answer(self, watch: "_Watch") -> Exchange:
         """Wait for the reply and give it away."""
         replies, self.replies = self.replies or self._wait(watch), []
+        node = self.message.metadata.dst_node_id
+        if self.refusal:
+            return Exchange(node=node, problem=self.refusal, refused=True, is_harmful=True)
+        if self.lost:  # once, another node's message may be the cause; twice, it is rather this one's reply
+            return Exchange(node=node, problem=self.lost, died=not self.again, refused=self.again)
         if self.name is None:
-            node = self.message.metadata.dst_node_id
             problem = "the message could not be sent to the node"
             return Exchange(node=node, problem=problem, away=not watch.simulated)
         found = match([self.message], replies)[0]
@@ -124,7 +139,9 @@ class _Sent:
         asked without need.
         """
         began = time.monotonic()
-        while self.name is not None and not (replies := list(watch.grid.pull_messages([self.name]))):
+        while self.name is not None and not (replies := self._fetch(watch.grid)):
+            if self.refusal or self.lost:
+                return []
             now = time.monotonic()
             if now >= self.end:
                 return []
@@ -132,9 +149,21 @@ class _Sent:
             watch.look()
         return [] if self.name is None else replies
 
+    def _fetch(self, grid: Grid) -> list[Message]:
+        """Return the reply if it is there and can be fetched."""
+        if self.name is None or self.refusal or self.lost:
+            return []
+        try:
+            return fetch(grid, self.name, self.limits, self.end)
+        except RefusedReplyError as error:
+            self.refusal = str(error)
+        except SuperLinkError as error:
+            self.lost = str(error)
+        return []
+
     def send_again(self, grid: Grid, timeout: float) -> None:
         """Send the message a second time."""
-        self.message, self.again, self.replies = _copy(self.message), True, []
+        self.message, self.again, self.replies, self.lost = _copy(self.message), True, [], ""
         (self.name,) = _push(grid, [self.message])
         self.end = time.monotonic() + timeout
 
@@ -142,8 +171,8 @@ class _Sent:
         """Send it again if its process has died already: processes that died together are replaced together."""
         if self.again:
             return
-        self.replies = self.replies or ([] if self.name is None else list(grid.pull_messages([self.name])))
-        if self.replies and match([self.message], self.replies)[0].died:
+        self.replies = self.replies or self._fetch(grid)
+        if self.lost or (self.replies and match([self.message], self.replies)[0].died):
             self.send_again(grid, timeout)
 
 
@@ -174,18 +203,20 @@ class _Watch:
             restarted = node in now and now[node] != self._activated.get(node, now[node])
             if restarted and sent.name is not None and not sent.again and not sent.replies:
                 sent.look(self.grid, self._timeout)
-                if not sent.replies and not sent.again:
+                if not sent.replies and not sent.again and not sent.refusal:
                     sent.send_again(self.grid, self._timeout)
         self._activated |= now
 
     def _activations(self) -> dict[int, str]:
         """Return when each node that is there has become so."""
-        return {} if self.simulated else {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+        if self.simulated:
+            return {}
+        return {node.node_id: node.last_activated_at for node in repeated(self.grid.get_nodes)}
 
 
 def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
     """Send messages; returns their ids, None for one that Flower has refused."""
-    names: list[str | None] = list(grid.push_messages(messages))
+    names: list[str | None] = list(repeated(lambda: grid.push_messages(messages)))
     if len(names) != len(messages):
         raise RunFailedError(
             f"Flower took {len(names)} of {len(messages)} messages; its log says why: a node may be gone, or the "

@@ -6,6 +6,7 @@ import platform
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
     ]
     refused = [{"node": refusal.number, "reason": refusal.reason} for refusal in roster.refused]
     joined = sorted(roster.seen - set(old["present_at_start"]))
-    return {**old, "devices": devices, "joined": joined, "refused": refused}
+    excluded = [asdict(exclusion) for exclusion in roster.exclusions]
+    return {**old, "devices": devices, "joined": joined, "refused": refused, "excluded": excluded}
 
 
 def resumed(old: Mapping[str, Any], settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:

@@ -8,43 +8,25 @@ In a simulation all nodes stay as they were at the handshake.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.agreement import Agreement, Federation, agree, handshake
 from hyperfl_flwr.cohort import clients_of_node
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.grid import is_simulated, match
-from hyperfl_flwr.introduction import Node, Refusal, introduce
-from hyperfl_flwr.messages import HELLO
+from hyperfl_flwr.exclusions import Exclusions
+from hyperfl_flwr.fetching import repeated
+from hyperfl_flwr.greetings import PAUSE_SECONDS, Greetings
+from hyperfl_flwr.grid import is_simulated
+from hyperfl_flwr.introduction import Node, Refusal
 from hyperfl_flwr.queries import NOVEL
-
-PAUSE_SECONDS = 0.5
-"""Pause between two looks while nodes are waited for."""
 
 GREETING_SECONDS = 30.0
 """Longest wait before a round for the answer of a node that has just come; later, it takes part from the next on."""
 
-ASK_AGAIN_SECONDS = 15.0
-"""Pause before a refused node is greeted again: its owner may have started it anew with other data."""
-
-_NO_ANSWER = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
-
 Say = Callable[[str], None]
 """Prints one line for people."""
-
-
-@dataclass(kw_only=True)
-class _Greeting:
-    """A greeting on its way: the message, its id (None if Flower has refused it), and when it was sent."""
-
-    message: Message
-    name: str | None
-    sent: float
 
 
 class Roster:
@@ -56,31 +38,39 @@ class Roster:
         timeout: Longest wait for nodes that are missing, in seconds.
         min_nodes: How many must be there, at the start and before each round; None: at the start all must have
             answered, and half of them (rounded up) must take part.
-        say: Is told what changes.
+        say: Receives a line about each change.
+        exclusion_rounds: For how many rounds a node is not asked after its first refused reply.
 
     Attributes:
         federation: The nodes that are there and fit.
         num_nodes: Number of nodes P, those that are missing included; 0 until a node has told.
         refused: Nodes that do not fit.
+        exclusions: Nodes that are not asked for some rounds.
         seen: Numbers of the nodes that have taken part.
         simulated: Whether nobody can come or go.
     """
 
     def __init__(
-        self, grid: Grid, *, num_clients: int, timeout: float, min_nodes: int | None = None, say: Say = lambda _: None
+        self,
+        grid: Grid,
+        *,
+        num_clients: int,
+        timeout: float,
+        min_nodes: int | None = None,
+        say: Say = lambda _: None,
+        exclusion_rounds: int = 5,
     ) -> None:
         self.federation = Federation([])
         self.num_nodes = 0
         self.refused: list[Refusal] = []
+        self.exclusions = Exclusions(exclusion_rounds)
         self.seen: set[int] = set()
         self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
-        self._min_nodes, self._say = min_nodes, say
+        self._min_nodes, self._say, self._round = min_nodes, say, 0
         self.simulated = is_simulated(grid)
         self._agreement = Agreement(terms={})
         self._begun, self._num_novel = False, 0
-        self._answers: dict[int, Node | Refusal] = {}
-        self._greetings: dict[int, _Greeting] = {}
-        self._asked: dict[int, float] = {}
+        self._greetings = Greetings(grid, timeout)
         self._told: dict[int, str] = {}
         self._told_notes: set[str] = set()
 
@@ -116,12 +106,16 @@ class Roster:
         self._begin()
         return self.federation
 
-    def muster(self) -> Federation:
+    def muster(self, current: int) -> Federation:
         """Look who is there before a round, and wait if these are too few.
+
+        Args:
+            current: The round, from 1.
 
         Raises:
             RunFailedError: If too few nodes are there after `timeout`.
         """
+        self._round = current
         if self.simulated:
             return self.federation
         end = time.monotonic() + self._timeout
@@ -137,12 +131,28 @@ class Roster:
 
     def lose(self, nodes: Iterable[int], why: str = "") -> None:
         """Note that nodes, by Flower's ids, were found to be away; they are greeted again before they take part."""
-        if lost := [node for node in nodes if self._answers.pop(node, None)]:
+        if lost := [node for node in nodes if self._greetings.answers.pop(node, None)]:
             self._decide(why if len(lost) == 1 else "")
+
+    def exclude(self, node: int, reason: str, *, for_good: bool = False) -> None:
+        """Do not ask a node of a deployment for some rounds after the current one.
+
+        Args:
+            node: Flower's id of the node, which has answered a greeting.
+            reason: Why its reply was refused.
+            for_good: Whether for the rest of the run.
+        """
+        number = next((each.partition for each in self.federation.nodes if each.id == node), None)
+        if self.simulated or number is None:
+            return
+        if exclusion := self.exclusions.add(node, number, self._round, reason, for_good=for_good):
+            self._say(str(exclusion))
+            self._told[number] = "away"
+            self._decide()
 
     @property
     def away(self) -> list[int]:
-        """Numbers of the nodes that are not there, or refused; ascending."""
+        """Numbers of the nodes that are not there, refused, or not asked; ascending."""
         here = {node.partition for node in self.federation.nodes}
         return [number for number in range(self.num_nodes) if number not in here]
 
@@ -153,50 +163,17 @@ class Roster:
 
     def _look(self, patience: float) -> None:
         """Find out who is there now; wait `patience` seconds at most for the answers of those that are new."""
-        there = list(self._grid.get_node_ids())
-        for table in (self._answers, self._greetings, self._asked):
-            for gone in set(table) - set(there):
-                del table[gone]
-        now = time.monotonic()
-        new = [node for node in there if node not in self._answers and node not in self._greetings]
-        again = [
-            node
-            for node, answer in self._answers.items()
-            if isinstance(answer, Refusal)
-            and node not in self._greetings
-            and now - self._asked[node] > ASK_AGAIN_SECONDS
-        ]
-        self._greet([*new, *again])
-        self._collect()
-        while time.monotonic() < now + patience and any(node in self._greetings for node in new):
-            time.sleep(PAUSE_SECONDS)
-            self._collect()
+        self._greetings.refresh(patience)
         self._decide()
-
-    def _greet(self, nodes: Sequence[int]) -> None:
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in nodes]
-        names: Sequence[str | None] = list(self._grid.push_messages(messages)) if messages else []
-        for node, message, name in zip(nodes, messages, names, strict=True):
-            self._asked[node] = time.monotonic()
-            if name is not None:
-                self._greetings[node] = _Greeting(message=message, name=name, sent=time.monotonic())
-
-    def _collect(self) -> None:
-        """Take the answers that are there; who has not answered in time is greeted anew by the next look."""
-        for node, greeting in list(self._greetings.items()):
-            replies = list(self._grid.pull_messages([greeting.name])) if greeting.name else []
-            if not replies:
-                if time.monotonic() - greeting.sent > self._timeout:
-                    del self._greetings[node]
-                continue
-            del self._greetings[node]
-            if replies[0].has_error() and replies[0].error.code in _NO_ANSWER:
-                continue
-            self._answers[node] = introduce(match([greeting.message], replies)[0])
 
     def _decide(self, why: str = "") -> None:
         """Make of the answers who takes part, and tell what has changed."""
-        answered = [answer for answer in self._answers.values() if isinstance(answer, Node)]
+        answers = self._greetings.answers
+        answered = [
+            answer
+            for node, answer in answers.items()
+            if isinstance(answer, Node) and not self.exclusions.cover(node, self._round)
+        ]
         nodes = [node for node in answered if not node.properties.get(NOVEL)]  # those take models on demand only
         self._num_novel = len(answered) - len(nodes)
         here = {node.id for node in self.federation.nodes}
@@ -205,7 +182,7 @@ class Roster:
         found = self._agreement
         if not self._begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
-        self.refused = [answer for answer in self._answers.values() if isinstance(answer, Refusal)] + found.refused
+        self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused
         self.federation = Federation([found.accepted[number] for number in sorted(found.accepted)])
         self._tell(why)
 
@@ -284,13 +261,14 @@ class Roster:
             )
 
     def _fail(self) -> None:
-        reasons = "".join(f"\n  - {refusal}" for refusal in self.refused)
+        excluded = [exclusion for exclusion in self.exclusions if exclusion.covers(self._round)]
+        reasons = "".join(f"\n  - {reason}" for reason in (*self.refused, *excluded))
         if self._min_nodes is None and not self._begun and self._are_enough():
             few = f"all {self.num_nodes} nodes are waited for, missing: {_listed(self.away)}"
             remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
         else:
             few, remedy = self._few(), "start the missing ones, lower min-nodes, or raise node-timeout"
-            if silent := set(self._grid.get_node_ids()) - set(self._answers):
+            if silent := set(repeated(self._grid.get_node_ids)) - set(self._greetings.answers):
                 few += f" ({len(silent)} connected that did not answer in time, which takes ten seconds or more)"
         raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")
 

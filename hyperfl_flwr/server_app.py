@@ -167,6 +167,7 @@ def _roster(grid: Grid, config: RunConfig, say: Say) -> Roster:
         timeout=config.node_timeout,
         min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
         say=say,
+        exclusion_rounds=config.exclusion_rounds,
     )
 
 

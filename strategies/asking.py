@@ -14,6 +14,7 @@ from hyperfl_flwr.queries import DESCRIBE, DESCRIPTOR, QUESTION, Question
 from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
 from strategies.base import Setting
+from strategies.outcome import Refused
 from strategies.replies import read_answers
 
 
@@ -48,13 +49,15 @@ class Answers:
         arrays: Of each client that has answered.
         num_examples: Samples that its answer is about.
         failures: The others.
-        away: Those of them whose nodes are gone, by those nodes' Flower ids.
+        refused: Nodes with a reply that was not accepted, by their Flower ids.
+        away: Clients whose nodes are gone, by those nodes' Flower ids.
         bytes_on_wire: Serialised contents of the messages and replies.
     """
 
     arrays: dict[int, SharedArrays] = field(default_factory=dict)
     num_examples: dict[int, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    refused: dict[int, Refused] = field(default_factory=dict)
     away: dict[int, list[int]] = field(default_factory=dict)
     bytes_on_wire: int = 0
 
@@ -85,6 +88,8 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
         except ValueError as error:
             if answer.away:
                 found.away[answer.node] = mine
+            elif answer.refused or answer.content is not None:
+                found.refused[answer.node] = Refused(clients=mine, reason=str(error), is_harmful=answer.is_harmful)
             found.failures += [Failure(client=client, reason=printable(str(error))) for client in mine]
             continue
         found.arrays |= own

@@ -21,7 +21,7 @@ from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
 from strategies.observing import observe
-from strategies.outcome import Outcome
+from strategies.outcome import Outcome, Refused
 from strategies.plausible import Bounds, refuse_impossible_numbers
 from strategies.replies import read_report, read_training
 from strategies.ways import Ways
@@ -194,7 +194,7 @@ class BaseStrategy(Ways, Strategy):
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the nodes' sums, in the order of the nodes, and divide once.
 
-        A node whose reply does not fit is left out, and its clients are reported as failed. No more than one reply is
+        A node whose reply does not fit is left out and noted in `outcome.refused`. No more than one reply is
         held at a time, if `exchanges` makes them one by one; per-client groups are held until all have come.
 
         Returns:
@@ -210,8 +210,8 @@ class BaseStrategy(Ways, Strategy):
             del answer
         examples = {result.client: result.num_examples for result in self.outcome.results}
         num_clients = len(self.outcome.results)
-        self.progress.trainings += num_clients + len(self.outcome.failures)
-        self.progress.failed_trainings += len(self.outcome.failures)
+        self.progress.trainings += num_clients + self.outcome.num_failures
+        self.progress.failed_trainings += self.outcome.num_failures
         self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
         self.outcome.bytes_up = num_bytes(total) + max(map(num_bytes, own.values()), default=0)
         if not num_clients:
@@ -237,12 +237,14 @@ class BaseStrategy(Ways, Strategy):
             if answer.away:
                 self.outcome.leave(answer.node, asked)
                 continue
+            if (content := self._content(answer, asked)) is None:
+                continue
             try:
-                report = read_report(self._content(answer), asked)
+                report = read_report(content, asked)
                 refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
                 self.outcome.add(report)
             except ValueError as error:
-                self._all_failed(answer.node, asked, str(error))
+                self._leave_out(answer, asked, str(error))
 
     def _bounds(self) -> Bounds:
         return Bounds(
@@ -268,11 +270,13 @@ class BaseStrategy(Ways, Strategy):
         if answer.away:
             self.outcome.leave(answer.node, asked)
             return
+        if (content := self._content(answer, asked)) is None:
+            return
         try:
-            reply = read_training(self._content(answer), asked, self._current, self._own_sent)
+            reply = read_training(content, asked, self._current, self._own_sent)
             bounds.check(reply)
         except ValueError as error:
-            self._all_failed(answer.node, asked, str(error))
+            self._leave_out(answer, asked, str(error))
             return
         self.outcome.add(reply.report)
         if self._is_audited(asked[0]) and reply.report.results:
@@ -282,19 +286,19 @@ class BaseStrategy(Ways, Strategy):
         for key, value in reply.sums.items():
             total[key] = np.add(total[key], value, out=total[key]) if key in total else value.copy()
 
-    def _content(self, answer: Exchange) -> RecordDict:
-        """Return a reply's content and count its bytes.
-
-        Raises:
-            ValueError: If there is none.
-        """
+    def _content(self, answer: Exchange, asked: list[int]) -> RecordDict | None:
+        """Return a reply's content and count its bytes; note why there is none."""
         if answer.content is None:
-            raise ValueError(answer.problem)
-        self.outcome.bytes_on_wire += content_bytes([answer.content])
+            self._leave_out(answer, asked, answer.problem, is_refused=answer.refused)
+        else:
+            self.outcome.bytes_on_wire += content_bytes([answer.content])
         return answer.content
 
-    def _all_failed(self, node: int, asked: list[int], problem: str) -> None:
-        self.outcome.refuse(asked, f"node {self.setting.federation.number_of(node)}: {problem}")
+    def _leave_out(self, answer: Exchange, asked: list[int], problem: str, *, is_refused: bool = True) -> None:
+        """Note that all clients of a reply are left out, and whether the reply is to blame."""
+        self.outcome.fail(asked, f"node {self.setting.federation.number_of(answer.node)}: {problem}")
+        if is_refused:
+            self.outcome.refuse(answer.node, Refused(clients=asked, reason=problem, is_harmful=answer.is_harmful))
 
     def summary(self) -> None:
         """Nothing: the manifest tells all settings."""

@@ -186,6 +186,8 @@ class ITPFL(PFedHN):
     def _begin_outcome(self) -> None:
         super()._begin_outcome()
         self.outcome.failures += self._asked_for.failures
+        for node, refused in self._asked_for.refused.items():
+            self.outcome.refuse(node, refused)
         for node, mine in self._asked_for.away.items():
             self.outcome.away[node] = [client for client in mine if client not in self.descriptors]
         self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire

@@ -7,13 +7,29 @@ from hyperfl_flwr.messages import ClientResult, Failure, Report, printable
 from hyperfl_flwr.metrics.memory import process_name
 
 
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A node's reply that was not accepted.
+
+    Attributes:
+        clients: The clients that the node was asked for.
+        reason: One line, without the node's number.
+        is_harmful: Whether the reply would have harmed the server.
+    """
+
+    clients: Sequence[int]
+    reason: str
+    is_harmful: bool = False
+
+
 @dataclass(kw_only=True)
 class Outcome:
     """What came of one phase (training or evaluation) of a round.
 
     Attributes:
         results: Clients that finished, by ascending id.
-        failures: Clients that did not.
+        failures: Clients that did not, those of refused replies among them.
+        refused: Nodes with a reply that was not accepted, by their Flower ids.
         away: Clients whose nodes were found to be gone, by those nodes' Flower ids.
         absent: Clients whose nodes were known to be away before.
         bytes_down: A client's own payload from the server: the arrays of its message.
@@ -24,6 +40,7 @@ class Outcome:
 
     results: list[ClientResult] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    refused: dict[int, Refused] = field(default_factory=dict)
     away: dict[int, list[int]] = field(default_factory=dict)
     absent: list[int] = field(default_factory=list)
     bytes_down: int = 0
@@ -38,9 +55,22 @@ class Outcome:
         if report.process != process_name():
             self.processes[report.process] = report.peak_memory
 
-    def refuse(self, clients: Sequence[int], reason: str) -> None:
+    @property
+    def num_failures(self) -> int:
+        """Number of clients that failed honestly: those whose node's reply was refused are left out."""
+        refused = {client for each in self.refused.values() for client in each.clients}
+        return sum(failure.client not in refused for failure in self.failures)
+
+    def fail(self, clients: Sequence[int], reason: str) -> None:
         """Note that all clients that a node was asked for are left out; the reason may have words of the node's."""
         self.failures += [Failure(client=client, reason=printable(reason)) for client in clients]
+
+    def refuse(self, node: int, refused: Refused) -> None:
+        """Note that a reply of the node with this Flower id was not accepted."""
+        before = self.refused.get(node, refused)
+        clients = sorted({*before.clients, *refused.clients})
+        is_harmful = before.is_harmful or refused.is_harmful
+        self.refused[node] = Refused(clients=clients, reason=printable(refused.reason), is_harmful=is_harmful)
 
     def leave(self, node: int, clients: Sequence[int]) -> None:
         """Note that a node is gone, with all clients that it was asked for."""

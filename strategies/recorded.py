@@ -109,20 +109,20 @@ class RecordedStrategy(Strategy):
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
             began = time.perf_counter()
             self._announce_phase(current)
-            self._muster()
+            self._muster(current)
             messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
             reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
             arrays = arrays if reduced is None else reduced
-            self._lose()
+            self._drop_nodes()
             self._record_training(current, time.perf_counter() - began)
             self._give_up_if_hopeless()
             if self._is_checkpoint(current):
                 self._save(arrays)
                 self.inner.durable_versions = dict(self.inner.progress.versions)
-        self._muster()
+        self._muster(num_rounds)
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
         self.inner.collect(exchange(grid, messages, timeout))
-        self._lose()
+        self._drop_nodes()
         self._record_aggregate(num_rounds, self.inner.outcome)
         self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
         if not self.inner.outcome.results:
@@ -132,15 +132,18 @@ class RecordedStrategy(Strategy):
         result.arrays = arrays
         return result
 
-    def _muster(self) -> None:
+    def _muster(self, current: int) -> None:
         """Go on with the nodes that are there now."""
         if self.roster:
-            self._use(self.roster.muster())
+            self._use(self.roster.muster(current))
 
-    def _lose(self) -> None:
-        """Go on without the nodes that were found to be gone."""
-        if self.roster and self.inner.outcome.away:
-            self.roster.lose(self.inner.outcome.away)
+    def _drop_nodes(self) -> None:
+        """Go on without the nodes that are gone, and those with a reply that was refused."""
+        outcome = self.inner.outcome
+        if self.roster and (outcome.away or outcome.refused):
+            self.roster.lose(outcome.away)
+            for node, refused in outcome.refused.items():
+                self.roster.exclude(node, refused.reason, for_good=refused.is_harmful)
             self._use(self.roster.federation)
 
     def _use(self, federation: Federation) -> None:

@@ -1,17 +1,18 @@
 """What every method promises about nodes that go: the others go on, and who comes back continues from its own state."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from federations import NUM_CLIENTS, Federate, Settings, last_checkpoint, metrics, round_of
-from flwr.app import Error, Message, MessageType
+from flwr.app import ConfigRecord, Error, Message, MessageType
 from flwr.common.constant import ErrorCode
 
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
-from hyperfl_flwr.messages import CONFIG, Request
+from hyperfl_flwr.messages import CLIENTS, CONFIG, Report, Request, record_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_manifest, read_metrics
 from strategies.it_pfl import ITPFL
@@ -33,6 +34,7 @@ class Deployment(InProcessGrid):
         absent: Rounds in which Flower does not list the node.
         dies: Rounds in which it trains, stores its clients' state, and is gone before it answers.
         crashes: Rounds in which its client app ends each time.
+        lies: Rounds in which it reports impossible accuracies.
         states: Folder of the nodes' folders.
     """
 
@@ -45,12 +47,13 @@ class Deployment(InProcessGrid):
         absent: Iterable[int] = (),
         dies: Iterable[int] = (),
         crashes: Iterable[int] = (),
+        lies: Iterable[int] = (),
     ) -> None:
         super().__init__(app, num_nodes, settings)
         for number, context in enumerate(self._contexts.values()):
             context.node_config["state-dir"] = str(states / f"node-{number}")
             context.node_config["mixing-key-file"] = str(states / "key")
-        self.absent, self.dies, self.crashes = set(absent), set(dies), set(crashes)
+        self.absent, self.dies, self.crashes, self.lies = set(absent), set(dies), set(crashes), set(lies)
         self.asked: list[tuple[int, int, list[int]]] = []
         self.next_round = 1
 
@@ -73,6 +76,10 @@ class Deployment(InProcessGrid):
                 return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason="gone"), reply_to=message)
             if round_of(message) in self.crashes:
                 return Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason="stopped"), reply_to=message)
+            if round_of(message) in self.lies:
+                report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
+                results = [replace(each, metrics={**each.metrics, "own-accuracy": 7.0}) for each in report.results]
+                reply.content[CLIENTS] = replace(report, results=results).to_record()
         return reply
 
 
@@ -82,7 +89,7 @@ def deploy(federate: Federate, tmp_path: Path) -> Callable[..., tuple[Path, Depl
 
     def run(method: str, *, num_rounds: int = 4, **changes: Any) -> tuple[Path, Deployment]:
         grids: list[Deployment] = []
-        names = ("absent", "dies", "crashes")
+        names = ("absent", "dies", "crashes", "lies")
         grid_changes = {name: changes.pop(name) for name in names if name in changes}
 
         def make(num_nodes: int, settings: Settings) -> Deployment:
@@ -122,6 +129,27 @@ def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy
     assert f"{len(OTHERS)} of {NUM_CLIENTS} clients" in text
     assert ", nodes 0, away 1" in text
     assert ", nodes 0 1\n" in text
+
+
+def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Deploy) -> None:
+    """For one round, then for two; refused replies are no failures (budget 0), and the other node goes on."""
+    run, grid = deploy(method, num_rounds=6, failure_budget=0.0, exclusion_rounds=1, lies=ALWAYS)
+    nobody: list[int] = []
+    assert [row["failed"] for row in rows(run)] == [ITS_CLIENTS, nobody, ITS_CLIENTS, nobody, nobody, ITS_CLIENTS]
+    assert [row["away"] for row in rows(run)] == [nobody, ITS_CLIENTS, nobody, ITS_CLIENTS, ITS_CLIENTS, nobody]
+    assert [number for number, node, _ in grid.asked if node == GONE] == [1, 3, 6]
+    progress = last_checkpoint(run)[1]
+    assert (progress.trainings, progress.failed_trainings) == (len(OTHERS) * 6, 0)
+    assert {client: progress.versions[client] for client in ITS_CLIENTS} == dict.fromkeys(ITS_CLIENTS, 0)
+    (excluded,) = read_manifest(run)["excluded"]
+    reason = excluded.pop("reason")
+    assert "the own-accuracy of client 1 must be between 0 and 1, got 7" in reason
+    assert excluded == {"node": GONE, "round": 6, "until": 10, "times": 3}
+    text = (run / "server.log").read_text()
+    assert f"node 1 is not asked again until round 3: {reason}" in text
+    assert f"node 1 is not asked again until round 6: {reason}" in text
+    assert text.count("node 1 is back (clients 1 3)") == 2
+    assert "node 1 is away" not in text
 
 
 def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
 
+from hyperfl_flwr import greetings
 from hyperfl_flwr import roster as roster_module
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.messages import PROPERTIES
@@ -20,8 +21,12 @@ D = C + 1
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PAUSE_SECONDS", "GREETING_SECONDS", "ASK_AGAIN_SECONDS"):
-        monkeypatch.setattr(roster_module, name, 0.0)
+    for module, names in (
+        (roster_module, ("PAUSE_SECONDS", "GREETING_SECONDS")),
+        (greetings, ("PAUSE_SECONDS", "ASK_AGAIN_SECONDS")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, 0.0)
 
 
 @pytest.fixture
@@ -107,7 +112,7 @@ def test_a_node_with_other_versions_is_told_once_and_takes_part(
     }
     roster = make_roster(ScriptedGrid(answers), num_clients=2)
     roster.gather()
-    roster.muster()
+    roster.muster(1)
     assert there(roster) == [0, 1]
     assert [line for line in said if "runs" in line] == [
         f"node 1 runs torch 1.0 (here {here['torch']}): results may differ"
@@ -133,7 +138,7 @@ def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], sa
     history = []
     for present in ([A, B], [A, B, C], [A, B, C], [A, C], [A, B, C]):
         grid.present = present
-        roster.muster()
+        roster.muster(1)
         history.append(there(roster))
     assert history == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2]]
     assert said == ["node 2 joins (clients 2 5)", "node 1 is away (clients 1 4)", "node 1 is back (clients 1 4)"]
@@ -149,10 +154,10 @@ def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster
     roster = make_roster(grid)
     roster.gather()
     grid.present = [A, B, C]
-    assert [node.id for node in roster.muster().nodes] == [A, B]
+    assert [node.id for node in roster.muster(1).nodes] == [A, B]
     assert said[-1] == "node 1 is refused: its partition-id 1 is that of another node; give each node its own"
     grid.present = [A, C]
-    assert [node.id for node in roster.muster().nodes] == [A, C]
+    assert [node.id for node in roster.muster(1).nodes] == [A, C]
     assert roster.refused == []
 
 
@@ -166,10 +171,10 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
     assert (there(roster), roster.away) == ([0], [1])
     assert said[-1] == "node 1 is away (clients 1 3 5): no reply in time"
     assert there(roster) == [0]
-    roster.muster()
+    roster.muster(1)
     assert there(roster) == [0]
     while there(roster) == [0]:
-        roster.muster()
+        roster.muster(1)
     assert said[-1] == "node 1 is back (clients 1 3 5)"
 
 
@@ -201,9 +206,9 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
     assert reason in str(roster.refused[0])
     assert [line for line in said if "refused" in line] == [str(roster.refused[0])]
     grid.present = [A, C]
-    roster.muster()
+    roster.muster(1)
     grid.present = [A, C, B]
-    roster.muster()
+    roster.muster(1)
     assert (there(roster), roster.refused) == ([0, 1, 2], [])
     assert said[-1] == "node 1 joins (clients 1 4)"
 
@@ -216,7 +221,7 @@ def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> N
     roster = make_roster(grid, min_nodes=1)
     roster.gather()
     grid.present = [A, B, C]
-    roster.muster()
+    roster.muster(1)
     assert (there(roster), len(roster.refused)) == ([0], 2)
 
 
@@ -239,9 +244,9 @@ def test_too_few_nodes_before_a_round(make_roster: Callable[..., Roster], said: 
     roster.gather()
     grid.present, grid.arrivals = [A], []
     with pytest.raises(RunFailedError, match="2 of 4 nodes are needed, here are: 0, missing: 1 2 3; start the missing"):
-        roster.muster()
+        roster.muster(1)
     grid.present, grid.arrivals = [], [A, D]
-    roster.muster()
+    roster.muster(1)
     assert there(roster) == [0, 3]
 
 
