@@ -13,6 +13,7 @@ from pathlib import Path
 if Path(sys.argv[0]).name == "flwr-clientapp":
     from flwr.app import Array, ArrayRecord, Context, Message
     from flwr.clientapp import ClientApp
+    from numpy import random
     from torch import Tensor
     from torch.nn import functional
 
@@ -41,7 +42,11 @@ if Path(sys.argv[0]).name == "flwr-clientapp":
         if lies and trains and reply.has_content():
             file.write_text("\n".join(lies[1:]))
             arrays = reply.content["arrays"]
-            reply.content["arrays"] = ArrayRecord({key: Array(LIES[lies[0]](arrays[key].numpy())) for key in arrays})
+            if lies[0] in LIES:
+                changed = {key: Array(LIES[lies[0]](arrays[key].numpy())) for key in arrays}
+                reply.content["arrays"] = ArrayRecord(changed)
+            elif lies[0] == "large":
+                reply.content["more"] = ArrayRecord({"noise": Array(random.default_rng(0).standard_normal(25_000_000))})
         return reply
 
     ClientApp.__call__ = lying
