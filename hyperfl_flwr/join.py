@@ -150,9 +150,12 @@ def _read(path: Path) -> Shared:
         )
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; have it written by `hyperfl export RUN --shared`") from None
-    except (SafetensorError, KeyError, ValueError, AttributeError, TypeError, HyperFLError) as error:
+    except (
+        SafetensorError, KeyError, ValueError, AttributeError, TypeError, RecursionError, HyperFLError,
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split())
         raise StateError(
-            f"{path} is damaged, or not written by `hyperfl export RUN --shared` ({type(error).__name__}: {error})"
+            f"{path} is damaged, or not written by `hyperfl export RUN --shared` ({type(error).__name__}: {reason})"
         ) from None
 
 

@@ -16,7 +16,7 @@ LAYERS: dict[str, int] = {
             "hyperfl_flwr.attacks", "hyperfl_flwr.privacy",
             "hyperfl_flwr.config", "hyperfl_flwr.sections", "hyperfl_flwr.rng", "hyperfl_flwr.device",
             "hyperfl_flwr.errors",
-            "hyperfl_flwr.storage", "hyperfl_flwr.commit", "hyperfl_flwr.versions",
+            "hyperfl_flwr.checked_files", "hyperfl_flwr.storage", "hyperfl_flwr.commit", "hyperfl_flwr.versions",
             "hyperfl_flwr.predictions", "hyperfl_flwr.scalars", "hyperfl_flwr.optimisers",
         ),
         0,
