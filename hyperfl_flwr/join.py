@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from clients.base import BaseClient
 from clients.setting import ClientSetting
 from hyperfl_flwr.arrays import SharedArrays, unpack_arrays

@@ -31,6 +31,7 @@ LAYERS: dict[str, int] = {
             "hyperfl_flwr.kept_models",
             "hyperfl_flwr.summary",
             "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
+            "hyperfl_flwr.guard_all", "hyperfl_flwr.guard_app",
             "hyperfl_flwr.ray_pool", "hyperfl_flwr.ledger", "hyperfl_flwr.recorded_app", "hyperfl_flwr.own_model",
             "hyperfl_flwr.registration",
         ),
