@@ -24,6 +24,7 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import HyperFLError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.own_model import find_model
 from hyperfl_flwr.server_app import run
 
 
@@ -52,6 +53,7 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
     """Run once; returns what went wrong, and tells what it waits for."""
     try:
         config = RunConfig.from_flat(document["settings"], methods=METHODS)
+        find_model(config.target, Path(config.resume) if config.resume else None)
         with CoreSlots() as slots:
             wanted = 1 if config.threads == "auto" else config.threads
             slots.acquire(wanted, lambda: on_note(f"{WAITING} for one"))

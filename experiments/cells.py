@@ -20,6 +20,7 @@ import torch
 from experiments.bundle import commit
 from experiments.flower import training_environment
 from experiments.studies import Cell, Study
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RESUMABLE_CHANGES, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.manifest import COMMIT_VARIABLE
@@ -145,7 +146,9 @@ def run_cells(
         else:
             waiting.append(cell)
     failed: list[str] = []
-    workers = _Workers(jobs, training_environment() | {COMMIT_VARIABLE: commit()}, several_cells=quick)
+    paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+    environment = training_environment() | {COMMIT_VARIABLE: commit(), "PYTHONPATH": paths}
+    workers = _Workers(jobs, environment, several_cells=quick)
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
             pool.submit(workers.run, _task(cell, folder, study.num_nodes), partial(on_note, cell)): cell
@@ -180,8 +183,9 @@ class _Worker:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
+        # Without -P, a folder `experiments` in the working directory would be run in the place of this project's.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.cell"], env=environment, text=True,
+            [sys.executable, "-P", "-m", "experiments.cell"], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from experiments import deploy_texts as texts
+from experiments.deploy_gate import gate
 from experiments.deploy_keys import write_authority, write_node_key, write_server_certificate
 from experiments.deploy_layout import Deployment
 from experiments.deploy_owner import FILE, PLACE, Place
@@ -55,6 +56,7 @@ def write_all(deployment: Deployment) -> None:
     _write_server(deployment)
     for number in range(deployment.num_nodes):
         _write_node(deployment, number)
+    _write(deployment.server / "nginx.conf", gate(deployment))
     deployment.write()
 
 
@@ -88,7 +90,6 @@ def _write_server(deployment: Deployment) -> None:
     write_connection(deployment)
     bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - its nodes are on other machines
     _write(server / "start.sh", texts.fill(texts.SERVER_START, bind=bind, port=deployment.port), mode=0o700)
-    _write(server / "nginx.conf", texts.fill(texts.GATE, host=deployment.host, port=deployment.port))
     programs = f"HYPERFL_BIN={shlex.quote(str(Path(sys.executable).parent))}"
     _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
     unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())

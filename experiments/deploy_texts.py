@@ -139,45 +139,6 @@ ProtectSystem=full
 WantedBy=multi-user.target
 """.replace("@CONFINED@", _CONFINED)
 
-GATE = """\
-# nginx between the nodes and the SuperLink: it lets them at what nodes need, and nobody but this machine at the rest,
-# which takes runs, that is programs, from everybody who reaches it. In `environment`: HYPERFL_BIND=127.0.0.1
-# Then start both: sh start.sh, and in this folder: nginx -p . -c nginx.conf
-# `listen` must name the address of this machine's network interface, and not 0.0.0.0: the SuperLink has the same port
-# of 127.0.0.1.
-daemon off;
-pid nginx.pid;
-error_log stderr;
-events {}
-http {
-    access_log off;
-    client_body_temp_path nginx-temporary;
-    proxy_temp_path nginx-temporary-answers;
-    fastcgi_temp_path nginx-unused-1;
-    uwsgi_temp_path nginx-unused-2;
-    scgi_temp_path nginx-unused-3;
-    server {
-        listen @HOST@:@PORT@ ssl;
-        ssl_certificate server.crt;
-        ssl_certificate_key server.key;
-        ssl_protocols TLSv1.2 TLSv1.3;
-        client_max_body_size 0;
-        # With its path proxy_pass hands on what was compared, and not /v1/control/?/../../fleet/ as it was sent.
-        location /v1/fleet/ { proxy_pass https://127.0.0.1:@PORT@/v1/fleet/; }
-        location = /health { proxy_pass https://127.0.0.1:@PORT@; }
-        location / { return 403; }
-        proxy_http_version 1.1;
-        # Nothing is put into a file on the way: if root starts nginx, its workers may not write here.
-        proxy_request_buffering off;
-        proxy_buffering off;
-        proxy_read_timeout 300s;
-        proxy_ssl_verify on;
-        proxy_ssl_name localhost;
-        proxy_ssl_trusted_certificate ca.crt;
-    }
-}
-"""
-
 NODE_UNIT = """\
 # systemd: put this node's folder at @FOLDER@, owned by the user below (or change both), then
 # sudo cp hyperfl-node.service /etc/systemd/system/ && sudo systemctl enable --now hyperfl-node

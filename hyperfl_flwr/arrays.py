@@ -3,13 +3,14 @@
 import io
 import math
 from collections.abc import Mapping
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 from numpy.typing import NDArray
+
+from hyperfl_flwr.checked_files import read_header
 
 SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
@@ -43,15 +44,10 @@ def _unpack(array: Array) -> NDArray[Any]:
     stream = io.BytesIO(array.data)
     if array.stype != SType.NUMPY or np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError(f"arrays must be serialised by numpy in its format 1.0, got {array.stype!r}")
-    try:
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    except (ValueError, TypeError, SyntaxError, TokenError, MemoryError, RecursionError) as error:  # nonsense is parsed
-        raise ValueError(f"the header of an array cannot be read ({type(error).__name__})") from None
-    if is_fortran or dtype.hasobject:
-        raise ValueError("arrays must be in C order and hold numbers")
-    size = len(array.data) - stream.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"an array of {size} bytes cannot have the shape {shape} and the type {dtype}")
+    stream.seek(0)
+    shape, is_fortran, dtype = read_header(stream, len(array.data))
+    if is_fortran:
+        raise ValueError("arrays must be in C order")
     return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
 
 

@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.scalars import Scalar

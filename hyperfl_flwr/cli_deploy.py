@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from experiments.deploy_layout import DEFAULT_PORT, Deployment
 from experiments.findings import as_json, exit_code, print_finding
 from hyperfl_flwr.cli_output import err, out, parse_setting

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.cli_output import err, out, parse_setting
 from hyperfl_flwr.scalars import Scalar
 

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.cli_output import err, out
 
 if TYPE_CHECKING:

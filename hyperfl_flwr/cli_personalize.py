@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.cli_output import err, out
 from hyperfl_flwr.cli_progress import ShownProgress
 from hyperfl_flwr.errors import ConfigError

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.cli_output import err
 
 if TYPE_CHECKING:

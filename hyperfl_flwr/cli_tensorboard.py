@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.cli_output import out
 
 boards = typer.Typer()

@@ -5,11 +5,6 @@ what leaves is written into the ledger in the state folder first, see `hyperfl_f
 node is a client that was never trained and takes a model on demand, see `clients.on_demand_node`.
 """
 
-from hyperfl_flwr.packages import APP, refuse_foreign_packages
-
-refuse_foreign_packages(APP)  # before anything else of the project is imported
-
-# ruff: isort: split
 from collections.abc import Callable
 from functools import wraps
 from logging import ERROR
@@ -17,6 +12,7 @@ from logging import ERROR
 from flwr.app import Context, Message
 from flwr.supercore import log
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from clients import adapter
 from clients.on_demand_node import DATA as NOVEL_DATA
 from clients.on_demand_node import NovelNode

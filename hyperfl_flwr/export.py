@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from clients.base import BaseClient
 from clients.setting import ClientSetting
 from hyperfl_flwr.data.client_data import ClientData

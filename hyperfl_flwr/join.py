@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from clients.base import BaseClient
 from clients.setting import ClientSetting
 from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
@@ -150,9 +151,12 @@ def _read(path: Path) -> Shared:
         )
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; have it written by `hyperfl export RUN --shared`") from None
-    except (SafetensorError, KeyError, ValueError, AttributeError, TypeError, HyperFLError) as error:
+    except (
+        SafetensorError, KeyError, ValueError, AttributeError, TypeError, RecursionError, HyperFLError,
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split())
         raise StateError(
-            f"{path} is damaged, or not written by `hyperfl export RUN --shared` ({type(error).__name__}: {error})"
+            f"{path} is damaged, or not written by `hyperfl export RUN --shared` ({type(error).__name__}: {reason})"
         ) from None
 
 

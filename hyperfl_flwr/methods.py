@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from clients.base import BaseClient
 from clients.fedavg import FedAvgClient
 from clients.fedrep import FedRepClient

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecordValues, Context
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from clients import adapter
 from clients.base import BaseClient
 from clients.setting import client_setting

@@ -1,4 +1,4 @@
-"""One guard against foreign packages that carry the names of this project's own.
+"""A guard against foreign packages that carry the names of this project's own.
 
 `clients`, `strategies` and `experiments` are common names. Where another package of such a name comes first on the
 import path, everything would fail in strange ways, or silently run somebody else's code.
@@ -27,10 +27,14 @@ def refuse_foreign_packages(names: tuple[str, ...]) -> None:
         InstallationError: If one is missing or would be imported from elsewhere.
     """
     for name in names:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            raise InstallationError(f"the package {name!r} is missing from {ROOT}; install hyperfl-flwr again")
-        places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+        try:
+            spec = importlib.util.find_spec(name)
+        except ValueError:  # it has been made by a program and not imported
+            places = ["nowhere"]
+        else:
+            if spec is None:
+                raise InstallationError(f"the package {name!r} is missing from {ROOT}; install hyperfl-flwr again")
+            places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
         expected = ROOT / name
         if not any(Path(place).resolve().is_relative_to(expected) for place in places):
             raise InstallationError(

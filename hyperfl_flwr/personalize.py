@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.models.recipe import Recipe

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig

@@ -1,10 +1,5 @@
 """Flower's server app: settings in, rounds, results out."""
 
-from hyperfl_flwr.packages import APP, refuse_foreign_packages
-
-refuse_foreign_packages(APP)  # before anything else of the project is imported
-
-# ruff: isort: split
 import contextlib
 import logging
 import shlex
@@ -16,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
+import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from hyperfl_flwr import manifest
 from hyperfl_flwr.agreement import refuse_strange_model
 from hyperfl_flwr.config import RunConfig

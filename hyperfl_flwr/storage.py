@@ -9,7 +9,6 @@ import json
 import os
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -17,14 +16,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperfl_flwr.checked_files import array_bytes, check_members, open_archive, read_array, read_member
 from hyperfl_flwr.errors import StateError
 
 Arrays = dict[str, NDArray[Any]]
 
 _META = "meta.json"
-
-_DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, NotImplementedError, RuntimeError)
-"""What reading a damaged zip archive raises: a flipped bit may claim encryption or a format yet to be invented."""
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -48,14 +45,10 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
     Raises:
         StateError: If the file is missing or damaged.
     """
-    with _checked(path), zipfile.ZipFile(path) as archive:
-        document = json.loads(archive.read(_META))
-        arrays: Arrays = {}
-        for name in document["arrays"]:
-            with archive.open(f"{name}.npy") as member:
-                arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
-        meta: dict[str, Any] = document["meta"]
-    return arrays, meta
+    with _checked(path), open_archive(path) as archive:
+        names, meta = _document(archive)
+        check_members(archive, names.values())
+        return {key: read_array(archive, name) for key, name in names.items()}, meta
 
 
 def stored_bytes(path: Path) -> dict[str, int]:
@@ -64,8 +57,9 @@ def stored_bytes(path: Path) -> dict[str, int]:
     Raises:
         StateError: If the file is missing or damaged.
     """
-    with _checked(path), zipfile.ZipFile(path) as archive:
-        return {name: _size(archive, f"{name}.npy") for name in json.loads(archive.read(_META))["arrays"]}
+    with _checked(path), open_archive(path) as archive:
+        names, _ = _document(archive)
+        return {key: array_bytes(archive, name) for key, name in names.items()}
 
 
 def leftovers(folder: Path, pattern: str) -> list[Path]:
@@ -80,13 +74,13 @@ def unwritable(folder: Path, error: OSError, num_bytes: int) -> str:
     return f"{folder} cannot be written ({error.strerror or error}); correct its owner or its disk"
 
 
-def _size(archive: zipfile.ZipFile, name: str) -> int:
-    """Return a member's size without numpy's header."""
-    with archive.open(name) as member:
-        version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        read(member)
-        return archive.getinfo(name).file_size - member.tell()
+def _document(archive: zipfile.ZipFile) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the members that hold the arrays, by the arrays' names, and the meta data."""
+    document = json.loads(read_member(archive, _META))
+    meta, names = document["meta"], document["arrays"]
+    if not isinstance(meta, dict) or not isinstance(names, list):
+        raise TypeError(f"{_META} must hold a list of arrays and an object of meta data")
+    return {key: f"{key}.npy" for key in names}, meta
 
 
 @contextlib.contextmanager
@@ -96,7 +90,7 @@ def _checked(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise StateError(f"{path} is missing; it was deleted, or belongs to another machine") from None
-    except _DAMAGED as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(
             f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy or start a new run"
         ) from error

@@ -12,10 +12,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from hyperfl_flwr.checked_files import read_header
 
 _FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -99,9 +101,8 @@ def _read(folder: Path, names: Sequence[str]) -> Arrays | None:
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
         for name in names:
-            mapped = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            arrays[name] = np.asarray(mapped)  # a plain view: indexing an np.memmap is slower and gives np.memmap
-    except (OSError, ValueError, EOFError):
+            arrays[name] = _map(folder / f"{name}.npy")
+    except (OSError, ValueError):
         return None
     for name, array in arrays.items():
         images = arrays[f"{name.partition('_')[0]}_images"]
@@ -109,6 +110,14 @@ def _read(folder: Path, names: Sequence[str]) -> Arrays | None:
         if (array.dtype, array.ndim) != expected or len(array) != len(images):
             return None
     return arrays
+
+
+def _map(path: Path) -> npt.NDArray[Any]:
+    """Map an array's file as a plain array: indexing an np.memmap is slower and gives np.memmap."""
+    with path.open("rb") as file:
+        shape, is_fortran, dtype = read_header(file, path.stat().st_size)
+        order: Literal["F", "C"] = "F" if is_fortran else "C"
+        return np.asarray(np.memmap(file, dtype, "r", file.tell(), shape, order))
 
 
 def _write(folder: Path, arrays: Arrays, names: Sequence[str]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
 
 from hyperfl_flwr.data.cache import Arrays, fingerprint, load_or_build
+from hyperfl_flwr.data.image_files import open_image
 from hyperfl_flwr.errors import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -63,11 +63,8 @@ def _decode(root: Path) -> Arrays:
 
 def _read(file: Path) -> npt.NDArray[np.uint8]:
     """Return an image [3, 32, 32]; grey ones, of which there are some, get three equal channels."""
-    try:
-        with Image.open(file) as image:
-            pixels = np.asarray(image.convert("RGB"), dtype=np.uint8)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{file} must be an image, but reading it failed: {error}; replace it") from error
+    with open_image(file, str(file)) as image:
+        pixels = np.asarray(image.convert("RGB"), dtype=np.uint8)
     if pixels.shape != (_SIDE, _SIDE, 3):
         raise DataError(f"{file} must have {_SIDE}x{_SIDE} pixels, got {pixels.shape[1]}x{pixels.shape[0]}; replace it")
     return pixels.transpose(2, 0, 1)

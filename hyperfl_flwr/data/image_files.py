@@ -1,13 +1,17 @@
-"""Images as files: which files are images, and how they become arrays, for every reader of folders."""
+"""Images as files: which files are images, and how they become arrays, for every reader of images."""
 
+import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from hyperfl_flwr.checked_files import MalformedFileError, refuse_excess
 from hyperfl_flwr.errors import DataError
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -55,6 +59,27 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
+@contextlib.contextmanager
+def open_image(source: Path | IO[bytes], name: str) -> Iterator[Image.Image]:
+    """Open an image, and turn whatever Pillow raises while it is decoded into `DataError`; there is no list of it.
+
+    Args:
+        source: The file, or its content.
+        name: How errors name it.
+
+    Raises:
+        DataError: If it is damaged, or far too large.
+    """
+    try:
+        with Image.open(source) as image:
+            yield image
+    except DataError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{name} must be an image, but reading it failed: {reason}; remove or replace it") from error
+
+
 def decode(
     folder: Path, paths: Sequence[Path], input_shape: Shape | None, *, convert: bool
 ) -> tuple[npt.NDArray[np.uint8], list[str]]:
@@ -71,30 +96,36 @@ def decode(
         uint8 [n, C, H, W], meaningless where an image did not fit; and of each that did not, which and why.
 
     Raises:
-        DataError: If a file is damaged or holds several images.
+        DataError: If a file is damaged or holds several images, or they do not fit into memory together.
     """
     found: npt.NDArray[np.uint8] | None = None
     refused = []
     for number, path in enumerate(paths):
-        try:
-            with Image.open(path) as image:
-                if (frames := getattr(image, "n_frames", 1)) > 1:
-                    raise DataError(f"{path} holds {frames} images; store each in a file of its own")
-                shape = input_shape or (1 if image.mode in _MODES[1] else 3, image.height, image.width)
-                input_shape = shape
-                if found is None:
-                    found = np.empty((len(paths), *shape), dtype=np.uint8)
-                pixels = _pixels(image, shape, convert=convert)
-                if pixels is None:
-                    kind = f"{_CHANNELS.get(image.mode, 'other')} channels (mode {image.mode})"
-                    refused.append(f"{path.relative_to(folder)}, {image.height}x{image.width} with {kind}")
-                else:
-                    found[number] = pixels
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path} is no image that can be read: {error}; remove or replace it") from error
+        with open_image(path, str(path)) as image:
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise DataError(f"{path} holds {frames} images; store each in a file of its own")
+            shape = input_shape or (1 if image.mode in _MODES[1] else 3, image.height, image.width)
+            input_shape = shape
+            if found is None:
+                found = _allocate(folder, len(paths), shape)
+            pixels = _pixels(image, shape, convert=convert)
+            if pixels is None:
+                kind = f"{_CHANNELS.get(image.mode, 'other')} channels (mode {image.mode})"
+                refused.append(f"{path.relative_to(folder)}, {image.height}x{image.width} with {kind}")
+            else:
+                found[number] = pixels
     if found is None:
         raise ValueError("there must be a file to read")
     return found, refused
+
+
+def _allocate(folder: Path, count: int, shape: Shape) -> npt.NDArray[np.uint8]:
+    """Return an array for images, of which the first, which has given the shape, may be far larger than the others."""
+    try:
+        refuse_excess(count * math.prod(shape))
+    except MalformedFileError as error:
+        raise DataError(f"{folder}: {count} images of {wanted(shape)} are too many: {error}; shrink them") from error
+    return np.empty((count, *shape), dtype=np.uint8)
 
 
 def _pixels(image: Image.Image, shape: Shape, *, convert: bool) -> npt.NDArray[np.uint8] | None:

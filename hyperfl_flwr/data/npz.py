@@ -19,8 +19,6 @@ deviation of the training samples, as channels of images are. Other keys are not
 process and never copied to the cache: it may be private.
 """
 
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hyperfl_flwr.checked_files import MalformedFileError, check_members, open_archive, read_array
 from hyperfl_flwr.data.splits import Dataset, ImageArray, IntArray, Split, channel_statistics, split_train_test
 from hyperfl_flwr.errors import DataError
 from hyperfl_flwr.rng import numpy_generator
@@ -122,24 +121,20 @@ def _open(path: Path) -> tuple[_RawArrays, list[str]]:
     """Return all known arrays of the file, without ever unpickling, and the names of the others."""
     if not path.is_file():
         raise _error(path, "must be an existing .npz file", "check the path after npz:")
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    key = "the archive"
+    keys = (*_KINDS, *(f"test_{kind}" for kind in _KINDS), *_OTHERS)
     try:
-        if not zipfile.is_zipfile(path):
-            raise _error(path, "must be an .npz archive, got something else or a part of one", "write it anew")
-        # The file is opened here, since numpy leaves it open where the archive is damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for key in (*_KINDS, *(f"test_{kind}" for kind in _KINDS), *_OTHERS):
-                if key in archive:
-                    arrays[key] = archive[key]
-            others = [name for name in archive.files if name not in arrays]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with open_archive(path) as archive:
+            names = archive.namelist()
+            members = {key: f"{key}.npy" for key in keys if f"{key}.npy" in names}
+            check_members(archive, members.values())
+            arrays = {key: read_array(archive, name) for key, name in members.items()}
+    except (OSError, MalformedFileError) as error:
         raise _error(
             path,
-            f"must be an .npz archive of plain arrays (no pickled objects), but reading {key} failed: {error}",
+            f"must be an .npz archive of plain arrays, but {error}",
             "write it with numpy.savez from arrays of numbers and strings",
         ) from error
-    return arrays, others
+    return arrays, [name.removesuffix(".npy") for name in names if name not in members.values()]
 
 
 def _reader(kind: str) -> Callable[[npt.NDArray[Any], str, Path], ImageArray]:

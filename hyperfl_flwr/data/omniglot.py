@@ -16,8 +16,6 @@ torchvision's class reads the large sets alone, and this project does not downlo
 
 import io
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from hyperfl_flwr.checked_files import MalformedFileError, check_members, open_archive, read_member
 from hyperfl_flwr.data.cache import ARRAYS, CLIENTS, Arrays, fingerprint, load_or_build
+from hyperfl_flwr.data.image_files import open_image
 from hyperfl_flwr.data.splits import split_train_test
 from hyperfl_flwr.errors import DataError
 from hyperfl_flwr.rng import numpy_generator
@@ -95,7 +95,7 @@ def _decode(root: Path) -> Arrays:
         archive, folder = _places(root, name)
         try:
             files |= _in_archive(archive, name) if archive.is_file() else _in_folder(folder)
-        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, MalformedFileError) as error:
             raise DataError(f"reading {name} below {root / FOLDER} failed: {error}; copy its archive anew") from error
     names = sorted(files)
     labels, clients = _labels_and_clients(names, root)
@@ -111,9 +111,11 @@ def _decode(root: Path) -> Arrays:
 
 def _in_archive(path: Path, name: str) -> dict[str, bytes]:
     """Return the images of a set by `alphabet/character/file`, which names the same image in both sets."""
-    with zipfile.ZipFile(path) as archive:
+    with open_archive(path) as archive:
         inside = {entry.removeprefix(f"{name}/"): entry for entry in archive.namelist()}
-        return {short: archive.read(inside[short]) for short in _images(inside)}
+        images = {short: inside[short] for short in _images(inside)}
+        check_members(archive, images.values())
+        return {short: read_member(archive, member) for short, member in images.items()}
 
 
 def _in_folder(folder: Path) -> dict[str, bytes]:
@@ -145,11 +147,8 @@ def _labels_and_clients(names: list[str], root: Path) -> tuple[npt.NDArray[np.in
 
 def _read(content: bytes, name: str, root: Path) -> npt.NDArray[np.uint8]:
     """Return an image [1, 28, 28]; a pixel is the mean of those of the drawing that it covers."""
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            drawing = ImageOps.invert(image.convert("L"))
-    except OSError as error:
-        raise DataError(f"{name} in {root / FOLDER} must be an image, but reading it failed: {error}") from error
+    with open_image(io.BytesIO(content), f"{name} in {root / FOLDER}") as image:
+        drawing = ImageOps.invert(image.convert("L"))
     if drawing.size != (_DRAWN_SIDE, _DRAWN_SIDE):
         raise DataError(
             f"{name} in {root / FOLDER} must have {_DRAWN_SIDE}x{_DRAWN_SIDE} pixels, "

@@ -111,7 +111,7 @@ def _decode(name: str, source: TorchvisionFiles, root: Path) -> Arrays:
             arrays[f"{part}_labels"] = np.asarray(dataset.targets, dtype=np.int64)
             if len(images) != len(arrays[f"{part}_labels"]) or len(images) == 0:
                 raise ValueError(f"{len(images)} images with {len(arrays[f'{part}_labels'])} labels")
-    except (OSError, RuntimeError, ValueError, AssertionError, TypeError, EOFError) as error:
+    except Exception as error:  # whatever torchvision's parsers raise for bytes without meaning
         raise DataError(
             f"the files of {name} must be those that torchvision downloads, but reading {root / source.folder} failed: "
             f"{error}; delete that folder and load the data set again"

@@ -4,7 +4,6 @@ PSNR and SSIM come from torchmetrics, LPIPS (Zhang et al., CVPR 2018) from its a
 [0, 1]. Tables hold means of these values; the PSNR of a mean is something else.
 """
 
-import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ GAUSSIAN_SIDE = 11
 """Side of SSIM's Gaussian window (sigma 1.5, Wang et al. 2004); smaller images get a uniform window of 7."""
 
 SMALL_SIDE = 7
-
-_UNREADABLE = (OSError, EOFError, pickle.UnpicklingError, RuntimeError, KeyError, AttributeError, TypeError, ValueError)
 
 LPIPS_SIDE = 64
 """Smaller images are enlarged to this side, bilinearly, and grey ones repeated to three channels: AlexNet's first
@@ -145,8 +142,11 @@ def _load_backbone(network: nn.Module, weights: Path) -> None:
         network.load_state_dict({name: values[source] for name, source in wanted.items()})
     except FileNotFoundError:
         raise DataError(f"{weights} is missing; LPIPS needs AlexNet's weights, or leave it out") from None
-    except _UNREADABLE as error:
-        raise DataError(f"{weights} does not hold AlexNet's convolutions under torchvision's names: {error}") from error
+    except Exception as error:  # torch's text would advise to load the file as a program
+        raise DataError(
+            f"{weights} must hold AlexNet's convolutions under torchvision's names, but reading it failed "
+            f"({type(error).__name__}); download torchvision's weights of alexnet again"
+        ) from error
 
 
 def _per_pair(measure: Callable[[Tensor, Tensor], Tensor], images: Images, references: Images) -> Values:

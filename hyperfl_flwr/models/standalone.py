@@ -155,7 +155,7 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
         recipe = TargetRecipe.of(facts)
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; name a file that `hyperfl export` has written") from None
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise StateError(
             f"{path} is damaged, or no model of this project ({type(error).__name__}: {error}); export it again"
         ) from None

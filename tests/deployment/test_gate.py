@@ -4,105 +4,29 @@ Both have the same port, nginx of 127.0.0.2, which stands for the address that o
 """
 
 import contextlib
-import http.client
 import json
 import os
-import re
-import shutil
-import signal
-import socket
 import sqlite3
-import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import HYPERFL, PATIENCE, LocalDeployment, eventually, finished, local_deployment
+from gates import INSIDE, OUTSIDE, ROOT, call, needs_nginx, running_gate
+from programs import HYPERFL, PATIENCE, LocalDeployment, finished
 
-from experiments.deploy_probe import probe
 from experiments.deploy_texts import CONNECTION, fill
 from experiments.flower import flower_command
 from hyperfl_flwr.recording import read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "deployment.md"
-INSIDE, OUTSIDE = "127.0.0.1", "127.0.0.2"
-
-
-def is_address_here(address: str) -> bool:
-    """Say whether this machine has an address; some systems have no other loopback address than 127.0.0.1."""
-    with socket.socket() as probing:
-        try:
-            probing.bind((address, 0))
-        except OSError:
-            return False
-    return True
-
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx"),
-    pytest.mark.skipif(not is_address_here(OUTSIDE), reason=f"needs the address {OUTSIDE}"),
-]
-
-
-def page_commands() -> list[str]:
-    """Return the page's commands for the gate: the one for the SuperLink and nginx's."""
-    block = re.search(r"^  ```\n(  echo HYPERFL_BIND.*?)^  ```$", PAGE.read_text(), flags=re.M | re.S)
-    assert block is not None
-    found = [line.strip() for line in block[1].splitlines()]
-    assert [command.split()[0] for command in found] == ["echo", "nginx"]
-    return found
-
-
-@contextlib.contextmanager
-def started(command: str, place: Path) -> Iterator[Path]:
-    """Run a command that stays in the foreground; gives its log."""
-    log = place / "gate.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            ["sh", "-c", f"exec {command}"], cwd=place, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        yield log
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=20)
-
-
-def answers(made: LocalDeployment, host: str) -> bool:
-    return probe(host, made.deployment.port, made.deployment.server / "ca.crt", direct=True)[0] is not None
+pytestmark = needs_nginx()
 
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
     """Return a deployment with two nodes that have come online through nginx."""
-    operator = tmp_path_factory.mktemp("operator")
-    bind, nginx = page_commands()
-    with pytest.MonkeyPatch.context() as patch, local_deployment(operator / "fl", 2, host=OUTSIDE) as made:
-        patch.setenv("NO_PROXY", f"localhost,{INSIDE},{OUTSIDE}")
-        patch.setenv("HYPERFL_BIND", "0.0.0.0")  # as in a container: what the page writes must win
-        subprocess.run(["sh", "-c", bind], cwd=operator, check=True, timeout=60)
-        made.start_server()
-        assert not answers(made, OUTSIDE)
-        with started(nginx, operator) as log:
-            eventually(lambda: answers(made, OUTSIDE), "nginx's answer")
-            made.start_nodes()
-            yield made
-            assert log.read_text() == ""
-
-
-def call(made: LocalDeployment, host: str, method: str, path: str) -> tuple[int, str, str]:
-    """Send a request that has no content, its path as it is: (status, which program answers, what it says)."""
-    context = ssl.create_default_context(cafile=made.deployment.server / "ca.crt")
-    connection = http.client.HTTPSConnection(host, made.deployment.port, context=context, timeout=60)
-    with contextlib.closing(connection):
-        connection.request(method, path, headers={"Content-Type": "text/plain"})
-        answer = connection.getresponse()
-        return answer.status, answer.headers["Server"].split("/")[0], answer.read().decode()
+    with running_gate(tmp_path_factory.mktemp("operator")) as made:
+        yield made
 
 
 def flwr(made: LocalDeployment, home: Path, host: str, *words: object) -> tuple[int, str]:

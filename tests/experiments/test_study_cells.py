@@ -34,6 +34,20 @@ def test_a_cell_that_waits_for_a_core_says_so(tmp_path):
     assert is_finished(cells[0], tmp_path / "study")
 
 
+@pytest.mark.slow
+def test_a_cell_does_not_run_a_package_of_the_working_directory(tmp_path, monkeypatch):
+    """The cell's process begins beside a package `experiments` of the user's, which would leave a file."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("open('mark', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    study = load_study("table-1")
+    cells = study.cells(quick=True, rows=["local"])
+    begin(tmp_path / "study", QUICK)
+    run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: None, quick=True)
+    assert is_finished(cells[0], tmp_path / "study")
+    assert not (tmp_path / "mark").exists()
+
+
 def test_a_setting_that_an_older_run_did_not_know_counts_as_its_default():
     """The run of an earlier version is still the cell's, unless the cell asks for another value."""
     study = load_study("table-1")

@@ -139,7 +139,7 @@ LISTED = Reading(classes=("0", "1"))
         (lambda f: save(f / "a.png"), AS_IT_IS, ["a.png: an image must lie in a folder named after its class"]),
         (lambda f: (f / "9").mkdir(), AS_IT_IS, ["9 must hold images", "or list the federation's classes"]),
         (lambda f: None, LISTED, ["data.classes, 0,1, but has 2 too", "rename or remove it"]),
-        (lambda f: broken(f / "1" / "0003.png"), AS_IT_IS, ["1/0003.png is no image that can be read", "replace it"]),
+        (lambda f: broken(f / "1" / "0003.png"), AS_IT_IS, ["1/0003.png must be an image", "replace it"]),
         (lambda f: save(f / "1" / "x.png", size=(8, 9)), AS_IT_IS, ["1 of ", "1/x.png, 9x8 with 1 channels", "1x8x8"]),
         (
             lambda f: save(f / "2" / "x.png", "RGB"),

@@ -1,15 +1,18 @@
 """Foreign packages that carry the names of this project's own are refused, not run."""
 
+import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.errors import InstallationError
-from hyperfl_flwr.packages import ALL, refuse_foreign_packages
+from hyperfl_flwr.packages import ALL, APP, refuse_foreign_packages
 
 
 def test_this_installation_is_accepted() -> None:
@@ -27,32 +30,149 @@ def test_a_package_from_elsewhere_is_told() -> None:
         refuse_foreign_packages(("numpy",))
 
 
-FOREIGN = {
-    "an empty package": {"__init__.py": ""},
-    "one with the same modules": {
-        "__init__.py": "print('FOREIGN CODE RAN')", "base.py": "BaseClient = BaseStrategy = object",
-    },
-}  # fmt: skip
+def test_a_package_that_a_program_has_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says where it comes from."""
+    monkeypatch.setitem(sys.modules, "clients", ModuleType("clients"))
+    with pytest.raises(InstallationError, match="'clients' would be imported from nowhere"):
+        refuse_foreign_packages(APP)
 
 
-@pytest.mark.parametrize("module", ["hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.__main__"])
-@pytest.mark.parametrize("name", ["clients", "strategies"])
-@pytest.mark.parametrize("files", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_package_first_on_the_path_is_refused(
-    tmp_path: Path, module: str, name: str, files: dict[str, str]
-) -> None:
-    """Every entry point says which package is wrong and where it lies, before any of the foreign code runs."""
-    (tmp_path / name).mkdir()
-    for file, text in files.items():
-        (tmp_path / name / file).write_text(text)
-    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import {module}"
-    if module.endswith("main__"):
-        program += "; sys.argv = ['hyperfl', 'version']; hyperfl_flwr.__main__.main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
+def modules(package: str) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((ROOT / package).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        yield name, ast.parse(path.read_text())
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
+def guarded_by(tree: ast.Module) -> str | None:
+    """Return the guard that comes before all other imports of the project in a module, functions included."""
+    first = next((name for node in tree.body for name in imported(node) if name.split(".")[0] in (*ALL, OURS)), "")
+    return first if first in (GUARD_APP, GUARD_ALL) else None
+
+
+OURS, GUARD_APP, GUARD_ALL = "hyperfl_flwr", "hyperfl_flwr.guard_app", "hyperfl_flwr.guard_all"
+
+IMPORTS = {
+    name: {top.split(".")[0] for node in ast.walk(tree) for top in imported(node)} & set(ALL)
+    for name, tree in modules(OURS)
+}
+"""Module of `hyperfl_flwr` -> which of the packages it imports, anywhere in it."""
+
+NEED_APP = [name for name, packages in IMPORTS.items() if packages & set(APP)]
+NEED_ALL = [name for name, packages in IMPORTS.items() if "experiments" in packages]
+EXPERIMENTS = [name for name, _ in modules("experiments")]
+
+
+def test_every_module_that_imports_a_package_is_guarded() -> None:
+    """And no other is: who has a folder `experiments` beside a notebook can use the rest."""
+    expected = dict.fromkeys(NEED_APP, GUARD_APP) | dict.fromkeys(NEED_ALL, GUARD_ALL)
+    assert len(expected) > 15
+    assert {name: guard for name, tree in modules(OURS) if (guard := guarded_by(tree))} == expected
+    assert guarded_by(dict(modules("experiments"))["experiments"]) == GUARD_ALL
+
+
+@pytest.mark.parametrize("lines", [["import hyperfl_flwr.guard_all", "from clients import x"], ["x = 1"], []])
+def test_a_guard_is_seen_only_if_it_comes_first(lines: list[str]) -> None:
+    assert guarded_by(ast.parse("\n".join(lines))) == (GUARD_ALL if len(lines) == 2 else None)
+    assert guarded_by(ast.parse("\n".join(lines[::-1]))) is None
+
+
+MARK = "import os, pathlib\npathlib.Path(os.environ['MARK']).touch()\n"
+"""What a foreign package does if it is run."""
+
+EACH = """
+import importlib, os, sys
+
+for module in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            print(module, type(error).__name__, error, flush=True)
+        else:
+            print(module, "imported", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+"""Imports each module into a process that has imported no other."""
+
+
+def results(folder: Path, names: list[str], before: str = "") -> tuple[dict[str, str], bool]:
+    """Import modules, as a script in a folder does: (module -> what came of it, whether a foreign package was run)."""
+    mark = folder / "mark"
+    done = subprocess.run(
+        [sys.executable, "-c", before + EACH, *names], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "MARK": str(mark), "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert result.returncode != 0
-    said = " ".join(result.stderr.split())
-    assert f"the package '{name}' would be imported from {tmp_path / name}" in said
-    assert "FOREIGN CODE RAN" not in result.stdout
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in lines] == names, done.stderr
+    return {name: what for name, _, what in lines}, mark.exists()
+
+
+def make_foreign(folder: Path, name: str, *, is_package: bool = True) -> Path:
+    """Write a foreign package, or a module, that leaves a mark when it is run."""
+    path = folder / name / "__init__.py" if is_package else folder / f"{name}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(MARK)
+    if is_package:
+        for module in ("base", "setting", "run", "findings"):
+            (path.parent / f"{module}.py").write_text(MARK)
+    return path
+
+
+@pytest.mark.parametrize("is_package", [True, False])
+@pytest.mark.parametrize("name", ALL)
+def test_no_module_runs_a_foreign_package(tmp_path: Path, name: str, is_package: bool) -> None:
+    """Each is imported first, from plain Python beside a foreign package or module."""
+    path = make_foreign(tmp_path, name, is_package=is_package)
+    needed = NEED_ALL if name == "experiments" else [*NEED_APP, *NEED_ALL, *EXPERIMENTS]
+    found, has_run = results(tmp_path, sorted(set(needed)))
+    refusal = f"InstallationError the package '{name}' would be imported from {path}"
+    assert {module: what for module, what in found.items() if not what.startswith(refusal)} == {}
+    assert not has_run
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_foreign_package_that_was_imported_before_is_refused(tmp_path: Path, name: str) -> None:
+    """Its modules are not taken for this project's either."""
+    path = make_foreign(tmp_path, name)
+    before = f"import os, {name}.base, {name}.setting, {name}.run, {name}.findings; os.remove(os.environ['MARK'])\n"
+    needed = NEED_ALL if name == "experiments" else [*NEED_APP, "experiments.run"]
+    found, has_run = results(tmp_path, needed, before)
+    refusal = f"InstallationError the package '{name}' would be imported from {path}"
+    assert {module: what for module, what in found.items() if not what.startswith(refusal)} == {}
+    assert not has_run
+
+
+def test_what_needs_none_of_the_packages_is_imported_beside_foreign_ones(tmp_path: Path) -> None:
+    for name in ALL:
+        make_foreign(tmp_path, name)
+    free = ["hyperfl_flwr", *(f"hyperfl_flwr.{name}" for name in ("models", "data.datasets", "training", "metrics"))]
+    found, has_run = results(tmp_path, free)
+    assert set(found.values()) == {"imported"}
+    assert not has_run
+
+
+def test_the_app_is_imported_beside_a_foreign_package_that_it_does_not_need(tmp_path: Path) -> None:
+    make_foreign(tmp_path, "experiments")
+    found, has_run = results(tmp_path, ["hyperfl_flwr.methods", "hyperfl_flwr.client_app", "strategies.base"])
+    assert set(found.values()) == {"imported"}
+    assert not has_run
+
+
+def test_the_command_line_names_the_foreign_package(tmp_path: Path) -> None:
+    make_foreign(tmp_path, "clients")
+    done = subprocess.run(
+        [sys.executable, "-m", "hyperfl_flwr", "version"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "MARK": str(tmp_path / "mark"), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: the package 'clients' would be imported from {tmp_path / 'clients'}")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "mark").exists()

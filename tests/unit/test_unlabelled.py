@@ -91,8 +91,8 @@ def cut(path: Path) -> Path:
         (lambda f: save(f / "a.png"), COLOUR, ["3 channels of 8 bits (RGB)", "with 1 channels (mode L)"]),
         (lambda f: save(f / "a.png", mode="RGBA"), COLOUR, ["with 4 channels (mode RGBA)", "nothing is resized"]),
         (lambda f: (save(f / "a.png"), save(f / "b.png", size=(9, 9))), GREY, ["1 of 2 have not, the first is b.png"]),
-        (lambda f: broken(f / "a.png"), GREY, ["a.png is no image that can be read", "remove or replace it"]),
-        (lambda f: cut(f / "a.png"), (3, 80, 60), ["a.png is no image that can be read"]),
+        (lambda f: broken(f / "a.png"), GREY, ["a.png must be an image, but reading it", "remove or replace it"]),
+        (lambda f: cut(f / "a.png"), (3, 80, 60), ["a.png must be an image"]),
         (lambda f: save(f / "a.png"), (5,), ["feature vectors of 5 numbers", "give an .npz"]),
     ],
 )
