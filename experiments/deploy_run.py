@@ -51,7 +51,7 @@ def plan_deployed(deployment: Deployment, changes: Mapping[str, Scalar]) -> Depl
     """
     if not changes.get("resume"):
         changes = {"num-clients": deployment.num_nodes, **changes}
-    config = requested(changes)
+    config = requested(changes, deployed=True)
     if config.resume and is_simulation(check_resume(config)):
         raise RunDirectoryError(
             f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "

@@ -41,6 +41,7 @@ class NodeApp:
         self.owner = Owner.of(context.node_config)
         self.simulated = is_simulated(context)
         self.config = self.owner.applied_to(context, METHODS)
+        self.has_owners_data = self.config.dataset != context.run_config["dataset"]
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.owner.has_own_data and self.num_nodes != self.config.hosted_clients:
@@ -142,6 +143,7 @@ class NodeApp:
             "num-classes": data.dataset.num_classes,
             "num-examples": [len(data.train_indices(client)) for client in self.clients],
             "partitioned-by": data.partition,
+            "owners-data": self.has_owners_data,
             "device": str(self.device),
             "versions": [f"{name} {version}" for name, version in shared_versions().items()],
         }

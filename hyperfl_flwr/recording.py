@@ -44,6 +44,9 @@ Record = dict[str, Any]
 MODEL = "model"
 """The subfolder of the source of somebody's own network."""
 
+DEPLOYMENT = "deployment"
+"""Stands in a deployment's folder name for the data, of which nothing is known when the folder gets its name."""
+
 SUBFOLDERS = ("checkpoints", "failures", "plots")
 
 
@@ -193,9 +196,12 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 
 def new_run_name(method: str, dataset: str, seed: int) -> str:
-    """Return a fresh name for a run folder: when, what, and a few random digits."""
-    stamp, data = (
-        time.strftime("%Y%m%d-%H%M%S"),
-        own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset,
-    )
-    return f"{stamp}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"
+    """Return a fresh name for a run folder: when, what, and a few random digits.
+
+    Args:
+        method: Or what else is run.
+        dataset: The setting, or where the nodes' owners may name other data, `DEPLOYMENT`.
+        seed: The setting.
+    """
+    data = own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -32,7 +32,7 @@ LAYERS: dict[str, int] = {
             "hyperfl_flwr.summary",
             "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
             "hyperfl_flwr.ray_pool", "hyperfl_flwr.ledger", "hyperfl_flwr.recorded_app", "hyperfl_flwr.own_model",
-            "hyperfl_flwr.registration",
+            "hyperfl_flwr.registration", "hyperfl_flwr.run_data",
         ),
         1,
     ),
