@@ -52,7 +52,7 @@ def write_owners_folders(folder: Path) -> list[Path]:
 
 
 class OwnersGrid(InProcessGrid):
-    """Nodes of different owners, each with its `data` or a folder of images; keeps the bytes of all that they answer."""
+    """Nodes of different owners, each with its `data` or a folder of images; keeps the bytes of all answers."""
 
     def __init__(self, settings: Settings, data: list[str] | list[Path], states: Path) -> None:
         super().__init__(app, len(data), settings)
@@ -143,7 +143,7 @@ def test_named_data_sets_of_the_owners_choice(federate: Federate, tmp_path: Path
     assert model_of_run(run, None).about()["dataset"] == "digits"
     run = federate("fedavg", 4, grid=make, **named | {"dataset": "mnist", "data-root": "/nowhere", "min-nodes": 3})
     assert json.loads((run / "summary.json").read_text())["dataset"] == TITLE
-    with pytest.raises(RunDirectoryError, match="how they are read only the nodes know, .* not given data"):
+    with pytest.raises(RunDirectoryError, match=r"only the nodes know, .* not given data\.normalisation"):
         model_of_run(run, None)
     assert not any(b"digits" in text for text in grids[1].said)
     changes = {"dataset": "mnist", "data-root": "/nowhere", "min-nodes": 3, "data.normalisation": "0.5/0.5"}
