@@ -16,7 +16,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, RefusalError
 from hyperfl_flwr.messages import Request
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.own_model import source_hash
 from hyperfl_flwr.owner import Owner, is_simulated, state_folder

@@ -14,7 +14,6 @@
     summary.json     the run's result
 """
 
-import fcntl
 import json
 import os
 import re
@@ -23,11 +22,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import RunDirectoryError, StateError
+from hyperfl_flwr.folder_lock import lock_folder
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import write_atomically
@@ -62,12 +62,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] = (path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise RunDirectoryError(f"another process is writing to {path}; wait for it, or stop it") from None
+        self._lock = lock_folder(path)
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, object
     return results(output)
 
 
+MOST_MEGABYTES = 120
+"""Resident memory of the process that follows a run; it has some 65."""
+
+
+def assert_small(pid: int) -> None:
+    """Check that a process has not loaded what trains, where the system tells."""
+    folder = Path("/proc") / str(pid)
+    if folder.exists():
+        assert "libtorch" not in (folder / "maps").read_text()
+        (resident,) = re.findall(r"^VmRSS:\s+(\d+) kB$", (folder / "status").read_text(), re.MULTILINE)
+        assert int(resident) < 1024 * MOST_MEGABYTES
+
+
 def kill(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -170,6 +184,7 @@ def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:
     output = tmp_path / "run"
     with started(arguments(output, num_rounds=1000), tmp_path) as process:  # too many to end by themselves
         wait_for_round(output, 1, process)
+        assert_small(process.pid)
         family = below(process.pid, "")
         process.send_signal(signal.SIGINT)
         _, complained = process.communicate(timeout=PATIENCE)

@@ -23,7 +23,7 @@ def test_an_app_tells_the_commit_that_it_was_copied_from(
     """A process that runs in the copy, as Flower's do, writes it into the manifest."""
     monkeypatch.setattr(bundle, "commit", lambda: told)
     monkeypatch.delenv(manifest.COMMIT_VARIABLE, raising=False)
-    app = bundle.build_app(tmp_path / "app", "cnn")
+    app = bundle.build_app(tmp_path / "app")
     out = subprocess.run([sys.executable, "-c", PROGRAM], cwd=app, capture_output=True, text=True, check=True).stdout
     code = json.loads(out)
     assert (code["commit"], code["dirty"], code["app"]) == (*expected, str(app))

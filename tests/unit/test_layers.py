@@ -18,6 +18,7 @@ LAYERS: dict[str, int] = {
             "hyperfl_flwr.errors",
             "hyperfl_flwr.storage", "hyperfl_flwr.commit", "hyperfl_flwr.versions",
             "hyperfl_flwr.predictions", "hyperfl_flwr.scalars", "hyperfl_flwr.optimisers",
+            "hyperfl_flwr.toml_settings", "hyperfl_flwr.folder_lock",
         ),
         0,
     ),
