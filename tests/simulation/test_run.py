@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from resident import assert_small
 
 from experiments.processes import descendants, process_table
 from hyperfl_flwr.client_app import app
@@ -109,19 +109,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, object
     settings = default_settings() | SETTINGS | {"output": str(output)}
     run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings, methods=METHODS))
     return results(output)
-
-
-MOST_MEGABYTES = 120
-"""Resident memory of the process that follows a run; it has some 65."""
-
-
-def assert_small(pid: int) -> None:
-    """Check that a process has not loaded what trains, where the system tells."""
-    folder = Path("/proc") / str(pid)
-    if folder.exists():
-        assert "libtorch" not in (folder / "maps").read_text()
-        (resident,) = re.findall(r"^VmRSS:\s+(\d+) kB$", (folder / "status").read_text(), re.MULTILINE)
-        assert int(resident) < 1024 * MOST_MEGABYTES
 
 
 def kill(pids: list[int]) -> None:
