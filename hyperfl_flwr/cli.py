@@ -75,8 +75,6 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
 ) -> None:
     """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
-    from experiments.deploy_layout import Deployment
-    from experiments.deploy_run import launch_deployed
     from experiments.run import launch
     from experiments.subprocess_call import call_in_subprocess
     from hyperfl_flwr.data.reading import is_own, own_path
@@ -100,6 +98,9 @@ def run(
     if deployment is not None:
         if num_nodes is not None or dry_run:
             raise ConfigError("--num-nodes and --dry-run are for a simulation; a deployment has its own nodes")
+        from experiments.deploy_layout import Deployment
+        from experiments.deploy_run import launch_deployed
+
         place = Deployment.read(deployment)
         deployed: Plan = call_in_subprocess("experiments.planning:plan_deployed", place.num_nodes, changes)
         with (
