@@ -18,8 +18,9 @@ from benchmarks.transport import Step
 from benchmarks.workload import NUM_NODES, Workload, write_dataset
 from experiments.flower import training_environment
 from experiments.following import Observer
+from experiments.planning import plan
 from experiments.processes import descendants, process_table
-from experiments.run import launch, plan
+from experiments.run import launch
 from hyperfl_flwr.recording import read_metrics
 
 SLOW_ROUNDS = 4

@@ -10,6 +10,7 @@ from torch import Tensor
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.client_data import ClientData, FederatedData
+from hyperfl_flwr.data.reading import title_of
 from hyperfl_flwr.kept_models import KeptModel
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.state import PrivateState
@@ -90,7 +91,7 @@ def keep_model(
         experiment=setting.state.experiment,
         round=server_round,
         method=setting.config.method,
-        dataset=setting.config.dataset,
+        dataset=title_of(setting.config.dataset),
         accuracy=float(metrics["own-accuracy"]),
         test_examples=int(metrics["test-examples"]),
         recipe=TargetRecipe(

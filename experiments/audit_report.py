@@ -18,6 +18,7 @@ from experiments.observed import Target
 from experiments.report import STYLE
 from hyperfl_flwr import manifest
 from hyperfl_flwr.attacks.matching import verdict
+from hyperfl_flwr.data.reading import title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.images import Lpips, similarity
 from hyperfl_flwr.storage import write_atomically
@@ -46,7 +47,7 @@ def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None
     config = target.config
     return {
         "method": config.method,
-        "dataset": config.dataset,
+        "dataset": title_of(config.dataset),
         "threat": threat(target),
         "clients": len(target.clients),
         "summed": target.summed,

@@ -1,27 +1,28 @@
-"""What is handed to Flower for a run: the app's files, the commit they are from, and the settings."""
+"""What is handed to Flower for a run: the app's files, and the commit they are from."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
+from experiments.flower import training_environment
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import RunConfig, app_file
 from hyperfl_flwr.models import own_source
-from hyperfl_flwr.models.own import is_factory
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.toml_settings import app_file
+from hyperfl_flwr.versions import COMMIT_VARIABLE
 
 _INCLUDED = re.compile(r"^fab-include = \[.*\]$", re.MULTILINE)
 
 
-def build_app(folder: Path, target: str) -> Path:
+def build_app(folder: Path, source: Path | None = None) -> Path:
     """Copy the app (packages, pyproject.toml, LICENSE) from this installation to a folder that Flower can submit.
 
     Args:
         folder: Does not exist yet.
-        target: The setting: the source of somebody's own network goes with it, unless pip has installed that.
+        source: File or folder of a custom network that goes with it.
     """
     for package in ("hyperfl_flwr", "strategies", "clients"):
         shutil.copytree(
@@ -32,8 +33,7 @@ def build_app(folder: Path, target: str) -> Path:
     (folder / "hyperfl_flwr" / "commit.py").write_text(f"COMMIT = {commit()!r}\n")
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copyfile(app_file(name), folder / name)
-    source = own_source.source_of(target) if is_factory(target) else None
-    if source is not None and not own_source.is_installed(source):
+    if source is not None:
         _add(folder, source)
     return folder
 
@@ -52,6 +52,16 @@ def _is_foreign(path: Path) -> bool:
     return path.name == "__pycache__" or (path.is_file() and path.suffix != ".py")
 
 
+def worker_environment() -> dict[str, str]:
+    """Return the environment of a process that runs the app without Flower's engine.
+
+    It knows the checkout's commit, and finds this project's packages without the working directory on its import path
+    (`python -P`), where other packages may have their names.
+    """
+    paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+    return training_environment() | {COMMIT_VARIABLE: commit(), "PYTHONPATH": paths}
+
+
 def commit() -> str:
     """Return the checkout's commit, with `-dirty` where files differ from it; empty outside a checkout."""
     try:
@@ -66,18 +76,3 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return found[1] + ("-dirty" if status.strip() else "")
-
-
-def settings_text(config: RunConfig) -> str:
-    """Return a TOML file of all settings, as Flower takes it."""
-    return "".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in config.flat().items())
-
-
-def _toml_key(key: str) -> str:
-    return f'"{key}"' if "." in key else key
-
-
-def _toml(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else repr(value)

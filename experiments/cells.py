@@ -17,13 +17,10 @@ from typing import Any
 
 import torch
 
-from experiments.bundle import commit
-from experiments.flower import training_environment
+from experiments.bundle import worker_environment
 from experiments.studies import Cell, Study
-from hyperfl_flwr import ROOT
 from hyperfl_flwr.config import RESUMABLE_CHANGES, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.manifest import COMMIT_VARIABLE
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import write_atomically
@@ -146,9 +143,7 @@ def run_cells(
         else:
             waiting.append(cell)
     failed: list[str] = []
-    paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-    environment = training_environment() | {COMMIT_VARIABLE: commit(), "PYTHONPATH": paths}
-    workers = _Workers(jobs, environment, several_cells=quick)
+    workers = _Workers(jobs, worker_environment(), several_cells=quick)
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
             pool.submit(workers.run, _task(cell, folder, study.num_nodes), partial(on_note, cell)): cell

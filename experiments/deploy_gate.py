@@ -72,7 +72,7 @@ http {
             client_max_body_size 8m;
             proxy_pass https://127.0.0.1:@PORT@/v1/fleet/;
         }
-        # The list of a reply's arrays and their pieces, 70 bytes each: while the SuperLink stores some thousands of them,
+        # The list of a reply's arrays and their pieces, 70 bytes each: while the SuperLink stores thousands of them,
         # its database is locked for all others.
         location = /v1/fleet/push-messages {
             limit_conn nodes 16;

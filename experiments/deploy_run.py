@@ -4,68 +4,28 @@ import contextlib
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.bundle import build_app, settings_text
+from experiments.bundle import build_app
 from experiments.deploy_layout import Deployment
 from experiments.deployed import DeployedSuperLink
 from experiments.following import POLL_SECONDS, Observer, explained, follow
 from experiments.other_accounts import deployment_warning
-from experiments.requested import check_resume, requested
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import is_simulation
-from hyperfl_flwr.scalars import Scalar
+from experiments.plans import Plan
+from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.toml_settings import settings_text
 
 STOP_SECONDS = 15.0
 """How long a run may take to stop; it needs about one second."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeployedPlan:
-    """A run that can start on a deployment.
-
-    Attributes:
-        config: Its settings, with an absolute output directory on this machine.
-        deployment: Where it runs.
-        warnings: What its owner should know before it starts.
-    """
-
-    config: RunConfig
-    deployment: Deployment
-    warnings: Sequence[str] = ()
-
-
-def plan_deployed(deployment: Deployment, changes: Mapping[str, Scalar]) -> DeployedPlan:
-    """Check everything that can be checked before a run starts; what the nodes have, they tell when it does.
-
-    Args:
-        deployment: Where it is to run.
-        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
-            Without `num-clients` each node hosts one client.
-
-    Raises:
-        HyperFLError: With all problems of the settings, or the first of the directories.
-    """
-    if not changes.get("resume"):
-        changes = {"num-clients": deployment.num_nodes, **changes}
-    config = requested(changes)
-    if config.resume and is_simulation(check_resume(config)):
-        raise RunDirectoryError(
-            f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "
-            f"resume it without --deployment"
-        )
-    return DeployedPlan(config=config, deployment=deployment, warnings=METHODS[config.method].strategy.warnings(config))
-
-
-def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:
+def launch_deployed(deployment: Deployment, planned: Plan, observer: Observer) -> Path:
     """Run the app on the deployment's SuperLink and wait for its end.
 
     Args:
-        planned: What `plan_deployed` has checked.
+        deployment: Where it runs.
+        planned: What `experiments.planning.plan_deployed` has checked.
         observer: Hears of the run.
 
     Returns:
@@ -74,19 +34,18 @@ def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:
     Raises:
         RunFailedError: If it could not start or failed, whatever Flower's commands said.
     """
-    config, deployment = planned.config, planned.deployment
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")
     if problem := deployment_warning():
         observer.on_note(f"warning: {problem}")
     superlink = DeployedSuperLink(deployment)
-    run_id = submit(superlink, deployment, config, observer)
+    run_id = submit(superlink, deployment, planned, observer)
     words = f"--deployment {shlex.quote(str(deployment.folder))}"
-    with explained(config, observer, words), stopped_on_interrupt(superlink, run_id, observer):
-        return follow(superlink, run_id, config, observer)
+    with explained(planned, observer, words), stopped_on_interrupt(superlink, run_id, observer):
+        return follow(superlink, run_id, planned, observer)
 
 
-def submit(superlink: DeployedSuperLink, deployment: Deployment, config: RunConfig, observer: Observer) -> int:
+def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, observer: Observer) -> int:
     """Start a run of the app on a deployment as soon as a node is there; returns its id.
 
     Raises:
@@ -94,11 +53,11 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, config: RunConf
     """
     superlink.require()
     superlink.require_free()
-    _wait_for_a_node(superlink, deployment, config.node_timeout, observer)
+    _wait_for_a_node(superlink, deployment, float(planned.settings["node-timeout"]), observer)
     with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:
-        app = build_app(Path(folder) / "app", config.target)
+        app = build_app(Path(folder) / "app", planned.source)
         settings = Path(folder) / "settings.toml"
-        settings.write_text(settings_text(config))
+        settings.write_text(settings_text(planned.settings))
         return superlink.submit(app, settings)
 
 

@@ -17,7 +17,7 @@ from experiments.deploy_nodes import registered_nodes
 from experiments.deploy_register import commands_environment
 from experiments.flower_client import FlowerClient, RunStatus
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.recording import RunDirectory
+from hyperfl_flwr.folder_lock import lock_folder
 
 HEALTH_SECONDS = 3.0
 """How often it is asked whether the SuperLink still answers."""
@@ -168,7 +168,7 @@ def _is_abandoned(folder: Path) -> bool:
     if not (folder / "manifest.json").is_file():
         return False
     try:
-        RunDirectory(folder).close()
+        lock_folder(folder).close()
     except RunDirectoryError:
         return False
     return True

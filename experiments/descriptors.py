@@ -25,6 +25,7 @@ from hyperfl_flwr.novel_results import mean_of
 from hyperfl_flwr.personalize import Source, open_run
 from hyperfl_flwr.queries import DESCRIPTOR, Question
 from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.run_data import require_dataset
 from hyperfl_flwr.scalars import Scalar
 from strategies.asking import ask, descriptors_of
 
@@ -48,6 +49,7 @@ def measure_descriptors(run: Path, changes: Mapping[str, Scalar]) -> dict[str, A
     Raises:
         HyperFLError: If the run has no tuned hypernetwork or fewer than two novel clients, or one gives no descriptor.
     """
+    require_dataset(run)
     source = open_run(run, {"output": "", "resume": "", **changes})
     config = source.config
     if config.novel.clients < FEWEST:

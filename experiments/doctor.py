@@ -18,13 +18,13 @@ from experiments.findings import Finding, error, ok, warning
 from experiments.flower import can_use_database_file, flower_command
 from experiments.processes import Process, descendants, process_table
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import app_file
 from hyperfl_flwr.data import cinic, omniglot
 from hyperfl_flwr.data.cache import cache_directory
 from hyperfl_flwr.data.datasets import DATASETS, default_data_root
 from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES
 from hyperfl_flwr.errors import HyperFLError
 from hyperfl_flwr.packages import ALL, refuse_foreign_packages
+from hyperfl_flwr.toml_settings import app_file
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation")
 """Flower's programs that runs need."""

@@ -27,6 +27,7 @@ from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.data.partition_equal import dominant_classes
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.state import PrivateState
 
 Vectors = npt.NDArray[np.float64]
@@ -147,7 +148,7 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
     own, chance = 100 * found.neighbours, 100 * found.neighbours_by_chance
     figure.suptitle(
         f"what {len(vectors)} simulated clients keep to themselves: their embeddings after {settings['num-rounds']} "
-        f"rounds on {settings['dataset'].rpartition('/')[2]}\n"
+        f"rounds on {RunData.read(manifest).title}\n"
         f"silhouette of the groups {found.silhouette:.2f} (p = {found.p_value:.4f}); "
         f"nearest embedding of the same group: {own:.0f} % (by chance {chance:.0f} %)",
         fontsize="small",

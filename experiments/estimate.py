@@ -8,10 +8,11 @@ import torch
 
 from clients.setting import client_setting
 from experiments.layout import WIRE_BYTES_PER_SECOND
-from experiments.run import Plan
+from experiments.plans import SimulationPlan
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import unpack_arrays
 from hyperfl_flwr.checkpoint import KEPT
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.introduction import Node
@@ -49,14 +50,14 @@ class Estimate:
     client_seconds: float
 
 
-def estimate(planned: Plan, num_cores: int) -> Estimate:
+def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     """Estimate a planned run by training one client for one epoch and for two; the results are thrown away.
 
     Args:
-        planned: What `experiments.run.plan` has checked.
+        planned: What `experiments.planning.plan` has checked.
         num_cores: Cores that may be used.
     """
-    config, num_nodes = planned.config, planned.num_nodes
+    config, num_nodes = RunConfig.from_flat(planned.settings, methods=METHODS), planned.num_nodes
     method, data = METHODS[config.method], load_federated_data(config.data_settings())
     properties = {"input-shape": list(data.dataset.input_shape), "num-classes": data.dataset.num_classes}
     node = Node(id=0, partition=0, clients=list(range(config.num_clients)), properties=properties)

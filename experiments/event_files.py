@@ -16,6 +16,7 @@ from experiments.following import Observer
 from experiments.new_records import NewRecords
 from hyperfl_flwr.errors import InstallationError, RunDirectoryError
 from hyperfl_flwr.recording import Record, read_manifest
+from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.scalars import Scalar
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ class EventFiles:
             writer.add_scalar("clients/failed", len(record["failed"]), record["round"])
 
     def _settings(self) -> dict[str, Scalar]:
-        return {key: value for key, value in read_manifest(self._run)["settings"].items() if value != ""}
+        manifest = read_manifest(self._run)
+        settings = RunData.read(manifest).named_in(manifest["settings"])
+        return {key: value for key, value in settings.items() if value != ""}
 
     def _result(self) -> dict[str, float]:
         summary = json.loads((self._run / "summary.json").read_text())

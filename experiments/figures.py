@@ -14,6 +14,7 @@ from experiments.cells import Begun, is_finished, seeds_in
 from experiments.novel_pictures import draw_divergence, draw_epsilon
 from experiments.studies import Cell, Study
 from hyperfl_flwr.config import nearest
+from hyperfl_flwr.data.reading import title_of
 from hyperfl_flwr.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.plots import labels_figure
@@ -110,7 +111,7 @@ def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell]
     curves: dict[tuple[str, str], dict[int, dict[float, float]]] = {}
     for cell in cells:
         points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
-        panel = cell.config.dataset if setting else headings[cell.column]
+        panel = title_of(cell.config.dataset) if setting else headings[cell.column]
         if points:
             curves.setdefault((cell.row, panel), {}).setdefault(cell.seed, {}).update(points)
     if not curves:

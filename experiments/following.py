@@ -10,7 +10,7 @@ from typing import Protocol
 
 from experiments.flower_client import RunStatus
 from experiments.new_records import NewRecords
-from hyperfl_flwr.config import RunConfig
+from experiments.plans import Plan
 from hyperfl_flwr.errors import RunFailedError
 
 POLL_SECONDS = 0.5
@@ -76,13 +76,13 @@ def watch(superlink: Followed, run_id: int, observer: Observer, look: Callable[[
         raise RunFailedError(problem if problem else superlink.log_tail(run_id))
 
 
-def follow(superlink: Followed, run_id: int, config: RunConfig, observer: Observer) -> Path:
+def follow(superlink: Followed, run_id: int, planned: Plan, observer: Observer) -> Path:
     """Tell an observer of a training run until it has ended.
 
     Args:
         superlink: Where it runs.
         run_id: Flower's name for it.
-        config: Its settings.
+        planned: Its settings.
         observer: Hears of rounds, log lines and what else the SuperLink tells.
 
     Returns:
@@ -91,7 +91,7 @@ def follow(superlink: Followed, run_id: int, config: RunConfig, observer: Observ
     Raises:
         RunFailedError: If the run failed, whatever Flower calls it.
     """
-    directory = Path(config.resume or config.output)
+    directory = planned.directory
     rounds = _Rounds(directory)
     told = -1
 
@@ -100,7 +100,7 @@ def follow(superlink: Followed, run_id: int, config: RunConfig, observer: Observ
         rounds.read_on()
         if rounds.last != told:
             told = rounds.last
-            observer.on_round(told, config.num_rounds, rounds.accuracy)
+            observer.on_round(told, planned.num_rounds, rounds.accuracy)
 
     watch(superlink, run_id, observer, look)
     if not (directory / "summary.json").is_file():
@@ -109,15 +109,15 @@ def follow(superlink: Followed, run_id: int, config: RunConfig, observer: Observ
 
 
 @contextlib.contextmanager
-def explained(config: RunConfig, observer: Observer, words: str = "") -> Iterator[None]:
+def explained(planned: Plan, observer: Observer, words: str = "") -> Iterator[None]:
     """Add the command that goes on with the run to whatever ends it early.
 
     Args:
-        config: The run's settings.
+        planned: The run's settings.
         observer: Is told if the user ends it.
         words: What the command needs besides.
     """
-    directory = Path(config.resume or config.output)
+    directory = planned.directory
     plain = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"  # as the server says
     hint = f"{plain} {words}".rstrip()
     try:

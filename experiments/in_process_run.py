@@ -7,17 +7,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from experiments import processes
-from experiments.bundle import commit, settings_text
-from experiments.flower import plain_text, training_environment
+from experiments.bundle import worker_environment
+from experiments.flower import plain_text
 from experiments.flower_client import RunStatus
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.manifest import COMMIT_VARIABLE
+from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.toml_settings import settings_text
 
 
 def problem_file(settings: Path) -> Path:
@@ -29,12 +29,12 @@ class InProcessRun:
     """A process that runs the app, for as long as the `with` block lasts.
 
     Args:
-        config: The run's settings.
+        settings: The run's settings by dotted key.
         num_nodes: Number of nodes P.
     """
 
-    def __init__(self, config: RunConfig, num_nodes: int) -> None:
-        self._config = config
+    def __init__(self, settings: Mapping[str, Scalar], num_nodes: int) -> None:
+        self._settings = settings
         self._num_nodes = num_nodes
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
@@ -42,12 +42,12 @@ class InProcessRun:
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="hyperfl-"))
         settings = self._folder / "settings.toml"
-        settings.write_text(settings_text(self._config))
+        settings.write_text(settings_text(self._settings))
         # -P keeps the working directory off the import path: packages there may have the names of ours.
         command = [sys.executable, "-P", "-m", "experiments.in_process_app", str(settings), str(self._num_nodes)]
         self._process = processes.start_supervised(
             command,
-            environment=training_environment() | {COMMIT_VARIABLE: commit()},
+            environment=worker_environment(),
             folder=Path.cwd(),
             log=self._log,
             remove=[self._folder],

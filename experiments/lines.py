@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config import flatten
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.toml_settings import flatten
 
 Settings = dict[str, Scalar]
 

@@ -3,8 +3,10 @@
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hyperfl_flwr.recording import Record
+if TYPE_CHECKING:
+    from hyperfl_flwr.recording import Record
 
 
 class NewRecords:
@@ -18,7 +20,7 @@ class NewRecords:
         self._file = directory / "metrics.jsonl"
         self._identity, self._position = 0, 0
 
-    def read(self) -> tuple[list[Record], bool]:
+    def read(self) -> "tuple[list[Record], bool]":
         """Return the records that were added, and whether they begin anew, as those of a resumed run do."""
         if not self._file.is_file():
             return [], False

@@ -29,6 +29,7 @@ from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS, check_target
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import read_manifest, settings_of
+from hyperfl_flwr.run_data import require_dataset
 from hyperfl_flwr.scalars import Scalar
 from strategies.base import Setting
 from strategies.recorded import restore
@@ -217,7 +218,7 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
         summed: See `Target`.
 
     Raises:
-        RunDirectoryError: If nothing was recorded.
+        RunDirectoryError: If nothing was recorded, or the samples of the clients are not here to compare with.
     """
     paths = sorted((run / "observations").glob("round-*-client-*.npz"))
     if not paths:
@@ -225,6 +226,7 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
             f"{run} has recorded nothing; give `hyperfl run` --set audit.clients=0 --set audit.rounds=1, for example"
         )
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
+    require_dataset(run)
     config = RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS)
     find_kept(config.target, run)
     observed = Observed(last)

@@ -32,6 +32,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.generator import NOISE_DIM, kept_generators
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.run_data import require_dataset
 from hyperfl_flwr.storage import read_arrays
 from hyperfl_flwr.training.distillation import new_generator
 
@@ -71,10 +72,11 @@ class PseudoStudy:
         run: The run's folder; its data are read where the run has read them.
 
     Raises:
-        RunDirectoryError: If the run has kept none.
+        RunDirectoryError: If the run has kept none, or was trained on data that are not here.
     """
 
     def __init__(self, run: Path) -> None:
+        require_dataset(run)
         self.config = RunConfig.from_flat(read_manifest(run)["settings"], methods=METHODS)
         self.paths = kept_generators(run)
         if not self.paths:

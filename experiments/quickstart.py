@@ -1,5 +1,6 @@
 """The first thing that a newcomer runs: HyperFL beside FedAvg and local-only, on data that need no download."""
 
+import json
 import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.following import Observer
-from experiments.run import launch, plan
-from hyperfl_flwr.config import flatten
-from hyperfl_flwr.plots import plot_comparison
-from hyperfl_flwr.recording import new_run_name, refuse_used_directory
-from hyperfl_flwr.summary import summarise
+from experiments.plans import SimulationPlan
+from experiments.run import launch
+from experiments.subprocess_call import call_in_subprocess
+from hyperfl_flwr.toml_settings import flatten
 
 METHODS = ("hyperfl", "fedavg", "local")
 
@@ -45,17 +45,27 @@ def quickstart(
     Raises:
         HyperFLError: If a run cannot start, or fails.
     """
+    plans: list[SimulationPlan] = call_in_subprocess("experiments.quickstart:plan_methods", output, num_rounds)
+    for planned in plans:
+        with observed(planned.method) as observer:
+            launch(planned, observer)
+    paths = {planned.method: planned.directory for planned in plans}
+    folder = plans[0].directory.parent
+    picture = folder / "comparison.png"
+    call_in_subprocess("hyperfl_flwr.plots:plot_comparison", paths, picture)
+    summaries = [json.loads((path / "summary.json").read_text()) for path in paths.values()]
+    return Quickstart(folder=folder, picture=picture, summaries=summaries)
+
+
+def plan_methods(output: Path | None, num_rounds: int) -> list[SimulationPlan]:
+    """Plan the runs of the three methods, see `quickstart`."""
+    from experiments.planning import plan  # with torch, which the process that follows the runs does without
+    from hyperfl_flwr.recording import new_run_name, refuse_used_directory
+
     changes = flatten(tomllib.loads((Path(__file__).parent / "configs" / "quickstart.toml").read_text()))
     folder = output or Path.cwd() / "runs" / new_run_name("quickstart", str(changes["dataset"]), seed=0)
     refuse_used_directory(folder)
-    paths = {method: folder / method for method in METHODS}
-    plans = [
-        plan(changes | {"method": method, "num-rounds": num_rounds, "output": str(path)})
-        for method, path in paths.items()
+    return [
+        plan(changes | {"method": method, "num-rounds": num_rounds, "output": str(folder / method)})
+        for method in METHODS
     ]
-    for planned in plans:
-        with observed(planned.config.method) as observer:
-            launch(planned, observer)
-    picture = folder / "comparison.png"
-    plot_comparison(paths, picture)
-    return Quickstart(folder=folder, picture=picture, summaries=[summarise(path) for path in paths.values()])

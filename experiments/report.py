@@ -15,6 +15,7 @@ from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.novel_results import means, read_novel
 from hyperfl_flwr.plots import clients_figure, labels_figure, run_figure
 from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.storage import write_atomically
 from hyperfl_flwr.summary import summarise
 
@@ -61,7 +62,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         _rows(_travelled(summary)),
         "<h2>Settings</h2>",
         "<p>Bold where they differ from the defaults.</p>",
-        _settings(manifest["settings"]),
+        _settings(RunData.read(manifest).named_in(manifest["settings"])),
         "<h2>Circumstances</h2>",
         _rows([(name, _plain(value)) for name, value in _circumstances(manifest)]),
     ]

@@ -8,16 +8,17 @@ from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.own_model import find_model, refuse_other_model
-from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.recording import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import resume_round
 from hyperfl_flwr.scalars import Scalar
 
 
-def requested(changes: Mapping[str, Scalar]) -> RunConfig:
+def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunConfig:
     """Return the settings of a run, with the absolute folder of its output.
 
     Args:
         changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+        deployed: Whether the run is for nodes of a deployment, whose owners may name other data.
 
     Raises:
         HyperFLError: With all problems of the settings, or because the folder is in use.
@@ -29,7 +30,8 @@ def requested(changes: Mapping[str, Scalar]) -> RunConfig:
         settings |= {key: value for key, value in read_manifest(Path(resume))["settings"].items() if key in settings}
     settings |= changes
     if not settings["output"] and not resume:
-        name = new_run_name(str(settings["method"]), str(settings["dataset"]), int(settings["seed"] or 0))
+        data = DEPLOYMENT if deployed else str(settings["dataset"])
+        name = new_run_name(str(settings["method"]), data, int(settings["seed"] or 0))
         settings["output"] = str(Path.cwd() / "runs" / name)
     config = RunConfig.from_flat(settings, methods=METHODS)
     if config.personalize.run:

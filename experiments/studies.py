@@ -33,10 +33,11 @@ from pathlib import Path
 
 from experiments.audit_cell import PREFIX, AttackedCell
 from experiments.lines import Expected, Line, Settings, read_expected, read_lines, runs_of, with_grid
-from hyperfl_flwr.config import RunConfig, default_settings, flatten, nearest
+from hyperfl_flwr.config import RunConfig, default_settings, nearest
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.toml_settings import flatten
 
 FOLDER = Path(__file__).parent
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_deploy import deployments
@@ -30,9 +29,8 @@ from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.scalars import Scalar
 
 if TYPE_CHECKING:
-    from experiments.estimate import Estimate
     from experiments.following import Observer
-    from hyperfl_flwr.config import RunConfig
+    from experiments.plans import Plan, SimulationPlan
 
 cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -80,12 +78,8 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
 ) -> None:
     """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
-    from experiments.cores import usable_cores
-    from experiments.deploy_layout import Deployment
-    from experiments.deploy_run import launch_deployed, plan_deployed
-    from experiments.estimate import estimate
-    from experiments.event_files import require_tensorboard
-    from experiments.run import launch, plan
+    from experiments.run import launch
+    from experiments.subprocess_call import call_in_subprocess
     from hyperfl_flwr.data.reading import is_own, own_path
 
     named: dict[str, Scalar | None] = {
@@ -101,27 +95,31 @@ def run(
         if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
             changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
     if tensorboard:
+        from experiments.event_files import require_tensorboard
+
         require_tensorboard()  # before anything is made
     if deployment is not None:
         if num_nodes is not None or dry_run or engine != "ray":
             raise ConfigError("--num-nodes, --engine and --dry-run are for simulations; a deployment has its own nodes")
-        deployed = plan_deployed(Deployment.read(deployment), changes)
+        from experiments.deploy_layout import Deployment
+        from experiments.deploy_run import launch_deployed
+
+        place = Deployment.read(deployment)
+        deployed: Plan = call_in_subprocess("experiments.planning:plan_deployed", place.num_nodes, changes)
         with (
-            ShownProgress(deployed.config.method, verbose=verbose, quiet=quiet, rounds=True) as shown,
-            _with_event_files(shown, deployed.config, wanted=tensorboard) as observer,
+            ShownProgress(deployed.method, verbose=verbose, quiet=quiet, rounds=True) as shown,
+            _with_event_files(shown, deployed, wanted=tensorboard) as observer,
         ):
-            directory = launch_deployed(deployed, observer)
+            directory = launch_deployed(place, deployed, observer)
         out.print(str(directory), markup=False)
         return
-    planned = plan(changes, num_nodes, engine)
     if dry_run:
-        for warning in planned.warnings:
-            err.print(f"warning: {warning}", markup=False)
-        _print_estimate(estimate(planned, len(usable_cores())), planned.config.num_rounds)
+        _print_estimate(changes, num_nodes, engine)
         return
+    planned: SimulationPlan = call_in_subprocess("experiments.planning:plan", changes, num_nodes, engine)
     with (
-        ShownProgress(planned.config.method, verbose=verbose, quiet=quiet) as shown,
-        _with_event_files(shown, planned.config, wanted=tensorboard) as observer,
+        ShownProgress(planned.method, verbose=verbose, quiet=quiet) as shown,
+        _with_event_files(shown, planned, wanted=tensorboard) as observer,
     ):
         directory = launch(planned, observer)
     out.print(str(directory), markup=False)
@@ -201,25 +199,35 @@ def version() -> None:
     out.print(__version__)
 
 
-def _with_event_files(observer: Observer, config: RunConfig, *, wanted: bool) -> AbstractContextManager[Observer]:
+def _with_event_files(observer: Observer, planned: Plan, *, wanted: bool) -> AbstractContextManager[Observer]:
     """Return what a run is observed by, and written down for TensorBoard if that is wanted."""
-    from experiments.event_files import written_along
+    if not wanted:
+        return nullcontext(observer)
+    from experiments.event_files import written_along  # with torch, whose writer it takes
 
-    return written_along(Path(config.resume or config.output), observer) if wanted else nullcontext(observer)
+    return written_along(planned.directory, observer)
 
 
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
 
 
-def _print_estimate(cost: Estimate, num_rounds: int) -> None:
+def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str) -> None:
+    from experiments.cores import usable_cores
+    from experiments.estimate import estimate
+    from experiments.planning import plan
+
+    planned = plan(changes, num_nodes, engine)
+    for warning in planned.warnings:
+        err.print(f"warning: {warning}", markup=False)
+    cost = estimate(planned, len(usable_cores()))
     table = Table("estimate", "")
     table.add_row("a client's payload per round", f"{cost.bytes_per_client_round / 1e6:.2f} MB down, the same up")
     table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")
     table.add_row("disk", f"{cost.disk_bytes / 1e6:.0f} MB")
     table.add_row("memory", f"{cost.memory_bytes / 1e6:.0f} MB")
     table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
-    table.add_row(f"time for {num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
+    table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
     out.print(table)
 
 
@@ -228,7 +236,7 @@ def _shape(shape: Any) -> str:  # noqa: ANN401
 
 
 def _read_settings(path: Path) -> dict[str, Scalar]:
-    from hyperfl_flwr.config import flatten
+    from hyperfl_flwr.toml_settings import flatten
 
     try:
         return flatten(tomllib.loads(path.read_text()))

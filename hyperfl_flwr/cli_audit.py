@@ -128,9 +128,11 @@ def _fresh_target(
     from experiments.audit import make_target, passes
     from hyperfl_flwr.config import default_settings
     from hyperfl_flwr.recording import settings_of
+    from hyperfl_flwr.run_data import require_dataset
 
     if checkpoint is not None:
         _refuse_beside("--checkpoint", named)
+        require_dataset(checkpoint)
         settings = settings_of(checkpoint)
     else:
         settings = default_settings() | {key: value for key, value in named.items() if value is not None}

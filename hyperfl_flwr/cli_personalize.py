@@ -15,7 +15,7 @@ from hyperfl_flwr.scalars import Scalar
 
 if TYPE_CHECKING:
     from clients.on_demand import NovelOwner
-    from experiments.deploy_layout import Deployment
+    from experiments.plans import Plan
     from strategies.on_demand import Served
 
 personal = typer.Typer()
@@ -40,20 +40,19 @@ def run_personalize(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the numbers that the server saw.")] = False,
 ) -> None:
     """Make a model for unlabelled data that no client had; prints what the server saw and the result's files."""
+    if deployment is not None:
+        if data or epsilon or delta or output or data_root or device != "auto":
+            raise ConfigError("on a deployment the owner of a novel client decides in its node.toml; give RUN only")
+        _serve_nodes(deployment, run_directory.absolute(), verbose=verbose)
+        return
+    if data is None:
+        raise ConfigError("the data must be given: --data a folder of images or an .npz file, or --deployment DIR")
     from clients.on_demand import PREDICTIONS, NovelOwner
-    from experiments.deploy_layout import Deployment
     from experiments.personalize import personalize
     from hyperfl_flwr.device import resolve_device
     from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
     from hyperfl_flwr.recording import new_run_name
 
-    if deployment is not None:
-        if data or epsilon or delta or output or data_root or device != "auto":
-            raise ConfigError("on a deployment the owner of a novel client decides in its node.toml; give RUN only")
-        _serve_nodes(Deployment.read(deployment), run_directory.absolute(), verbose=verbose)
-        return
-    if data is None:
-        raise ConfigError("the data must be given: --data a folder of images or an .npz file, or --deployment DIR")
     folder = (output or Path("runs") / new_run_name("personalized", data.stem, 0)).absolute()
     owner = NovelOwner(data=data.absolute(), output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
     changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
@@ -65,11 +64,15 @@ def run_personalize(
         out.print(str(folder / name), markup=False)
 
 
-def _serve_nodes(deployment: Deployment, run: Path, *, verbose: bool) -> None:
+def _serve_nodes(folder: Path, run: Path, *, verbose: bool) -> None:
+    from experiments.deploy_layout import Deployment
     from experiments.deploy_personalize import personalize_nodes
+    from experiments.subprocess_call import call_in_subprocess
 
+    deployment = Deployment.read(folder)
+    planned: Plan = call_in_subprocess("experiments.planning:plan_personalized", run)
     with ShownProgress("personalize", verbose=verbose) as observer:
-        seen = personalize_nodes(deployment, run, observer)
+        seen = personalize_nodes(deployment, planned, observer)
     for line in seen:
         out.print(line, markup=False)
 

@@ -8,13 +8,11 @@ it and reports every problem at once.
 import difflib
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from hyperfl_flwr import ROOT
 from hyperfl_flwr.data.client_data import DataSettings
 from hyperfl_flwr.data.datasets import DATASETS
 from hyperfl_flwr.data.reading import (
@@ -27,8 +25,8 @@ from hyperfl_flwr.data.reading import (
     parse_normalisation,
     parse_shape,
 )
-from hyperfl_flwr.errors import ConfigError, InstallationError
-from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.models.targets import TARGETS
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.sections import (
@@ -52,6 +50,7 @@ from hyperfl_flwr.sections import (
     Share,
     absolute,
 )
+from hyperfl_flwr.toml_settings import app_file, flatten
 
 RESUMABLE_CHANGES = frozenset(
     {
@@ -211,33 +210,10 @@ class RunConfig(Section):
         return flat
 
 
-def app_file(name: str) -> Path:
-    """Return `pyproject.toml` or `LICENSE` of this installation: beside the packages, or inside an installed wheel.
-
-    Raises:
-        InstallationError: If the file is in neither place.
-    """
-    for path in (ROOT / "hyperfl_flwr" / name, ROOT / name):
-        if path.is_file():
-            return path
-    raise InstallationError(f"{name} is missing from the installation under {ROOT}; install hyperfl-flwr again")
-
-
 def default_settings() -> dict[str, Scalar]:
     """Return the default settings as a flat dict, read from pyproject.toml."""
     document = tomllib.loads(app_file("pyproject.toml").read_text())
     return flatten(document["tool"]["flwr"]["app"]["config"])
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Turn nested tables into dotted keys."""
-    flat: dict[str, Scalar] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def explain(error: ValidationError, known: Sequence[str], otherwise: str = "; `hyperfl settings` lists all") -> str:

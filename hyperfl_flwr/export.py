@@ -23,6 +23,7 @@ import hyperfl_flwr.guard_app  # noqa: F401 - before what it guards
 from clients.base import BaseClient
 from clients.setting import ClientSetting
 from hyperfl_flwr.data.client_data import ClientData
+from hyperfl_flwr.data.reading import title_of
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.kept_models import KeptModel
 from hyperfl_flwr.messages import Reduction
@@ -181,7 +182,7 @@ def _exported(
         state=state,
         round=server_round,
         method=found.config.method,
-        dataset=found.config.dataset,
+        dataset=found.data.title,
         experiment=found.experiment,
         accuracy=None if client is None else _recorded(found.run, client, state, server_round),
         notes=found.notes,
@@ -219,7 +220,7 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
         state="own",
         round=kept.round,
         method=kept.method,
-        dataset=kept.dataset,
+        dataset=title_of(kept.dataset),  # which has a path if an earlier version has kept it
         experiment=kept.experiment,
         accuracy=None if math.isnan(kept.accuracy) else kept.accuracy,
     )

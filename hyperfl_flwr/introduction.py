@@ -39,6 +39,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "num-examples": _are_counts,
     "classes": _are_texts,
     "partitioned-by": _is_text,
+    "owners-data": lambda value: type(value) is bool,
     "device": _is_text,
     "versions": _are_texts,
     "model": _is_text,
@@ -48,7 +49,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 }
 """What each property must be."""
 
-_NEEDED = ("num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "device")
+_NEEDED = ("num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device")
 _NEEDED_OF_NOVEL = ("num-nodes", "clients")
 
 

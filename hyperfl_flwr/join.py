@@ -22,7 +22,7 @@ from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData, normalised
 from hyperfl_flwr.data.datasets import DATASETS, load_dataset
-from hyperfl_flwr.data.reading import Reading, placeholder_of
+from hyperfl_flwr.data.reading import Reading, placeholder_of, title_of
 from hyperfl_flwr.data.splits import Dataset
 from hyperfl_flwr.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.methods import METHODS
@@ -188,8 +188,9 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
     output.mkdir(mode=0o700, parents=True, exist_ok=True)
     about: dict[str, Any] = {
         "state": "joined", "method": shared.config.method, "experiment": shared.experiment, "round": shared.round,
-        "dataset": dataset, "accuracy_before": before, "accuracy": after, "train_examples": len(data.train_labels),
-        "test_examples": len(data.test_labels), "rounds": rounds, "seconds": seconds,
+        "dataset": title_of(dataset), "accuracy_before": before, "accuracy": after,
+        "train_examples": len(data.train_labels), "test_examples": len(data.test_labels), "rounds": rounds,
+        "seconds": seconds,
     }  # fmt: skip
     return Joined(
         before=before,

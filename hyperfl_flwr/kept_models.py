@@ -26,7 +26,7 @@ class KeptModel:
         experiment: Identity of the run.
         round: The federated round whose local training made it.
         method: Of the run.
-        dataset: The data that it was trained on, as the node's settings name them.
+        dataset: The data that it was trained on: their name, or that of a file or folder without the path to it.
         accuracy: On the client's test data, in [0, 1]; NaN without any.
         test_examples: Their number.
         recipe: How the model is used.

@@ -17,11 +17,9 @@ from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.commit import COMMIT
 from hyperfl_flwr.own_model import model_facts
 from hyperfl_flwr.roster import Roster
+from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.versions import versions
-
-COMMIT_VARIABLE = "HYPERFL_COMMIT"
-"""Environment variable by which a study tells the processes of its cells the checkout's commit, the same for all."""
+from hyperfl_flwr.versions import COMMIT_VARIABLE, versions
 
 
 def new(settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
@@ -39,7 +37,8 @@ def new(settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
         "devices": [None] * roster.num_nodes,
         "present_at_start": [node.partition for node in federation.nodes],
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
-        **(_data(federation) if roster.simulated else {}),
+        "data": RunData.of(federation, str(settings["dataset"])).entry(),
+        **(_label_counts(federation) if roster.simulated else {}),
         **model_facts(str(settings["target"])),
     }
     return with_nodes(document, roster)
@@ -55,7 +54,9 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
     refused = [{"node": refusal.number, "reason": refusal.reason} for refusal in roster.refused]
     joined = sorted(roster.seen - set(old["present_at_start"]))
     excluded = [asdict(exclusion) for exclusion in roster.exclusions]
-    return {**old, "devices": devices, "joined": joined, "refused": refused, "excluded": excluded}
+    data = RunData.of(roster.federation, str(old["settings"]["dataset"])).with_earlier(RunData.read(old))
+    found = {"devices": devices, "joined": joined, "refused": refused, "excluded": excluded, "data": data.entry()}
+    return {**old, **found}
 
 
 def resumed(old: Mapping[str, Any], settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _circumstances() -> dict[str, Any]:
     return {"start": now(), "versions": versions(), "code": code(), "hardware": hardware()}
 
 
-def _data(federation: Federation) -> dict[str, Any]:
+def _label_counts(federation: Federation) -> dict[str, Any]:
     """Return what the nodes of a simulation tell about their data; a deployment's are not asked."""
     counts = federation.label_counts()
     if not counts:

@@ -17,8 +17,8 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.corruptions import require_corruption
 from hyperfl_flwr.errors import ConfigError, DataError
 from hyperfl_flwr.models.batchnorm import has_statistics
-from hyperfl_flwr.models.own import is_factory
 from hyperfl_flwr.models.own_checks import check_own
+from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.models.targets import build_target
 from strategies.base import BaseStrategy
 from strategies.fedavg import FedAvg

@@ -17,7 +17,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, RefusalError
 from hyperfl_flwr.messages import Request
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.own_model import source_hash
 from hyperfl_flwr.owner import Owner, is_simulated, state_folder
@@ -42,6 +42,7 @@ class NodeApp:
         self.owner = Owner.of(context.node_config)
         self.simulated = is_simulated(context)
         self.config = self.owner.applied_to(context, METHODS)
+        self.has_owners_data = self.config.dataset != context.run_config["dataset"]
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.owner.has_own_data and self.num_nodes != self.config.hosted_clients:
@@ -143,6 +144,7 @@ class NodeApp:
             "num-classes": data.dataset.num_classes,
             "num-examples": [len(data.train_indices(client)) for client in self.clients],
             "partitioned-by": data.partition,
+            "owners-data": self.has_owners_data,
             "device": str(self.device),
             "versions": [f"{name} {version}" for name, version in shared_versions().items()],
         }

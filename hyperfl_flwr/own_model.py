@@ -6,7 +6,7 @@ from typing import Any
 
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.models import own_source
-from hyperfl_flwr.models.own import is_factory
+from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.recording import MODEL
 
 
@@ -54,10 +54,16 @@ def source_hash(target: str) -> str:
     return str(model_facts(target).get("model", {}).get("sha256", ""))
 
 
+def travelling_source(target: str) -> Path | None:
+    """Return the file or folder of the network's source that the app takes along; None if all nodes must have it."""
+    source = own_source.source_of(target) if is_factory(target) else None
+    return None if source is None or own_source.is_installed(source) else source
+
+
 def keep_model(target: str, folder: Path) -> None:
     """Copy the network's source into the folder of a run, or of a node for one run, unless it is installed or there."""
-    source = own_source.source_of(target) if is_factory(target) else None
-    if source is None or own_source.is_installed(source):
+    source = travelling_source(target)
+    if source is None:
         return
     copy = folder / MODEL / source.name
     if not copy.exists() or own_source.digest_of(copy) != own_source.digest_of(source):

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hyperfl_flwr.recording import Record, read_manifest, read_metrics
+from hyperfl_flwr.run_data import RunData
 
 MOST_LABELS = 60
 """Clients that are named below their bars."""
@@ -31,11 +32,12 @@ def plot_run(path: Path) -> Path:
 def run_figure(path: Path) -> Figure:
     """Return the figure of `plot_run`."""
     records = list(read_metrics(path))
-    settings = read_manifest(path)["settings"]
+    manifest = read_manifest(path)
+    settings = manifest["settings"]
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     accuracy, loss, clients = figure.subplots(1, 3)
-    figure.suptitle(f"{settings['method']} on {settings['dataset']}, {settings['num-clients']} clients")
+    figure.suptitle(f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients")
     accuracy.plot(*_curve(records, "train", "own_accuracy"), "k-o", markersize=3, label="own (after local training)")
     accuracy.plot(
         *_curve(records, "aggregate", "aggregate_accuracy"), "k--s", markersize=3, mfc="white", label="aggregate"

@@ -14,7 +14,6 @@
     summary.json     the run's result
 """
 
-import fcntl
 import json
 import os
 import re
@@ -23,11 +22,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hyperfl_flwr.config import default_settings
 from hyperfl_flwr.data.reading import is_own, own_path
 from hyperfl_flwr.errors import RunDirectoryError, StateError
+from hyperfl_flwr.folder_lock import lock_folder
 from hyperfl_flwr.messages import Failure
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import write_atomically
@@ -44,6 +44,9 @@ Record = dict[str, Any]
 MODEL = "model"
 """The subfolder of the source of somebody's own network."""
 
+DEPLOYMENT = "deployment"
+"""Stands in a deployment's folder name for the data, of which nothing is known when the folder gets its name."""
+
 SUBFOLDERS = ("checkpoints", "failures", "plots")
 
 
@@ -59,13 +62,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Nobody else may open it: a lock can be taken by whoever can read the file.
-        self._lock: IO[str] = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600), "w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise RunDirectoryError(f"another process is writing to {path}; wait for it, or stop it") from None
+        self._lock = lock_folder(path)
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
@@ -194,9 +191,12 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 
 def new_run_name(method: str, dataset: str, seed: int) -> str:
-    """Return a fresh name for a run folder: when, what, and a few random digits."""
-    stamp, data = (
-        time.strftime("%Y%m%d-%H%M%S"),
-        own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset,
-    )
-    return f"{stamp}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"
+    """Return a fresh name for a run folder: when, what, and a few random digits.
+
+    Args:
+        method: Or what else is run.
+        dataset: The setting, or where the nodes' owners may name other data, `DEPLOYMENT`.
+        seed: The setting.
+    """
+    data = own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -19,6 +19,7 @@ from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import is_simulation, read_manifest, settings_of
+from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.scalars import Scalar
 from strategies.base import BaseStrategy, Setting
 from strategies.recorded import restore
@@ -35,6 +36,7 @@ class Restored:
         method: Its method.
         strategy: As it was then.
         arrays: The shared groups, keyed `group/name`.
+        data: What it was trained on.
         recipe: What its models take.
         simulated: Whether the clients' private state lies in the folder, and not on nodes of their owners.
     """
@@ -45,6 +47,7 @@ class Restored:
     method: Method
     strategy: BaseStrategy
     arrays: ArrayRecord
+    data: RunData
     recipe: TargetRecipe
     simulated: bool
 
@@ -91,8 +94,8 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")
-    simulated = is_simulation(manifest)
-    recipe = _recipe(config, simulated=simulated)
+    data = RunData.read(manifest)
+    recipe = _recipe_of_nodes(run, config, data) if data.source == "nodes" else _recipe(config)
     strategy = method.strategy(
         Setting(
             config=config,
@@ -110,23 +113,42 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
         method=method,
         strategy=strategy,
         arrays=arrays,
+        data=data,
         recipe=recipe,
-        simulated=simulated,
+        simulated=is_simulation(manifest),
     )
 
 
-def _recipe(config: RunConfig, *, simulated: bool) -> TargetRecipe:
-    """Return what the run's models take; the data are loaded only if nothing else tells.
+def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecipe:
+    """Return what the models take of a run on data that the nodes' owners have named: what was agreed on with them.
 
-    In a deployment the data are their owners', who normalise as agreed on, or images to [-1, 1].
+    Without an agreement the images in files and folders are normalised to [-1, 1], and other data in a way that the
+    server does not learn.
+
+    Raises:
+        RunDirectoryError: If the run's folder does not tell it.
     """
+    reading = config.data_settings().reading
+    shape: tuple[int, ...] | None = reading.input_shape or data.input_shape
+    normalisation = reading.normalisation
+    if normalisation is None and data.are_files and shape is not None and len(shape) == 3:
+        normalisation = HALF
+    if shape is None or normalisation is None:
+        missing = "data.input-shape" if shape is None else "data.normalisation"
+        raise RunDirectoryError(
+            f"{run} was trained on {data.title}; how they are read only the nodes know, since the run was not given "
+            f"{missing}: each owner can export the models of the node's clients there, with hyperfl export STATE_DIR"
+        )
+    mean, std = (part * (shape[0] // len(part)) for part in normalisation)
+    classes = reading.classes or data.classes or class_names("", data.num_classes or 0)
+    return TargetRecipe(target=config.target, input_shape=shape, mean=mean, std=std, classes=classes)
+
+
+def _recipe(config: RunConfig) -> TargetRecipe:
+    """Return what the models take of a run on the data set of its settings, which is loaded only if it has to be."""
     info, reading = DATASETS.get(config.dataset), config.data_settings().reading
     shape: tuple[int, ...]
-    if not simulated and reading.classes and reading.input_shape:
-        shape, count = reading.input_shape, reading.input_shape[0]
-        mean, std = (part * (count // len(part)) for part in reading.normalisation or HALF)
-        classes = reading.classes
-    elif info and info.input_shape and info.num_classes and info.normalisation and not reading.normalisation:
+    if info and info.input_shape and info.num_classes and info.normalisation and not reading.normalisation:
         shape = info.input_shape
         mean, std = info.normalisation
         classes = reading.classes or class_names(config.dataset, info.num_classes)

@@ -21,7 +21,7 @@ from hyperfl_flwr.own_model import keep_model, refuse_other_model
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
-from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.recording import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.roster import Roster, Say
 from hyperfl_flwr.summary import summarise
@@ -76,7 +76,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
 def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
     """Wait for the nodes, and make or open the run's folder; returns it and the last round that it holds."""
     if not config.resume:
-        path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config)
+        path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
         refuse_used_directory(path)
         federation = roster.gather()
         refuse_strange_model(federation, config.target)
@@ -167,5 +167,5 @@ def _roster(grid: Grid, config: RunConfig, say: Say) -> Roster:
     )
 
 
-def _name(config: RunConfig) -> str:
-    return new_run_name(config.method, config.dataset, config.seed)
+def _name(config: RunConfig, roster: Roster) -> str:
+    return new_run_name(config.method, config.dataset if roster.simulated else DEPLOYMENT, config.seed)

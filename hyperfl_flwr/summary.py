@@ -7,6 +7,7 @@ from typing import Any
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.novel_results import flat_means, read_novel
 from hyperfl_flwr.recording import Record, is_simulation, read_manifest, read_metrics
+from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.state import largest_state
 
 
@@ -40,7 +41,7 @@ def summarise(path: Path) -> dict[str, Any]:
     known = [accuracy for accuracy in own if accuracy is not None]
     return {
         "method": settings["method"],
-        "dataset": settings["dataset"],
+        "dataset": RunData.read(manifest).title,
         "num_clients": settings["num-clients"],
         "num_nodes": len(manifest["nodes"]),
         "rounds": last,

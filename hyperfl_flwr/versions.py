@@ -9,6 +9,9 @@ from hyperfl_flwr import __version__
 PACKAGES = ("flwr", "matplotlib", "numpy", "pydantic", "ray", "scikit-learn", "torch", "torchvision")
 """On which results depend."""
 
+COMMIT_VARIABLE = "HYPERFL_COMMIT"
+"""Environment variable by which a study tells the processes of its cells the checkout's commit, the same for all."""
+
 SHARED = ("hyperfl-flwr", "python", "flwr", "torch")
 """What all machines of a federation should have in one version."""
 

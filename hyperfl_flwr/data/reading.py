@@ -64,6 +64,12 @@ def own_path(name: str) -> Path:
     return Path(name.partition(":")[2]).expanduser()
 
 
+def title_of(name: str) -> str:
+    """Return what people call a data set: its name, or that of a file or folder without the path to it."""
+    folder = "folder " if name.startswith(FOLDER_PREFIX) else ""
+    return f"{folder}{own_path(name).name}" if is_own(name) else name
+
+
 def located(name: str, data_root: Path | None) -> Path:
     """Return where somebody's own data are.
 
@@ -133,10 +139,11 @@ def agreed(dataset: Dataset, reading: Reading) -> Dataset:
         DataError: If it does not fit.
     """
     if reading.input_shape not in (None, dataset.input_shape):
+        wanted, given = shape_text(reading.input_shape or ()), shape_text(dataset.input_shape)
         raise DataError(
-            f"samples of {dataset.name} must have the shape {_shape(reading.input_shape or ())} (data.input-shape), "
-            f"got {_shape(dataset.input_shape)}; only images of folder: data are converted",
-            public=f"its samples have the shape {_shape(dataset.input_shape)}, not that of data.input-shape",
+            f"samples of {dataset.name} must have the shape {wanted} (data.input-shape), got {given}; only images of "
+            f"folder: data are converted",
+            public=f"its samples have the shape {given}, not that of data.input-shape",
         )
     if reading.classes is not None:
         dataset = _named(dataset, reading.classes)
@@ -168,5 +175,6 @@ def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
     return replace(dataset, classes=classes, num_classes=len(classes))
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a sample's shape in words: 1x28x28 of an image, 64 features of a vector."""
+    return f"{shape[0]} features" if len(shape) == 1 else "x".join(map(str, shape))

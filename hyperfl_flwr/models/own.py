@@ -13,7 +13,6 @@ constants, which do not travel.
 import copy
 import functools
 import importlib
-import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,23 +27,11 @@ from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.models.batchnorm import UNCOUNTED, AnyBatchNorm
 from hyperfl_flwr.models.dropout import Dropout
 from hyperfl_flwr.models.initial import Drawn
+from hyperfl_flwr.models.own_source import top_level
 from hyperfl_flwr.models.targets import Target
-
-FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-"""What the name of an own target looks like."""
 
 _DROPOUT: dict[type[nn.Module], bool] = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 """torch's layer -> whether it leaves out whole maps."""
-
-
-def is_factory(name: str) -> bool:
-    """Say whether a target's name is that of a factory."""
-    return FORM.fullmatch(name) is not None
-
-
-def top_level(name: str) -> str:
-    """Return the package or module at the top of a factory's name."""
-    return name.partition(":")[0].partition(".")[0]
 
 
 @dataclass(frozen=True)

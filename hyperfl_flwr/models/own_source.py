@@ -7,6 +7,7 @@ imports from there besides would be missing on the nodes, and is missing here, t
 import hashlib
 import importlib.machinery
 import importlib.util
+import re
 import shutil
 import sys
 import sysconfig
@@ -16,7 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.models.own import top_level
+
+FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""What the name of an own target looks like."""
 
 SUFFIXES = frozenset({".py", ".toml", ".yaml", ".yml", ".json"})
 """Files of a package that are copied; Flower takes no others."""
@@ -28,6 +31,16 @@ OURS = frozenset({"hyperfl_flwr", "clients", "strategies", "experiments"})
 
 LEFT_OUT = frozenset({"build", "dist", "eggs", "env", "lib", "lib64", "parts", "sdist", "var", "venv", "wheels"})
 """Folders at the top of an app that Flower leaves out."""
+
+
+def is_factory(name: str) -> bool:
+    """Say whether a target's name is that of a factory."""
+    return FORM.fullmatch(name) is not None
+
+
+def top_level(name: str) -> str:
+    """Return the package or module at the top of a factory's name."""
+    return name.partition(":")[0].partition(".")[0]
 
 
 class OnePackage:

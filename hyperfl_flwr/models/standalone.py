@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.models import own_source
 from hyperfl_flwr.models.dropout import Dropout
-from hyperfl_flwr.models.own import OwnTarget, is_factory
+from hyperfl_flwr.models.own import OwnTarget
+from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.models.targets import ChannelsLast, Target
 from hyperfl_flwr.storage import write_atomically

@@ -168,6 +168,12 @@ def test_a_folder_with_another_class_is_refused_by_number_and_the_others_go_on(o
     assert not any(b"Secret" in path.read_bytes() for path in servers if path.is_file())
 
 
+def test_the_data_set_of_the_settings_is_not_said_to_have_been_used(owners: Owners) -> None:
+    assert read_manifest(owners.output)["settings"]["dataset"] == "digits"
+    summary = json.loads((owners.output / "summary.json").read_text())
+    assert summary["dataset"] == "the nodes' own data, 10 classes, 1x8x8"
+
+
 def test_nothing_of_an_installed_network_travels(owners: Owners) -> None:
     told = read_manifest(owners.output)["model"]
     assert (told["factory"], told["installed"]) == (OWN["target"], True)

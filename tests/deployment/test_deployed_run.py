@@ -23,6 +23,7 @@ from programs import (
     rows_of,
     sets,
 )  # fmt: skip
+from resident import assert_small
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.bundle import commit
@@ -142,6 +143,7 @@ def test_ctrl_c_stops_the_run_and_nothing_else(two_nodes: LocalDeployment, tmp_p
     output = tmp_path / "a run"
     process = two_nodes.hyperfl("run", "--num-rounds", 1000, "--output", output, *SETS)
     eventually((output / "manifest.json").is_file, "the run's folder")
+    assert_small(process.pid)
     code, _, err = finished(two_nodes.hyperfl("run", "--num-rounds", 2, *SETS))
     assert (code, "another run is active" in err, str(output) in err) == (1, True, True), err
     process.send_signal(signal.SIGINT)

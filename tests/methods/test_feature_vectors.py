@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from experiments.audit import Options, make_target
 from experiments.observed import recorded_round
-from experiments.run import plan
+from experiments.planning import plan
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data

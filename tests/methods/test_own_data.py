@@ -1,5 +1,7 @@
 """Nodes with folders of images of their own: they train together, one that does not fit is left out, no path leaves."""
 
+import html
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,18 @@ from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 from PIL import Image
 
+from experiments.event_files import write_event_files
+from experiments.observed import recorded_round
+from experiments.report import write_report
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_own_data
 from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.errors import RunDirectoryError
+from hyperfl_flwr.export import model_of_node, model_of_run
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.plots import run_figure
 from hyperfl_flwr.recording import read_manifest
 
 CLASSES = "0,1,2,3,4,5,6,7,8,9"
@@ -44,14 +52,15 @@ def write_owners_folders(folder: Path) -> list[Path]:
 
 
 class OwnersGrid(InProcessGrid):
-    """Nodes of different owners; keeps the bytes of all that they answer."""
+    """Nodes of different owners, each with its `data` or a folder of images; keeps the bytes of all answers."""
 
-    def __init__(self, settings: Settings, folders: list[Path], states: Path) -> None:
-        super().__init__(app, len(folders), settings)
+    def __init__(self, settings: Settings, data: list[str] | list[Path], states: Path) -> None:
+        super().__init__(app, len(data), settings)
         self.said: list[bytes] = []
-        for number, (context, folder) in enumerate(zip(self._contexts.values(), folders, strict=True)):
+        for number, (context, named) in enumerate(zip(self._contexts.values(), data, strict=True)):
             context.node_config |= {
-                "data": f"folder:{folder}", "device": "cpu", "threads": 1, "state-dir": str(states / str(number)),
+                "data": f"folder:{named}" if isinstance(named, Path) else named,
+                "device": "cpu", "threads": 1, "state-dir": str(states / str(number)),
             }  # fmt: skip
 
     def answer(self, message: Message) -> Message:
@@ -68,9 +77,9 @@ def folders(tmp_path: Path) -> list[Path]:
     return write_owners_folders(tmp_path / "owners")
 
 
-def owners(folders: list[Path], states: Path, made: list[OwnersGrid]) -> MakeGrid:
+def owners(data: list[str] | list[Path], states: Path, made: list[OwnersGrid]) -> MakeGrid:
     def grid(_: int, settings: Settings) -> OwnersGrid:
-        made.append(OwnersGrid(settings, folders, states))
+        made.append(OwnersGrid(settings, data, states))
         return made[-1]
 
     return grid
@@ -91,6 +100,79 @@ def test_three_owners_train_together(method: str, federate: Federate, folders: l
     assert b"patients" not in said
     assert str(tmp_path).encode() not in said
     assert len(list((tmp_path / "states").glob("*/decoded/folder-*"))) == 3
+
+
+TITLE = "the nodes' own data, 10 classes, 1x8x8"
+
+
+def test_the_data_set_that_nobody_used_is_named_nowhere(
+    federate: Federate, folders: list[Path], tmp_path: Path
+) -> None:
+    """In page, picture, summary, TensorBoard's files and exported models; the manifest has the settings as given."""
+    grid = owners(folders, tmp_path / "states", [])
+    run = federate("fedavg", 3, grid=grid, plots=True, **OWN | {"num_rounds": 1})
+    assert json.loads((run / "summary.json").read_text())["dataset"] == TITLE
+    assert read_manifest(run)["data"] == {
+        "source": "nodes", "title": TITLE, "num_classes": 10, "input_shape": [1, 8, 8],
+        "classes": CLASSES.split(","), "are_files": True,
+    }  # fmt: skip
+    page = write_report(run).read_text()
+    assert f"<h1>fedavg on {html.escape(TITLE)}</h1>" in page
+    assert f"<td>dataset</td><td>{html.escape(TITLE)}</td>" in page
+    assert run_figure(run).get_suptitle() == f"fedavg on {TITLE}, 3 clients"
+    assert TITLE.encode() in b"".join(path.read_bytes() for path in write_event_files(run).iterdir())
+    others = [path for path in run.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert not [path for path in others if b"mnist" in path.read_bytes()]
+    exported = model_of_run(run, None)
+    assert exported.about()["dataset"] == TITLE
+    assert (exported.recipe.input_shape, exported.recipe.mean, exported.recipe.std) == ((1, 8, 8), (0.5,), (0.5,))
+    assert model_of_node(tmp_path / "states" / "0", 0).about()["dataset"] == "folder patients of Dr. No"
+
+
+def test_named_data_sets_of_the_owners_choice(federate: Federate, tmp_path: Path) -> None:
+    """Three owners name digits, a fourth leaves the data to the run, which names them too, or not.
+
+    The server does not learn which data set was named, nor how it is normalised.
+    """
+    names = ["digits", "digits", "digits", ""]
+    named = {"num_clients": 4, "min-nodes": 4, "node-timeout": 1.0, "num_rounds": 1}
+    grids: list[OwnersGrid] = []
+    make = owners(names, tmp_path / "states", grids)
+    run = federate("fedavg", 4, grid=make, **named | {"dataset": "digits"})
+    assert json.loads((run / "summary.json").read_text())["dataset"] == "digits"
+    assert model_of_run(run, None).about()["dataset"] == "digits"
+    run = federate("fedavg", 4, grid=make, **named | {"dataset": "mnist", "data-root": "/nowhere", "min-nodes": 3})
+    assert json.loads((run / "summary.json").read_text())["dataset"] == TITLE
+    with pytest.raises(RunDirectoryError, match=r"only the nodes know, .* not given data\.normalisation"):
+        model_of_run(run, None)
+    assert not any(b"digits" in text for text in grids[1].said)
+    changes = {"dataset": "mnist", "data-root": "/nowhere", "min-nodes": 3, "data.normalisation": "0.5/0.5"}
+    given = federate("fedavg", 4, grid=make, **named | changes)
+    assert model_of_run(given, None).recipe.input_shape == (1, 8, 8)
+
+
+def test_uploads_of_owners_are_not_held_against_a_data_set_that_they_did_not_have(
+    federate: Federate, folders: list[Path], tmp_path: Path
+) -> None:
+    grid = owners(folders, tmp_path / "states", [])
+    watched = {"num_rounds": 1, "audit.clients": "0", "audit.rounds": "1"}
+    run = federate("fedavg", 3, grid=grid, **OWN | watched)
+    assert list((run / "observations").iterdir())
+    with pytest.raises(RunDirectoryError, match="was trained on the nodes' own data, which are not here"):
+        recorded_round(run, {})
+
+
+def test_a_file_of_a_simulation_is_named_without_the_path_to_it(federate: Federate, tmp_path: Path) -> None:
+    digits = load_dataset("digits").train
+    (tmp_path / "hospital").mkdir()
+    np.savez(tmp_path / "hospital" / "wards.npz", images=digits.images[:300], labels=digits.labels[:300] % 4)
+    run = federate("fedavg", dataset=f"npz:{tmp_path / 'hospital' / 'wards.npz'}", num_rounds=1)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["dataset"] == "wards.npz, 4 classes, 1x8x8"
+    assert model_of_run(run, None).about()["dataset"] == summary["dataset"]
+    page = write_report(run).read_text()
+    assert "<h1>fedavg on wards.npz, 4 classes, 1x8x8</h1>" in page
+    assert f"<td>dataset</td><td>npz:{tmp_path}" in page  # the settings are as given, for the one who gave them
 
 
 def test_one_that_does_not_fit_is_left_out_by_name(federate: Federate, folders: list[Path], tmp_path: Path) -> None:

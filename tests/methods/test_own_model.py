@@ -22,7 +22,8 @@ from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models import initial
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
-from hyperfl_flwr.models.own import OwnTarget, is_factory
+from hyperfl_flwr.models.own import OwnTarget
+from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.rng import torch_generator

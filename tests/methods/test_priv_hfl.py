@@ -22,7 +22,7 @@ from federations import (
 from test_contract_privacy import leaks
 
 from clients.priv_hfl import PrivHFLClient
-from experiments.run import plan
+from experiments.planning import plan
 from hyperfl_flwr.checkpoint import Checkpoints
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import load_federated_data

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from resident import assert_small
 
 from experiments.processes import descendants, process_table
 from hyperfl_flwr import ROOT
@@ -208,6 +209,7 @@ def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:
     output = tmp_path / "run"
     with started(arguments(output, num_rounds=1000), tmp_path) as process:  # too many to end by themselves
         wait_for_round(output, 1, process)
+        assert_small(process.pid)
         family = below(process.pid, "")
         process.send_signal(signal.SIGINT)
         _, complained = process.communicate(timeout=PATIENCE)

@@ -33,7 +33,7 @@ def test_a_simulated_novel_node_gets_what_one_in_this_process_gets(tmp_path: Pat
     with LocalSuperLink() as superlink:
         file = tmp_path / "settings.toml"
         file.write_text("".join(f'"{key}" = {json.dumps(str(value))}\n' for key, value in settings.items()))
-        run_id = superlink.submit(build_app(superlink.home / "app", "cnn"), file, federation_config(1, 1))
+        run_id = superlink.submit(build_app(superlink.home / "app"), file, federation_config(1, 1))
         while not (status := superlink.status(run_id)).finished:
             time.sleep(0.2)
         log, _ = superlink.read_log(run_id)

@@ -22,6 +22,7 @@ def introduction(partition: int, num_nodes: int, num_clients: int, **changes: An
         "input-shape": [1, 8, 8],
         "num-classes": 10,
         "partitioned-by": "iid",
+        "owners-data": False,
         "device": "cpu",
         **{key.replace("_", "-"): value for key, value in changes.items()},
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import bundle
-from hyperfl_flwr import manifest
+from hyperfl_flwr import manifest, versions
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PROGRAM = "import json; from hyperfl_flwr.manifest import code; print(json.dumps(code()))"
@@ -22,13 +22,13 @@ def test_an_app_tells_the_commit_that_it_was_copied_from(
 ) -> None:
     """A process that runs in the copy, as Flower's do, writes it into the manifest."""
     monkeypatch.setattr(bundle, "commit", lambda: told)
-    monkeypatch.delenv(manifest.COMMIT_VARIABLE, raising=False)
-    app = bundle.build_app(tmp_path / "app", "cnn")
+    monkeypatch.delenv(versions.COMMIT_VARIABLE, raising=False)
+    app = bundle.build_app(tmp_path / "app")
     out = subprocess.run([sys.executable, "-c", PROGRAM], cwd=app, capture_output=True, text=True, check=True).stdout
     code = json.loads(out)
     assert (code["commit"], code["dirty"], code["app"]) == (*expected, str(app))
 
 
 def test_the_processes_of_a_study_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(manifest.COMMIT_VARIABLE, f"{COMMIT}-dirty")
+    monkeypatch.setenv(versions.COMMIT_VARIABLE, f"{COMMIT}-dirty")
     assert (manifest.code()["commit"], manifest.code()["dirty"]) == (COMMIT, True)

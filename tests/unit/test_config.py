@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings, flatten, nearest
+from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings, nearest
 from hyperfl_flwr.data.reading import Reading
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.toml_settings import flatten
 
 
 def read(**changes: Any) -> RunConfig:

@@ -20,7 +20,12 @@ from strategies.pfedhn import PFedHN
             "experiments.deploy_files, experiments.deploy_register, experiments.deploy_check, experiments.deploy_start",
             "matplotlib, ray, torch",
         ),
-        ("experiments.run, experiments.deploy_run", "matplotlib, ray, scipy.stats, sklearn"),
+        ("experiments.planning", "matplotlib, ray, scipy.stats, sklearn"),
+        (
+            "hyperfl_flwr.cli, experiments.run, experiments.deploy_run, experiments.deploy_personalize, "
+            "experiments.quickstart",
+            "flwr, matplotlib, ray, scipy, sklearn, torch, torchvision",
+        ),
     ],
 )
 def test_a_process_does_not_import_what_it_does_not_need(modules: str, not_needed: str) -> None:
@@ -28,6 +33,38 @@ def test_a_process_does_not_import_what_it_does_not_need(modules: str, not_neede
     program = f"import sys; import {modules}; print(set({not_needed.split(', ')}) & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+FOLLOWING = """
+import os
+import sys
+from experiments import run
+from hyperfl_flwr.__main__ import main
+from hyperfl_flwr.errors import RunFailedError
+
+def follow(superlink, run_id, planned, observer):
+    libraries = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else ""
+    print(run_id > 0, "libtorch" in libraries, {name.partition(".")[0] for name in sys.modules} & set(HEAVY))
+    raise RunFailedError("this is far enough")
+
+run.follow = follow
+HEAVY = sys.argv[1].split(",")
+sys.argv[:] = ["hyperfl", *sys.argv[2:]]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_the_process_that_follows_a_run_has_not_imported_what_trains(tmp_path: Path) -> None:
+    """It plans, starts a SuperLink and submits a run to it, which it would follow from there on."""
+    heavy = "flwr,matplotlib,ray,scipy,sklearn,torch,torchvision"
+    words = ["run", "--num-clients", "2", "--num-nodes", "1", "--output", str(tmp_path / "run"), "--quiet"]
+    found = subprocess.run(
+        [sys.executable, "-c", FOLLOWING, heavy, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 1
+    assert (found.stdout, found.stderr) == ("True False set()\n", "error: this is far enough\n")
 
 
 TRAINING = """

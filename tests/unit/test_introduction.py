@@ -35,7 +35,8 @@ def test_what_our_nodes_tell_is_taken() -> None:
         {"clients": "03"}, {"clients": [0, 0]}, {"clients": [-1]}, {"clients": [0.5]}, {"clients": 3},
         {"input_shape": "[1, 8, 8]"}, {"input_shape": [1, 8]}, {"input_shape": [1, 0, 8]}, {"num_classes": "10"},
         {"num_examples": ["many", "more"]}, {"num_examples": 5}, {"num_examples": [-1, 1]}, {"classes": [1, 2]},
-        {"device": 1}, {"partitioned_by": [1]}, {"model": b"x"}, {"data_reuse": 1}, {"train_label_counts": [0.5]},
+        {"device": 1}, {"partitioned_by": [1]}, {"owners_data": 1}, {"model": b"x"}, {"data_reuse": 1},
+        {"train_label_counts": [0.5]},
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
@@ -46,7 +47,9 @@ def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
     assert found.reason.startswith(f"its {key.replace('_', '-')} cannot be ")
 
 
-@pytest.mark.parametrize("key", ["num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "device"])
+@pytest.mark.parametrize(
+    "key", ["num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device"]
+)
 def test_what_is_not_told_is_named(key: str) -> None:
     answer = greeting()
     assert answer.content is not None

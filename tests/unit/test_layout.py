@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.layout import Machine, suitable_nodes, suitable_threads
-from experiments.run import plan
+from experiments.planning import plan
 from hyperfl_flwr.scalars import Scalar
 
 HYPERNETWORK, CNN = 60_000_000, 470_000
@@ -73,4 +73,4 @@ def test_a_plan_has_what_was_asked_for_and_chooses_the_rest(
     changes: dict[str, Scalar] = {"method": "fedavg", "num-clients": 5, "threads": threads, "device": "cpu"}
     planned = plan(changes | {"output": str(tmp_path / "run")}, num_nodes)
     assert (planned.num_nodes, planned.threads, planned.chosen_for) == expected
-    assert planned.config.threads == planned.threads
+    assert planned.settings["threads"] == planned.threads

@@ -13,6 +13,7 @@ from federations import Call
 from experiments.bundle import build_app
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.models import own_source
+from hyperfl_flwr.own_model import travelling_source
 
 NETWORK = """
 from torch import nn
@@ -123,7 +124,7 @@ def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
     """Flower's own `flwr build`: the bundle holds the package, and nothing of it that does not travel."""
     write_package(tmp_path, "netof_e")
     own_source.find("netof_e.nets:build", [tmp_path])
-    app = build_app(tmp_path / "app", "netof_e.nets:build")
+    app = build_app(tmp_path / "app", travelling_source("netof_e.nets:build"))
     patterns = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     assert [name for name in patterns if "netof_e" in name] == [f"netof_e/{name}" for name in TRAVELS]
     assert "strategies/**/*.py" in patterns
@@ -136,7 +137,7 @@ def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
     for name in TRAVELS:
         assert f"netof_e/{name} " in listing
     assert "notes.txt" not in listing
-    assert "netof_e" not in (build_app(tmp_path / "plain", "cnn") / "pyproject.toml").read_text()
+    assert "netof_e" not in (build_app(tmp_path / "plain", travelling_source("cnn")) / "pyproject.toml").read_text()
 
 
 def test_the_command_line_finds_it_in_the_working_directory(call: Call) -> None:

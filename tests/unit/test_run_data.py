@@ -1,0 +1,88 @@
+"""What a run's data are called, by what its nodes tell and by manifests of earlier versions."""
+
+from typing import Any
+
+import pytest
+
+from experiments.requested import requested
+from hyperfl_flwr.agreement import Federation
+from hyperfl_flwr.data.reading import title_of
+from hyperfl_flwr.introduction import Node
+from hyperfl_flwr.run_data import RunData
+
+
+def federation(*owners_data: bool, shape: tuple[int, ...] = (1, 28, 28), **told: Any) -> Federation:
+    """Return a federation by what each node says of its data."""
+    properties = {"input-shape": list(shape), "num-classes": 6, "partitioned-by": "own", **told}
+    return Federation(
+        [
+            Node(id=number, partition=number, clients=[number], properties={**properties, "owners-data": owners})
+            for number, owners in enumerate(owners_data)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("owners_data", "dataset", "title"),
+    [
+        ((True, True), "digits", "the nodes' own data, 6 classes, 1x28x28"),
+        ((False, True), "digits", "the nodes' own data, 6 classes, 1x28x28"),
+        ((False, False), "digits", "digits"),
+        ((False, False), "npz:/home/somebody/wards.npz", "wards.npz, 6 classes, 1x28x28"),
+        ((False, False), "folder:/home/somebody/my images", "folder my images, 6 classes, 1x28x28"),
+    ],
+)
+def test_titles(owners_data: tuple[bool, ...], dataset: str, title: str) -> None:
+    found = RunData.of(federation(*owners_data), dataset)
+    assert found.title == title
+    assert RunData.read({"data": found.entry()}) == found
+
+
+def test_feature_vectors() -> None:
+    title = RunData.of(federation(True, shape=(64,)), "digits").title
+    assert title == "the nodes' own data, 6 classes, 64 features"
+
+
+def test_data_that_were_used_stay_used() -> None:
+    """A node with data of its owner's has left, or has come later."""
+    owners, others = (RunData.of(federation(said), "digits") for said in (True, False))
+    assert others.with_earlier(owners).source == "nodes"
+    assert owners.with_earlier(others).source == "nodes"
+    assert others.with_earlier(others) == others
+
+
+def test_names_of_classes_are_those_of_as_many_classes() -> None:
+    """They are words of other machines, which are printed and written to files."""
+    names = ["a", "b\n\x1b[31m", "c", "d", "e", "f"]
+    assert RunData.of(federation(True, classes=names), "digits").classes == ("a", "b [31m", "c", "d", "e", "f")
+    assert RunData.of(federation(True, classes=names[:2]), "digits").classes == ()
+
+
+OLD = {
+    "a simulation": ({"label_counts": {}, "partitioned_by": "iid"}, "mnist", "mnist"),
+    "a simulation on a file": ({"label_counts": {}, "partitioned_by": "iid"}, "npz:/a/b.npz", "b.npz"),
+    "a deployment": ({"partitioned_by": "iid"}, "mnist", "mnist"),
+    "a deployment on owners' files": ({"partitioned_by": "own"}, "mnist", "the nodes' own data"),
+    "a deployment of an early version": ({}, "mnist", "mnist"),
+}
+
+
+@pytest.mark.parametrize("kind", OLD)
+def test_manifests_of_earlier_versions(kind: str) -> None:
+    manifest, dataset, title = OLD[kind]
+    found = RunData.read({**manifest, "settings": {"dataset": dataset}})
+    assert found.title == title
+    assert found.named_in({"dataset": dataset, "seed": 0})["dataset"] == (title if "own" in title else dataset)
+
+
+def test_a_title_has_a_title_of_its_own() -> None:
+    """Models that were kept by an earlier version have a path, newer ones have a title."""
+    for name in ("digits", "npz:/a/b.npz", "folder:/a/c"):
+        assert title_of(title_of(name)) == title_of(name)
+
+
+def test_a_deployments_folder_is_not_called_after_a_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Its name is chosen before the nodes are asked."""
+    monkeypatch.chdir(tmp_path)
+    assert "-fedavg-mnist-seed0-" in requested({"method": "fedavg", "dataset": "mnist"}).output
+    assert "-fedavg-deployment-seed0-" in requested({"method": "fedavg", "dataset": "mnist"}, deployed=True).output
