@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+import hyperfl_flwr.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli_audit import audits
 from hyperfl_flwr.cli_deploy import deployments
