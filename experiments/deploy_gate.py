@@ -1,7 +1,7 @@
 """The configuration of nginx in front of a SuperLink: who gets through, and how much of nginx one client can take.
 
 Flower checks a node's signature when it has read the whole body of a request. nginx checks beforehand that the request
-names a public key of this deployment, which nobody but the node and the operator has, so that others cannot hold a
+names a public key of this deployment, which only the node and the operator have, so that others cannot hold a
 connection by a body that never ends. Before a request's header has been read nginx cannot count the connections of an
 address; they are limited by time instead.
 """
