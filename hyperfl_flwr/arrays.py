@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from tokenize import TokenError
 from typing import Any
 
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
+
+BLOCK = 1 << 16
+"""Elements of an array that are worked on together: what is made of them stays in a processor's cache."""
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -53,6 +56,14 @@ def _unpack(array: Array) -> NDArray[Any]:
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"an array of {size} bytes cannot have the shape {shape} and the type {dtype}")
     return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+
+
+def blocks(array: NDArray[Any]) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield an array's elements, `BLOCK` at a time, each with its place in the flat array."""
+    flat = array.reshape(-1)
+    for first in range(0, flat.size, BLOCK):
+        part = slice(first, first + BLOCK)
+        yield part, flat[part]
 
 
 def num_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:

@@ -17,7 +17,7 @@ from hyperfl_flwr.messages import (
     Reduction,
     Report,
     Request,
-    by_client,
+    by_number,
     group_of,
     own_key,
     record_of,
@@ -32,6 +32,8 @@ REQUEST = Request(
     clients=[1, 4],
     versions=[2, 0],
     kept_versions=[1, 0],
+    num_clients=7,
+    max_num_examples=600,
 )
 
 
@@ -163,9 +165,9 @@ def test_a_node_sums_what_its_clients_share() -> None:
     result = train_cohort(
         OneByOne(Member), request_for(1, 2, 9), Received(shared=given), REDUCTIONS, send_details=False
     )
-    np.testing.assert_array_equal(result.sums["a/x"], [80, -10])
-    np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
-    np.testing.assert_array_equal(result.sums["c/x"], [5, -1])
+    np.testing.assert_array_equal(result.arrays["a/x"], [80, -10])
+    np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
+    np.testing.assert_array_equal(result.arrays["c/x"], [5, -1])
     assert result.num_examples == 30
     assert result.results == [
         ClientResult(client=client, num_examples=10 * client, metrics={"loss": 0.5}) for client in (1, 2)
@@ -195,8 +197,8 @@ def test_clients_that_are_trained_together() -> None:
     request = request_for(1, 2, 3, 9)
     together = train_cohort(AtOnce(), request, Received(shared=received()), REDUCTIONS, send_details=True)
     apart = train_cohort(OneByOne(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
-    assert {key: value.tobytes() for key, value in together.sums.items()} == {
-        key: value.tobytes() for key, value in apart.sums.items()
+    assert {key: value.tobytes() for key, value in together.arrays.items()} == {
+        key: value.tobytes() for key, value in apart.arrays.items()
     }
     assert (together.num_examples, together.results) == (apart.num_examples, apart.results)
     assert [failure.client for failure in together.failures] == [9]
@@ -214,7 +216,7 @@ def test_clients_that_are_trained_together() -> None:
         (2, "FloatingPointError: b/x is not finite after training"),
         (9, "ValueError: two lines"),
     ]
-    np.testing.assert_array_equal(broken.sums["b/x"], [6, 0])  # (x + 1) + (x + 3)
+    np.testing.assert_array_equal(broken.arrays["b/x"], [6, 0])  # (x + 1) + (x + 3)
 
 
 def test_per_client_groups_are_not_summed() -> None:
@@ -227,17 +229,17 @@ def test_per_client_groups_are_not_summed() -> None:
         OneByOne(Member), request_for(1, 2, 9), Received(shared=given, own=own), reductions, send_details=True
     )
     assert {client: arrays["c/x"].tolist() for client, arrays in result.own.items()} == {1: [6.0], 2: [9.0]}
-    assert sorted(result.sums) == ["a/x", "b/x"]
-    np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
+    assert sorted(result.arrays) == ["a/x", "b/x"]
+    np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
     assert [failure.client for failure in result.failures] == [9]
 
 
 def test_keys_of_own_arrays() -> None:
     """CLIENT/GROUP/NAME there and back; what does not begin with a client is refused."""
     arrays = {own_key(client, "c/x"): np.array([client]) for client in (3, 10)}
-    assert {client: list(each) for client, each in by_client(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
-    with pytest.raises(ValueError, match="must have keys CLIENT/GROUP/NAME, got 'c/x'"):
-        by_client({"c/x": np.zeros(1)})
+    assert {client: list(each) for client, each in by_number(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
+    with pytest.raises(ValueError, match="must have keys NUMBER/GROUP/NAME, got 'c/x'"):
+        by_number({"c/x": np.zeros(1)})
 
 
 def test_tracebacks_leave_the_node_only_if_they_may() -> None:
@@ -258,7 +260,9 @@ def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
     def make(client: int) -> Member:
         return Member(client, returns_input=True)
 
-    sums = train_cohort(OneByOne(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False).sums
+    sums = train_cohort(
+        OneByOne(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False
+    ).arrays
     for key, value in received().items():
         np.testing.assert_array_equal(given[key], value)
     np.testing.assert_array_equal(sums["a/x"], [30, -60])
