@@ -12,13 +12,14 @@ apart, in levels: level l > 0 holds the terms below 2^(e + l * STEP_BITS) that a
 own. So the sums of all levels are exact, and the levels are added in their order, once, when the mean is made.
 """
 
+import mmap
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.arrays import SharedArrays, blocks
+from hyperfl_flwr.arrays import BLOCK, SharedArrays, blocks
 from hyperfl_flwr.messages import Reduction, group_of
 
 HEADROOM_BITS = 6
@@ -66,6 +67,7 @@ class ReproducibleSum:
         self._max_num_examples = max_num_examples
         self._carry_bits = num_clients.bit_length()
         self._exponents: dict[str, int] = {}
+        self._terms = np.empty(BLOCK)
 
     def add(self, arrays: SharedArrays, num_examples: int) -> None:
         """Add one client's arrays times its weights.
@@ -102,10 +104,10 @@ class ReproducibleSum:
             for other in others:
                 np.add(total, other, out=total)
             divisor = self._reductions[group_of(key)].divisor(num_examples, num_clients)
-            like = self._received[key]
-            means[key] = np.empty(like.shape, like.dtype)
+            means[key] = np.empty(self._received[key].shape, self._received[key].dtype)
             with np.errstate(over="ignore"):  # a sum of float32 may be too large for one
-                np.divide(total.reshape(like.shape), divisor, out=means[key], casting="same_kind")
+                for (_, mean), (_, block) in zip(blocks(means[key]), blocks(total), strict=True):
+                    mean[:] = block / divisor
         return means
 
     def sums(self, level: int) -> SharedArrays:
@@ -116,7 +118,7 @@ class ReproducibleSum:
         """Return the flat sums of an array in a level; zeros if there are none yet."""
         arrays = self.levels.setdefault(level, {})
         if key not in arrays:
-            arrays[key] = np.zeros(self._received[key].size)
+            arrays[key] = _zeros(self._received[key].size)
         return arrays[key]
 
     def exponent(self, key: str) -> int:
@@ -128,23 +130,27 @@ class ReproducibleSum:
         return self._exponents[key]
 
     def _add_block(self, key: str, part: slice, block: NDArray[Any], weight: float) -> None:
-        terms = np.multiply(block, weight, dtype=np.float64)
         exponent = self.exponent(key)
         if _largest(block) * weight < 2.0**exponent:
-            self._put(0, key, part, terms)
+            self._put(0, key, part, block, weight)
             return
-        levels = _levels_of(terms, exponent)
+        levels = _levels_of(np.multiply(block, weight, dtype=np.float64), exponent)
         for level in np.unique(levels).tolist():
-            self._put(level, key, part, np.where(levels == level, terms, 0.0))
+            self._put(level, key, part, np.where(levels == level, block, block.dtype.type(0)), weight)
 
-    def _put(self, level: int, key: str, part: slice, terms: NDArray[np.float64]) -> None:
-        """Round terms to the grid of a level, in place, and add them."""
+    def _put(self, level: int, key: str, part: slice, block: NDArray[Any], weight: float) -> None:
+        """Round the terms of a block to the grid of a level and add them."""
         grid = 2.0 ** (self.exponent(key) + level * STEP_BITS + self._carry_bits - _MANTISSA_BITS)
-        terms *= 1.0 / grid
+        terms = np.multiply(block, weight / grid, out=self._terms[: block.size], dtype=np.float64)
         np.rint(terms, out=terms)
         terms *= grid
         sums = self._level(level, key)[part]
         np.add(sums, terms, out=sums)
+
+
+def _zeros(size: int) -> NDArray[np.float64]:
+    """Return zeros; many are in memory pages of their own, which go back to the system when the array is not needed."""
+    return np.frombuffer(mmap.mmap(-1, 8 * size), np.float64) if size > BLOCK else np.zeros(size)
 
 
 def _largest(array: NDArray[Any]) -> float:

@@ -4,9 +4,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite, unpack_arrays
 from hyperfl_flwr.messages import (
@@ -154,8 +156,14 @@ def _check_sums(sums: SharedArrays, shared: SharedArrays, num_examples: int) -> 
         raise ValueError(problem)
     for key, value in sums.items():
         limit = num_examples * float(np.finfo(shared[key].dtype).max)  # of the weights, whichever they are
-        if value.size and not max(float(value.max()), -float(value.min())) <= limit:
+        if not _is_within(value.reshape(-1), limit):
             raise ValueError(f"{key} is not finite, or larger than a sum of finite {shared[key].dtype} can be")
+
+
+def _is_within(flat: NDArray[Any], limit: float) -> bool:
+    """Return whether the magnitudes of all elements are at most `limit`; mostly the sum of their squares shows it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.dot(flat, flat) <= limit * limit) or bool((np.abs(flat) <= limit).all())
 
 
 def read_answers(

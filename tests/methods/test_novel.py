@@ -196,6 +196,13 @@ def test_a_descriptor_becomes_a_model(federate: Federate) -> None:
         torch.testing.assert_close(torch.tensor(few), encoder.descriptor(mine.train_images[order]))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "pfedhn", "it-pfl"])
+def test_the_number_of_nodes_changes_no_assessment(method: str, federate: Federate) -> None:
+    """Models, distances and descriptors of novel clients are the same, whichever nodes they and the others are on."""
+    one, *others = ((federate(method, number, **PLAN) / "novel.json").read_bytes() for number in (1, 3, 7))
+    assert others == [one, one]
+
+
 def test_novel_clients_are_neither_trained_nor_evaluated_and_their_labels_not_read(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

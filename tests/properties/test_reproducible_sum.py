@@ -42,6 +42,11 @@ def mean_of(total: ReproducibleSum, clients: Sequence[Client]) -> SharedArrays:
     return total.take_mean(sum(count for _, count in clients), len(clients))
 
 
+def bits(total: ReproducibleSum) -> dict[int, bytes]:
+    """Return all sums so far: they differ in more bits than the means that are rounded to float32."""
+    return {level: arrays["net/x"].tobytes() for level, arrays in sorted(total.levels.items())}
+
+
 @settings(max_examples=300, deadline=None)
 @given(setting=rounds(), reduction=REDUCTIONS, data=st.data())
 def test_order_and_grouping_change_no_bit(
@@ -67,6 +72,7 @@ def test_order_and_grouping_change_no_bit(
         for arrays, count in group:
             part.add(arrays, count)
         grouped.merge({level: part.sums(level) for level in part.levels})
+    assert bits(grouped) == bits(straight)
     expected, found = mean_of(straight, clients), mean_of(grouped, clients)
     assert found["net/x"].dtype == np.float32
     assert found["net/x"].tobytes() == expected["net/x"].tobytes()
@@ -106,8 +112,28 @@ def test_the_mean_is_that_of_fractions(setting: tuple[SharedArrays, list[Client]
         if math.isinf(got):
             assert abs(exact) + error > Fraction(float(np.finfo(np.float32).max))
         else:
-            last_place = Fraction(float(np.spacing(np.float32(max(abs(got), float(abs(exact)))))))
-            assert abs(Fraction(got) - exact) <= error + last_place * Fraction(9, 16)
+            rounding = max(abs(Fraction(got)), abs(exact)) * Fraction(9, 16) / 2**23 + Fraction(1, 2**149)
+            assert abs(Fraction(got) - exact) <= error + rounding
+
+
+@pytest.mark.parametrize("num_large", [1, 2, 3, 5, 6, 7, 12, 15])
+def test_no_addition_rounds(num_large: int) -> None:
+    """The largest terms of level 0, below 2^3, and small ones of half a grid, in orders that would round otherwise.
+
+    By hand: with N < 2^n clients the grid is 2^(3 + n - 53), and each small term, 3 halves of it, counts as two.
+    """
+    large, num_small = float(np.nextafter(np.float32(8), np.float32(0))), 3
+    num_clients = num_large + num_small
+    grid = 2.0 ** (3 + num_clients.bit_length() - 53)
+    large_ones, small_ones = [large] * num_large, [1.5 * grid] * num_small
+    expected = Fraction(large) * num_large + Fraction(2 * grid) * num_small
+    for terms in (large_ones + small_ones, small_ones + large_ones):
+        total = ReproducibleSum(
+            {"net/x": np.zeros(1, np.float32)}, {"net": Reduction.MEAN}, num_clients=num_clients, max_num_examples=1
+        )
+        for term in terms:
+            total.add({"net/x": np.array([term], np.float32)}, 1)
+        assert Fraction(total.sums(0)["net/x"].item()) == expected
 
 
 def test_usual_parameters_are_exact_to_the_last_bit() -> None:
