@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -14,7 +15,7 @@ from benchmarks.workload import Workload, initial_arrays, strategy
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.grid import exchange
 from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import ARRAYS, CLIENTS, WEIGHTS, ClientResult, Report, Request, record_of, weights_record
+from hyperfl_flwr.messages import ARRAYS, CLIENTS, WEIGHTS, ClientResult, Report, Request, weights_record
 
 NODES = (2, 10)
 REPETITIONS = 5
@@ -45,8 +46,11 @@ def measure_transport(work: Workload) -> list[Step]:
         _step("read a message's arrays", lambda: unpack_arrays(record), size),
     ]
     for num_nodes in NODES:
-        name = f"receive and reduce the replies of {num_nodes} nodes, each made when it is fetched"
-        steps.append(_step(name, partial(_reduce, work, record, num_nodes), size))
+        held = work.clients // num_nodes
+        replies = "sums" if held > 1 else "single clients' arrays"
+        name = f"receive and reduce the replies of {num_nodes} nodes, {replies}, each made when it is fetched"
+        shared = pack_arrays({key: value * np.float64(held) for key, value in arrays.items()} if held > 1 else arrays)
+        steps.append(_step(name, partial(_reduce, work, record, shared, num_nodes), size))
     return steps
 
 
@@ -66,9 +70,9 @@ def _step(name: str, action: Callable[[], object], size: int) -> Step:
     return Step(name=name, copies=(peak - before) / size, seconds=statistics.median(times))
 
 
-def _reduce(work: Workload, record: ArrayRecord, num_nodes: int) -> object:
+def _reduce(work: Workload, record: ArrayRecord, shared: ArrayRecord, num_nodes: int) -> object:
     server = strategy(work, num_nodes)
-    grid = InProcessGrid(_echo, num_nodes, {})
+    grid = InProcessGrid(_replying(shared), num_nodes, {})
     messages = server.configure_train(1, record, ConfigRecord(), grid)
     reduced = server.reduce(exchange(grid, messages, 60.0))
     if server.outcome.failures:
@@ -76,17 +80,21 @@ def _reduce(work: Workload, record: ArrayRecord, num_nodes: int) -> object:
     return reduced
 
 
-_echo = ClientApp()
+def _replying(shared: ArrayRecord) -> ClientApp:
+    """Return an app that answers with a copy of some arrays, as what the clients that were asked for share."""
+    app = ClientApp()
 
+    @app.train()
+    def reply(message: Message, context: Context) -> Message:
+        clients = Request.of(message.content).clients
+        results = [ClientResult(client=client, num_examples=1, metrics={"own-accuracy": 0.0}) for client in clients]
+        content = RecordDict(
+            {
+                ARRAYS: pack_arrays(unpack_arrays(shared)),
+                WEIGHTS: weights_record(len(clients), len(clients)),
+                CLIENTS: Report(results=results, process="benchmark").to_record(),
+            }
+        )
+        return Message(content, reply_to=message)
 
-@_echo.train()
-def _copy(message: Message, context: Context) -> Message:
-    """Answer with a copy of what came, as the sum over the clients that were asked for."""
-    clients = Request.of(message.content).clients
-    results = [ClientResult(client=client, num_examples=1, metrics={"own-accuracy": 0.0}) for client in clients]
-    arrays = pack_arrays(unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord)))
-    weights = weights_record(len(clients), len(clients))
-    content = RecordDict(
-        {ARRAYS: arrays, WEIGHTS: weights, CLIENTS: Report(results=results, process="benchmark").to_record()}
-    )
-    return Message(content, reply_to=message)
+    return app

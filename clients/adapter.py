@@ -13,6 +13,7 @@ from hyperfl_flwr.cohort import CohortResult, Received, Trainer, evaluate_cohort
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
+    OUTLIER_SUMS,
     OWN_ARRAYS,
     PROPERTIES,
     WEIGHTS,
@@ -20,7 +21,7 @@ from hyperfl_flwr.messages import (
     Reduction,
     Report,
     Request,
-    by_client,
+    by_number,
     own_key,
     record_of,
     weights_record,
@@ -47,19 +48,21 @@ class Cohort:
 
 
 def train(cohort: Cohort, message: Message) -> Message:
-    """Answer a TRAIN message: sums of the shared arrays, their weights, and a report."""
+    """Answer a TRAIN message: the shared arrays or their sums, the weights, and a report."""
     began = time.perf_counter()
     received, request = _received(message), Request.of(message.content)
     result = train_cohort(cohort.trainer, request, received, cohort.reductions, send_details=cohort.send_details)
     content = RecordDict(
         {
-            ARRAYS: pack_arrays(result.sums),
+            ARRAYS: pack_arrays(result.arrays),
             WEIGHTS: weights_record(result.num_examples, len(result.results)),
             CLIENTS: _report(result, began).to_record(),
         }
     )
+    if result.outliers:
+        content[OUTLIER_SUMS] = _pack_by_number(result.outliers)
     if result.own:
-        content[OWN_ARRAYS] = _pack_own(result)
+        content[OWN_ARRAYS] = _pack_by_number(result.own)
     return Message(content, reply_to=message)
 
 
@@ -89,7 +92,7 @@ def answer(cohort: Cohort, message: Message) -> Message:
         result.results.append(ClientResult(client=client, num_examples=num_examples, metrics={}))
     content = RecordDict({CLIENTS: _report(result, began).to_record()})
     if result.own:
-        content[OWN_ARRAYS] = _pack_own(result)
+        content[OWN_ARRAYS] = _pack_by_number(result.own)
     return Message(content, reply_to=message)
 
 
@@ -111,12 +114,14 @@ def _received(message: Message) -> Received:
     shared = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
     if OWN_ARRAYS not in message.content:
         return Received(shared=shared)
-    return Received(shared=shared, own=by_client(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord))))
+    return Received(shared=shared, own=by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord))))
 
 
-def _pack_own(result: CohortResult) -> ArrayRecord:
-    own = {own_key(client, key): value for client, arrays in result.own.items() for key, value in arrays.items()}
-    return pack_arrays(own)
+def _pack_by_number(found: Mapping[int, SharedArrays]) -> ArrayRecord:
+    """Pack arrays of clients or levels under keys that begin with its number."""
+    return pack_arrays(
+        {own_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
+    )
 
 
 def _report(result: CohortResult, began: float) -> Report:

@@ -21,7 +21,7 @@ from hyperfl_flwr.messages import (
     PROPERTIES,
     ClientResult,
     Report,
-    by_client,
+    by_number,
     own_key,
     record_of,
 )
@@ -118,7 +118,7 @@ class NovelNode:
         return num_examples
 
     def _personalize(self, client: OnDemandClient, message: Message, _: RecordDict) -> int:
-        own = by_client(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
+        own = by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
         if set(own) != {self.partition}:
             raise ValueError(f"the message has models of the clients {sorted(own)}, this is client {self.partition}")
         return client.personalize(own[self.partition])

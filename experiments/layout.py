@@ -19,7 +19,7 @@ WIRE_BYTES_PER_SECOND = 1e9
 NODE_SECONDS, CLIENT_SECONDS = 0.01, 0.5
 """What an empty node costs a round, and a client's training of the usual size on one thread."""
 
-NODE_BYTES, NODE_COPIES = 1e9, 6
+NODE_BYTES, NODE_COPIES = 1e9, 8
 """Memory of a process that trains: torch and data, and copies of what is shared; see docs/performance.md."""
 
 PROCESSES_PER_GPU = 4
@@ -67,11 +67,11 @@ def suitable_nodes(machine: Machine, clients: int, shared_bytes: int, threads: i
     Args:
         machine: See `Machine`.
         clients: Clients that are trained in a round.
-        shared_bytes: What each node receives, and sends.
+        shared_bytes: What each node receives; it sends twice as much, a sum in float64.
         threads: Of each process.
     """
     parallel = min(machine.cores // threads, machine.gpus * PROCESSES_PER_GPU or machine.cores)
-    by_wire = math.sqrt(clients * CLIENT_SECONDS / (NODE_SECONDS + 2 * shared_bytes / WIRE_BYTES_PER_SECOND))
+    by_wire = math.sqrt(clients * CLIENT_SECONDS / (NODE_SECONDS + 3 * shared_bytes / WIRE_BYTES_PER_SECOND))
     by_memory = machine.memory / 2 / (NODE_BYTES + NODE_COPIES * shared_bytes)
     most = max(1, min(parallel, clients, int(by_wire), int(by_memory)))
     return math.ceil(clients / math.ceil(clients / most))

@@ -30,6 +30,9 @@ TERMS = {
 }
 """Properties in which all nodes must agree, and what their owners call them; one that a node does not tell fits all."""
 
+USUAL_NUM_EXAMPLES = 1024
+"""Training samples that the largest client is taken to have where no node tells."""
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -46,6 +49,11 @@ class Federation:
     def num_examples(self) -> Mapping[int, int]:
         """Training samples that the nodes told for each client; empty where they do not tell."""
         return {client: count for node in self.nodes for client, count in node.num_examples.items()}
+
+    @property
+    def max_num_examples(self) -> int:
+        """Training samples of the largest client; `USUAL_NUM_EXAMPLES` where no node tells."""
+        return max(self.num_examples.values(), default=USUAL_NUM_EXAMPLES)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

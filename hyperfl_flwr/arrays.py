@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from hyperfl_flwr.checked_files import read_header
 
 SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
+
+BLOCK = 1 << 16
+"""Elements of an array that are worked on together: what is made of them stays in a processor's cache."""
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -49,6 +52,14 @@ def _unpack(array: Array) -> NDArray[Any]:
     if is_fortran:
         raise ValueError("arrays must be in C order")
     return np.frombuffer(array.data, dtype, math.prod(shape), stream.tell()).reshape(shape)
+
+
+def blocks(array: NDArray[Any]) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield an array's elements, `BLOCK` at a time, each with its place in the flat array."""
+    flat = array.reshape(-1)
+    for first in range(0, flat.size, BLOCK):
+        part = slice(first, first + BLOCK)
+        yield part, flat[part]
 
 
 def num_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:

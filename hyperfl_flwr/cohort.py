@@ -3,7 +3,8 @@
 Client is this project's word, node is Flower's. Node p of P hosts the clients p, p+P, p+2P, ...: with P = N it is one
 client per node, as in a deployment; with P = 2 two Ray actors run a hundred clients. A node trains its sampled clients
 and answers once, with the weighted sum of their shared parameters, so that a 60 MB hypernetwork crosses the wire once
-per node and not once per client. A client that fails is named and left out; the node goes on.
+per node and not once per client. The sum is made so that the number of nodes changes no bit of the result, see
+`hyperfl_flwr.reproducible_sum`. A client that fails is named and left out; the node goes on.
 
 How the clients are trained is a `Trainer`'s choice: one after the other (`OneByOne`), or together, with the parameters
 of all of them stacked.
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.errors import for_others
-from hyperfl_flwr.messages import ClientResult, Failure, Reduction, Request, group_of, printable
+from hyperfl_flwr.messages import ClientResult, Failure, Reduction, Request, printable
+from hyperfl_flwr.reproducible_sum import ReproducibleSum
 
 
 class CohortClient(Protocol):
@@ -79,7 +81,7 @@ class Trained:
 
     Attributes:
         clients: Their ids [C].
-        stacked: Their shared arrays, each [C, *shape]; the caller may overwrite them.
+        stacked: Their shared arrays, each [C, *shape]; the trainer does not write into them again.
         num_examples: Their training samples [C].
         metrics: Their numbers [C].
     """
@@ -105,7 +107,7 @@ class Trainer(Protocol):
         """Train clients, all of them once, in groups of any size.
 
         Args:
-            jobs: The clients, by ascending id; results in this order make the sums' rounding independent of the groups.
+            jobs: The clients, by ascending id.
             received: What the server has sent.
         """
 
@@ -145,14 +147,17 @@ class CohortResult:
     """What a node's clients did together.
 
     Attributes:
-        sums: Weighted sums of the shared parameters over the clients that finished; empty if none did.
+        arrays: The shared parameters of the one client that finished, or their weighted sums over several; empty if
+            none did.
+        outliers: By level, what the sums lack of terms that are too large for them.
         own: The per-client groups of each client that finished.
         num_examples: Sum of their training samples.
         results: Their numbers, by ascending id.
         failures: The others.
     """
 
-    sums: SharedArrays = field(default_factory=dict)
+    arrays: SharedArrays = field(default_factory=dict)
+    outliers: dict[int, SharedArrays] = field(default_factory=dict)
     own: dict[int, SharedArrays] = field(default_factory=dict)
     num_examples: int = 0
     results: list[ClientResult] = field(default_factory=list)
@@ -167,7 +172,7 @@ def train_cohort(
     *,
     send_details: bool,
 ) -> CohortResult:
-    """Train the requested clients and sum what they share.
+    """Train the requested clients and add up what they share.
 
     Args:
         trainer: Trains them.
@@ -177,24 +182,51 @@ def train_cohort(
         send_details: Whether a failure's text and traceback leave the node.
     """
     result = CohortResult()
+    rounding = {"num_clients": request.num_clients, "max_num_examples": request.max_num_examples}
+    shared = _Shared(ReproducibleSum(received.shared, reductions, **rounding))
     for part in trainer.train(_jobs(request), received):
         if isinstance(part, Failed):
             result.failures.append(failure_of(part.client, part.error, send_details=send_details))
         else:
             for row in range(len(part.clients)):
-                _take(part, row, result, received, reductions, send_details=send_details)
+                _take(part, row, result, received, shared, send_details=send_details)
         del part  # the next clients' parameters take the place of these
+    result.arrays, result.outliers = shared.arrays, shared.outliers
     return result
 
 
+class _Shared:
+    """The shared arrays of a node's clients: those of the first as they are, until there is a second to add.
+
+    Args:
+        total: Adds them up.
+    """
+
+    def __init__(self, total: ReproducibleSum) -> None:
+        self._total = total
+        self._waiting: list[tuple[SharedArrays, int]] = []
+        self._count = 0
+
+    def add(self, arrays: SharedArrays, num_examples: int) -> None:
+        """Take the arrays of one more client."""
+        self._waiting.append((arrays, num_examples))
+        self._count += 1
+        while self._count > 1 and self._waiting:
+            self._total.add(*self._waiting.pop(0))
+
+    @property
+    def arrays(self) -> SharedArrays:
+        """See `CohortResult`."""
+        return self._waiting[0][0] if self._waiting else self._total.sums(0)
+
+    @property
+    def outliers(self) -> dict[int, SharedArrays]:
+        """See `CohortResult`."""
+        return {level: self._total.sums(level) for level in self._total.levels if level}
+
+
 def _take(
-    part: Trained,
-    row: int,
-    result: CohortResult,
-    received: Received,
-    reductions: Mapping[str, Reduction],
-    *,
-    send_details: bool,
+    part: Trained, row: int, result: CohortResult, received: Received, shared: _Shared, *, send_details: bool
 ) -> None:
     """Add one trained client to the result."""
     client, num_examples = part.clients[row], part.num_examples[row]
@@ -204,9 +236,8 @@ def _take(
     except (ValueError, FloatingPointError) as error:
         result.failures.append(failure_of(client, error, send_details=send_details))
         return
-    shared = {key: value for key, value in arrays.items() if key in received.shared}
-    _add(result.sums, shared, received.shared, reductions, num_examples)
-    if own := {key: value for key, value in arrays.items() if key not in shared}:
+    shared.add({key: value for key, value in arrays.items() if key in received.shared}, num_examples)
+    if own := {key: value for key, value in arrays.items() if key not in received.shared}:
         result.own[client] = own
     result.num_examples += num_examples
     result.results.append(_result(client, num_examples, part.metrics[row]))
@@ -255,28 +286,6 @@ def _in_order(member: CohortClient, received: SharedArrays) -> list[NDArray[Any]
 def _result(client: int, num_examples: int, metrics: Mapping[str, object]) -> ClientResult:
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
     return ClientResult(client=client, num_examples=num_examples, metrics=numbers)
-
-
-def _add(
-    sums: SharedArrays,
-    shared: SharedArrays,
-    received: SharedArrays,
-    reductions: Mapping[str, Reduction],
-    num_examples: int,
-) -> None:
-    """Add weight times parameters to the sums, in place; the first client's arrays become the sums.
-
-    Arrays that a client returns as it received them are not changed: its neighbours are yet to receive them.
-    """
-    first = not sums
-    for key, value in shared.items():
-        weight = np.asarray(reductions[group_of(key)].weight(num_examples), value.dtype)
-        is_own = value.flags.writeable and not np.may_share_memory(value, received[key])
-        weighted = np.multiply(value, weight, out=value) if is_own else value * weight
-        if first:
-            sums[key] = weighted
-        else:
-            sums[key] += weighted
 
 
 def failure_of(client: int, error: Exception, *, send_details: bool) -> Failure:

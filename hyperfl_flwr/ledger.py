@@ -42,7 +42,7 @@ class ArrayEntry:
     """An array of a message.
 
     Attributes:
-        name: Its key, `group/name`, in `own-arrays` `client/group/name`.
+        name: Its key, `group/name`, in `own-arrays` `client/group/name`, in `outlier-sums` `level/group/name`.
         shape: Its shape.
         dtype: Type of its numbers.
         bytes: Size of its numbers.

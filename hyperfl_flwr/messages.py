@@ -8,7 +8,9 @@ A TRAIN or EVALUATE message to a node holds
 
 A node hosts several clients and answers once, with
 
-- `arrays`: for each shared group the SUM over its trained clients of weight times parameters, keyed alike (TRAIN only);
+- `arrays`: the shared groups, keyed alike (TRAIN only): of ONE trained client its parameters as they are, of several
+  the SUMS of weight times parameters in float64, level 0 of `hyperfl_flwr.reproducible_sum`;
+- `outlier-sums`: the other levels, keyed `level/group/name` (TRAIN only; absent in nearly all replies);
 - `own-arrays`: the per-client groups of its trained clients, one by one, keyed as above (TRAIN only);
 - `weights`: the two weights, and nothing else;
 - `clients`: a `Report`, the per-client numbers.
@@ -38,6 +40,7 @@ HELLO = "query.hello"
 """Type of the handshake's message; `hyperfl_flwr.queries` has what clients are asked later."""
 
 OWN_ARRAYS = "own-arrays"
+OUTLIER_SUMS = "outlier-sums"
 NUM_CLIENTS = "num-clients"
 NUM_EXAMPLES = "num-examples"
 
@@ -70,23 +73,23 @@ def group_of(key: str) -> str:
     return key.partition("/")[0]
 
 
-def own_key(client: int, key: str) -> str:
-    """Return the key `client/group/name` under which a client's own array travels."""
-    return f"{client}/{key}"
+def own_key(number: int, key: str) -> str:
+    """Return the key `client/group/name` of a client's own array, or `level/group/name` of a level's sum."""
+    return f"{number}/{key}"
 
 
-def by_client(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
-    """Return arrays with keys `client/group/name` by client, with keys `group/name`.
+def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
+    """Return arrays with keys `client/group/name`, or `level/group/name`, by that number, with keys `group/name`.
 
     Raises:
-        ValueError: If a key does not begin with a client's id.
+        ValueError: If a key does not begin with a number.
     """
     found: dict[int, dict[str, NDArray[Any]]] = {}
     for key, value in arrays.items():
-        client, _, rest = key.partition("/")
-        if not client.isdecimal():
-            raise ValueError(f"a client's own arrays must have keys CLIENT/GROUP/NAME, got {printable(key)!r}")
-        found.setdefault(int(client), {})[rest] = value
+        number, _, rest = key.partition("/")
+        if not number.isdecimal():
+            raise ValueError(f"arrays of one client or level must have keys NUMBER/GROUP/NAME, got {printable(key)!r}")
+        found.setdefault(int(number), {})[rest] = value
     return found
 
 
@@ -101,6 +104,8 @@ class Request:
         clients: The sampled clients that this node hosts, ascending.
         versions: For each of them the round whose private state to start from; 0 is the initial one.
         kept_versions: For each of them the version that the last durable checkpoint needs.
+        num_clients: How many clients are asked on all nodes together, which decides how sums are rounded (TRAIN only).
+        max_num_examples: Training samples of the largest client, which does so, too (TRAIN only).
     """
 
     round: int
@@ -109,19 +114,13 @@ class Request:
     clients: Sequence[int]
     versions: Sequence[int]
     kept_versions: Sequence[int]
+    num_clients: int = 1
+    max_num_examples: int = 1
 
     def to_record(self) -> ConfigRecord:
         """Pack into a record."""
-        return ConfigRecord(
-            {
-                "round": self.round,
-                "experiment": self.experiment,
-                "run-directory": self.run_directory,
-                "clients": list(self.clients),
-                "versions": list(self.versions),
-                "kept-versions": list(self.kept_versions),
-            }
-        )
+        values = {name.replace("_", "-"): value for name, value in vars(self).items()}
+        return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
 
     @classmethod
     def of(cls, content: RecordDict) -> "Request":
@@ -147,6 +146,8 @@ class Request:
             clients=list(values["clients"]),
             versions=list(values["versions"]),
             kept_versions=list(values["kept-versions"]),
+            num_clients=int(values["num-clients"]),
+            max_num_examples=int(values["max-num-examples"]),
         )
 
 

@@ -11,7 +11,7 @@ from flwr.supercore import log
 
 from hyperfl_flwr.errors import for_others
 from hyperfl_flwr.ledger import Entry, Ledger, LedgerError, Origin
-from hyperfl_flwr.messages import OWN_ARRAYS, group_of
+from hyperfl_flwr.messages import OUTLIER_SUMS, OWN_ARRAYS, group_of
 
 NOT_RECORDED = "the node's ledger cannot be written, so nothing else leaves it; its log says why"
 """The only text that leaves a node unrecorded."""
@@ -83,8 +83,8 @@ def private_arrays(entry: Entry, private: Collection[str]) -> list[str]:
 
 
 def array_group(record: str, name: str) -> str:
-    """Return the group of an array in a record, where its key may begin with a client's id."""
-    return group_of(name.partition("/")[2] if record == OWN_ARRAYS else name)
+    """Return the group of an array in a record, where its key may begin with a client's id or a level."""
+    return group_of(name.partition("/")[2] if record in (OWN_ARRAYS, OUTLIER_SUMS) else name)
 
 
 def _origin(message: Message, context: Context, method: str) -> Origin:

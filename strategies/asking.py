@@ -95,6 +95,8 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
         found.arrays |= own
         found.num_examples |= {result.client: result.num_examples for result in report.results}
         found.failures += report.failures
+    found.arrays = dict(sorted(found.arrays.items()))  # whichever nodes they came from
+    found.failures.sort(key=lambda failure: failure.client)
     return found
 
 

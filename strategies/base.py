@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -16,7 +15,8 @@ from hyperfl_flwr.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arr
 from hyperfl_flwr.checkpoint import Progress
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange, match
-from hyperfl_flwr.messages import ARRAYS, CONFIG, OWN_ARRAYS, Reduction, Request, group_of, own_key, weights_record
+from hyperfl_flwr.messages import ARRAYS, CONFIG, OWN_ARRAYS, Reduction, Request, own_key, weights_record
+from hyperfl_flwr.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
@@ -64,6 +64,7 @@ class BaseStrategy(Ways, Strategy):
         self._own_sent: Mapping[int, SharedArrays] = {}
         self._sent: list[Message] = []
         self._asked: list[list[int]] = []
+        self._rounding: dict[str, int] = {}
 
     @abstractmethod
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
@@ -154,6 +155,7 @@ class BaseStrategy(Ways, Strategy):
         chosen = set(clients)
         self._current, self._own_sent = unpack_arrays(arrays), self.own_arrays(clients)
         self._sent, self._asked = [], []
+        self._rounding = {"num_clients": len(clients), "max_num_examples": self.setting.federation.max_num_examples}
         parts = (
             (node, mine)
             for node in self.setting.federation.nodes
@@ -167,6 +169,7 @@ class BaseStrategy(Ways, Strategy):
                 clients=mine,
                 versions=[self.progress.versions[client] for client in mine],
                 kept_versions=[self.durable_versions.get(client, INITIAL) for client in mine],
+                **self._rounding,
             )
             content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
             if self._own_sent:
@@ -192,7 +195,7 @@ class BaseStrategy(Ways, Strategy):
         return self.reduce(match(self._sent, replies))
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the nodes' sums, in the order of the nodes, and divide once.
+        """Add the nodes' sums and divide once; how the clients are divided among nodes changes no bit of the result.
 
         A node whose reply does not fit is left out and noted in `outcome.refused`. No more than one reply is
         held at a time, if `exchanges` makes them one by one; per-client groups are held until all have come.
@@ -200,7 +203,7 @@ class BaseStrategy(Ways, Strategy):
         Returns:
             The new shared parameters and their weights; None and None if no client finished.
         """
-        total: SharedArrays = {}
+        total = ReproducibleSum(self._current, self.setting.reductions, **self._rounding)
         own: dict[int, SharedArrays] = {}
         self._begin_outcome()
         bounds = self._bounds()
@@ -209,21 +212,19 @@ class BaseStrategy(Ways, Strategy):
             self._add(answer, next(asked), bounds, total, own)
             del answer
         examples = {result.client: result.num_examples for result in self.outcome.results}
-        num_clients = len(self.outcome.results)
+        num_examples, num_clients = sum(examples.values()), len(examples)
         self.progress.trainings += num_clients + self.outcome.num_failures
         self.progress.failed_trainings += self.outcome.num_failures
         self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
-        self.outcome.bytes_up = num_bytes(total) + max(map(num_bytes, own.values()), default=0)
+        means = total.take_mean(num_examples, num_clients)
+        self.outcome.bytes_up = num_bytes(means) + max(map(num_bytes, own.values()), default=0)
         if not num_clients:
             return None, None
         if own:
             self.update(dict(sorted(own.items())), examples)
         for result in self.outcome.results:
             self.progress.versions[result.client] = self.progress.round
-        for key, value in total.items():
-            divisor = self.setting.reductions[group_of(key)].divisor(sum(examples.values()), num_clients)
-            np.divide(value, np.asarray(divisor, value.dtype), out=value)
-        return pack_arrays(total), weights_record(sum(examples.values()), num_clients)
+        return pack_arrays(means), weights_record(num_examples, num_clients)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the clients' evaluations, see `collect`."""
@@ -264,9 +265,9 @@ class BaseStrategy(Ways, Strategy):
         )
 
     def _add(
-        self, answer: Exchange, asked: list[int], bounds: Bounds, total: SharedArrays, own: dict[int, SharedArrays]
+        self, answer: Exchange, asked: list[int], bounds: Bounds, total: ReproducibleSum, own: dict[int, SharedArrays]
     ) -> None:
-        """Add a node's sums to the total, in place, its clients' own arrays to `own`, and note its report."""
+        """Add a node's arrays to the total, in place, its clients' own arrays to `own`, and note its report."""
         if answer.away:
             self.outcome.leave(answer.node, asked)
             return
@@ -281,10 +282,9 @@ class BaseStrategy(Ways, Strategy):
         self.outcome.add(reply.report)
         if self._is_audited(asked[0]) and reply.report.results:
             received = self._current | dict(self._own_sent.get(asked[0], {}))
-            observe(reply, received, self.setting.reductions, self.progress.round, Path(self.setting.run_directory))
+            observe(reply, received, self.progress.round, Path(self.setting.run_directory))
         own |= reply.own
-        for key, value in reply.sums.items():
-            total[key] = np.add(total[key], value, out=total[key]) if key in total else value.copy()
+        reply.add_to(total)
 
     def _content(self, answer: Exchange, asked: list[int]) -> RecordDict | None:
         """Return a reply's content and count its bytes; note why there is none."""

@@ -1,44 +1,29 @@
 """Writes down what an honest-but-curious server sees of one client, from the messages of a round."""
 
-from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
 
 from hyperfl_flwr.arrays import SharedArrays
 from hyperfl_flwr.attacks.observation import Observation, observation_path, save_observation
-from hyperfl_flwr.messages import Reduction, group_of
 from strategies.replies import TrainingReply
 
 
-def observe(
-    reply: TrainingReply,
-    received: SharedArrays,
-    reductions: Mapping[str, Reduction],
-    server_round: int,
-    run_directory: Path,
-) -> None:
+def observe(reply: TrainingReply, received: SharedArrays, server_round: int, run_directory: Path) -> None:
     """Store the observation of the one client that a reply is about, readable by the server's owner alone.
 
     Args:
-        reply: Of a message to one client; the sums in it are weight times parameters.
+        reply: Of a message to one client, with its arrays as they are.
         received: What the client was sent.
-        reductions: How each shared group is reduced.
         server_round: The federated round.
         run_directory: The run's folder.
     """
     (result,) = reply.report.results
-    arrays = {}
-    for key, total in reply.sums.items():
-        divisor = reductions[group_of(key)].divisor(result.num_examples, 1)
-        arrays[key] = total / np.asarray(divisor, total.dtype)
     path = observation_path(run_directory, server_round, result.client)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     save_observation(
         path,
         Observation(
             received=received,
-            reply=arrays | dict(reply.own.get(result.client, {})),
+            reply=reply.arrays | dict(reply.own.get(result.client, {})),
             num_examples=result.num_examples,
             client=result.client,
             round=server_round,

@@ -5,7 +5,7 @@ the mean of all: a weight of 10^12 samples, an update a thousand times too long,
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.arrays import SharedArrays
+from hyperfl_flwr.arrays import SharedArrays, blocks
 from hyperfl_flwr.messages import Reduction, Report, group_of
 from strategies.replies import TrainingReply
 
 USUAL_SIZE = 0.05
 """Root mean square of a network's parameters at the start, about: the measure of an update where what was sent is zero,
 or smaller."""
-
-BLOCK = 1 << 16
-"""Elements that are looked at together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +49,9 @@ class Bounds:
         refuse_impossible_numbers(reply.report, self.num_examples, required="own-accuracy")
         if not self.max_ratio:
             return
-        if reply.sums:
+        if reply.arrays:
             divisors = _divisors(reply, self.reductions)
-            self._refuse_long(_changes(reply.sums, self.shared, divisors), self._measures)
+            self._refuse_long(_changes(_with_outliers(reply), self.shared, divisors), self._measures)
         for client, arrays in reply.own.items():
             sent = self.own[client]
             self._refuse_long(_changes(arrays, sent), _measures_of(sent))
@@ -99,14 +96,25 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
 
 
 def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict[str, float]:
-    """Return what makes a node's sums the means over the clients that are in them, by key."""
+    """Return what makes a node's arrays the means over the clients that are in them, by key."""
+    if not reply.is_sum:
+        return dict.fromkeys(reply.arrays, 1.0)
     num_clients = len(reply.report.results)
-    total = sum(result.num_examples for result in reply.report.results)
     divisors = {}
-    for key in reply.sums:
+    for key in reply.arrays:
         reduction = reductions[group_of(key)]
-        divisors[key] = num_clients if reduction is Reduction.SUM else reduction.divisor(total, num_clients)
+        divisors[key] = (
+            num_clients if reduction is Reduction.SUM else reduction.divisor(reply.num_examples, num_clients)
+        )
     return divisors
+
+
+def _with_outliers(reply: TrainingReply) -> SharedArrays:
+    """Return a node's arrays with all of their levels; copies of those alone that have several."""
+    arrays = dict(reply.arrays)
+    for sums in reply.outliers.values():
+        arrays |= {key: arrays[key] + value for key, value in sums.items()}
+    return arrays
 
 
 def _changes(got: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -124,7 +132,7 @@ def _measures_of(sent: SharedArrays) -> dict[str, float]:
     sizes: dict[str, int] = {}
     for key, value in sent.items():
         group = group_of(key)
-        parts = (block.astype(np.float64) for block in _blocks(value))
+        parts = (block.astype(np.float64) for _, block in blocks(value))
         squares[group] = squares.get(group, 0.0) + sum(float(np.dot(part, part)) for part in parts)
         sizes[group] = sizes.get(group, 0) + value.size
     return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
@@ -133,12 +141,13 @@ def _measures_of(sent: SharedArrays) -> dict[str, float]:
 def _squared_change(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
     """Return the squared length of `got / divisor - sent`, without a copy of either.
 
-    Each block is added up in the arrays' own precision, which is three times as fast as float64, unless it overflows.
+    Each block is added up in the precision of what was sent, which is three times as fast as float64, unless it
+    overflows.
     """
-    change = 0.0
+    change, dtype = 0.0, np.result_type(sent, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for new, old in zip(_blocks(got), _blocks(sent), strict=True):
-            square = _dot_of_change(new, old, np.result_type(new, np.float32).type(divisor))
+        for (_, new), (_, old) in zip(blocks(got), blocks(sent), strict=True):
+            square = _dot_of_change(new.astype(dtype, copy=False), old, dtype.type(divisor))
             if not math.isfinite(square):
                 square = _dot_of_change(new.astype(np.float64), old, np.float64(divisor))
             change += square
@@ -149,10 +158,3 @@ def _dot_of_change(new: NDArray[Any], old: NDArray[Any], divisor: np.floating[An
     moved = new / divisor
     moved -= old
     return float(np.dot(moved, moved))
-
-
-def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield an array's elements, so many at a time that what is made of them stays in a processor's cache."""
-    flat = array.reshape(-1)
-    for first in range(0, flat.size, BLOCK):
-        yield flat[first : first + BLOCK]

@@ -196,7 +196,7 @@ class RecordedStrategy(Strategy):
             "round": current,
             **({"phase": phase} if phase else {}),
             "clients": len(outcome.results),
-            "failed": [failure.client for failure in outcome.failures],
+            "failed": sorted(failure.client for failure in outcome.failures),
             "away": away,
             **means,
             "seconds": seconds,

@@ -3,22 +3,27 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from hyperfl_flwr.arrays import SharedArrays, layout_problem, not_finite, unpack_arrays
 from hyperfl_flwr.messages import (
     ARRAYS,
     CLIENTS,
+    OUTLIER_SUMS,
     OWN_ARRAYS,
     WEIGHTS,
     Report,
-    by_client,
+    by_number,
     printable,
     record_of,
     weights_record,
 )
+from hyperfl_flwr.reproducible_sum import MOST_LEVELS, Levels, ReproducibleSum
 
 MOST_METRICS = 100
 """Names of metrics that a report may have."""
@@ -36,13 +41,33 @@ class TrainingReply:
 
     Attributes:
         report: Its clients' numbers.
-        sums: Weighted sums of the shared arrays over its clients that finished; empty if none did.
-        own: The per-client groups of each of them.
+        arrays: The shared arrays of the one client that finished, or their weighted sums over several; empty if none
+            did.
+        outliers: By level, what the sums lack of terms that are too large for them.
+        own: The per-client groups of each client that finished.
     """
 
     report: Report
-    sums: SharedArrays
-    own: Mapping[int, SharedArrays]
+    arrays: SharedArrays
+    outliers: Levels = field(default_factory=dict)
+    own: Mapping[int, SharedArrays] = field(default_factory=dict)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether `arrays` are sums."""
+        return len(self.report.results) > 1
+
+    @property
+    def num_examples(self) -> int:
+        """Training samples of the clients that finished."""
+        return sum(result.num_examples for result in self.report.results)
+
+    def add_to(self, total: ReproducibleSum) -> None:
+        """Add the shared arrays to those of other replies."""
+        if self.is_sum:
+            total.merge({0: self.arrays} | self.outliers)
+        else:
+            total.add(self.arrays, self.num_examples)
 
 
 def read_report(content: RecordDict, asked: Sequence[int]) -> Report:
@@ -84,7 +109,7 @@ def read_training(
     Args:
         content: The reply's.
         asked: The clients that the node was asked for, ascending.
-        shared: What all clients were sent: names, shapes and types that the sums must have.
+        shared: What all clients were sent: names, shapes and types that a client's arrays must have.
         own: The same for what each client was sent alone; empty where no group is per client.
 
     Raises:
@@ -92,12 +117,53 @@ def read_training(
     """
     report = read_report(content, asked)
     clients = sorted(result.client for result in report.results)
-    weights = weights_record(sum(result.num_examples for result in report.results), len(clients))
+    num_examples = sum(result.num_examples for result in report.results)
+    weights = weights_record(num_examples, len(clients))
     if (got := dict(record_of(content, WEIGHTS, MetricRecord))) != dict(weights):
         raise ValueError(f"the weights {got} must be {dict(weights)}")
-    arrays = record_of(content, ARRAYS, ArrayRecord)
-    sums = _read(arrays, shared) if clients else {}
-    return TrainingReply(report=report, sums=sums, own=_read_own(content, clients, own) if own and clients else {})
+    arrays = _unpack(record_of(content, ARRAYS, ArrayRecord))
+    if not clients:
+        return TrainingReply(report=report, arrays={})
+    outliers: Levels = {}
+    if len(clients) == 1:
+        _check(arrays, shared)
+    else:
+        _check_sums(arrays, shared, num_examples)
+        outliers = _read_outliers(content, shared, num_examples)
+    return TrainingReply(
+        report=report, arrays=arrays, outliers=outliers, own=_read_own(content, clients, own) if own else {}
+    )
+
+
+def _read_outliers(content: RecordDict, shared: SharedArrays, num_examples: int) -> Levels:
+    if OUTLIER_SUMS not in content:
+        return {}
+    found = by_number(_unpack(record_of(content, OUTLIER_SUMS, ArrayRecord)))
+    for level, arrays in found.items():
+        if not 0 < level <= MOST_LEVELS:
+            raise ValueError(f"levels of sums must be 1 to {MOST_LEVELS}, got {level}")
+        _check_sums(arrays, {key: value for key, value in shared.items() if key in arrays}, num_examples)
+    return found
+
+
+def _check_sums(sums: SharedArrays, shared: SharedArrays, num_examples: int) -> None:
+    """Refuse sums that have another layout, or that so many samples' clients cannot have.
+
+    Raises:
+        ValueError: Naming an array.
+    """
+    if problem := layout_problem({key: np.broadcast_to(0.0, value.shape) for key, value in shared.items()}, sums):
+        raise ValueError(problem)
+    for key, value in sums.items():
+        limit = num_examples * float(np.finfo(shared[key].dtype).max)  # of the weights, whichever they are
+        if not _is_within(value.reshape(-1), limit):
+            raise ValueError(f"{key} is not finite, or larger than a sum of finite {shared[key].dtype} can be")
+
+
+def _is_within(flat: NDArray[Any], limit: float) -> bool:
+    """Return whether the magnitudes of all elements are at most `limit`; mostly the sum of their squares shows it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.dot(flat, flat) <= limit * limit) or bool((np.abs(flat) <= limit).all())
 
 
 def read_answers(
@@ -122,18 +188,12 @@ def _read_own(
     content: RecordDict, clients: Sequence[int], own: Mapping[int, SharedArrays]
 ) -> Mapping[int, SharedArrays]:
     expected = {client: own[client] for client in clients}
-    found = by_client(_unpack(record_of(content, OWN_ARRAYS, ArrayRecord)))
+    found = by_number(_unpack(record_of(content, OWN_ARRAYS, ArrayRecord)))
     if sorted(found) != list(clients):
         raise ValueError(f"the reply has arrays of the clients {sorted(found)}, expected {list(clients)}")
     for client, arrays in found.items():
         _check(arrays, expected[client])
     return found
-
-
-def _read(record: ArrayRecord, expected: SharedArrays) -> SharedArrays:
-    arrays = _unpack(record)
-    _check(arrays, expected)
-    return arrays
 
 
 def _unpack(record: ArrayRecord) -> SharedArrays:

@@ -4,7 +4,6 @@ import json
 import math
 import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from federations import (
     RecordingGrid,
     RepeatingGrid,
     Settings,
-    current_private,
     last_checkpoint,
     outcome,
     private_arrays,
@@ -39,33 +37,9 @@ SUMMARY = {
     "server_state_bytes", "client_state_bytes", "peak_memory_mb",
 }  # fmt: skip
 
-SIZES = (12, 20, 7, 33, 16)
-"""Images of each client in the data set with unequal clients."""
-
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-@pytest.fixture
-def unequal(tmp_path: Path) -> str:
-    """Write random images of clients of different sizes; a quarter of each client's become its test data."""
-    rng = np.random.default_rng(3)
-    total = sum(SIZES)
-    np.savez(
-        tmp_path / "unequal.npz",
-        images=rng.integers(0, 256, (total, 8, 8), dtype=np.uint8),
-        labels=np.arange(total) % 4,
-        clients=np.repeat(np.arange(len(SIZES)), SIZES),
-    )
-    return f"npz:{tmp_path / 'unequal.npz'}"
-
-
-def unequal_settings(dataset: str) -> Settings:
-    return {
-        "dataset": dataset, "num_rounds": 1, "data.partition": "natural", "data.train-samples": "auto",
-        "data.test-samples": "auto",
-    }  # fmt: skip
 
 
 def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate) -> None:
@@ -147,52 +121,6 @@ def test_another_seed_gives_another_result(method: str, federate: Federate) -> N
     one, other = outcome(federate(method)), outcome(federate(method, seed=1))
     for part in ("arrays", "private"):
         assert (one[part] != other[part]) == bool(one[part])
-
-
-def test_the_number_of_nodes_does_not_matter(
-    method: str, federate: Federate, unequal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One round of clients of unequal sizes: sum_i w_i x_i / sum_i w_i in float64 of what the clients returned.
-
-    PRIV-HFL's server steps its generator along that, with a rate of 0.1.
-
-    P = 7 leaves two nodes without clients. Tolerance: float32 sums in another order.
-    """
-    returned: list[tuple[list[np.ndarray], int]] = []
-    received: list[np.ndarray] = []
-    client_class = METHODS[method].client
-    fit = client_class.fit
-
-    def recorded_fit(self: Any, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
-        arrays, num_examples, numbers = fit(self, parameters, config)
-        returned.append(([array.astype(np.float64) for array in arrays], num_examples))
-        received[:] = [array.astype(np.float64) for array in parameters]
-        return arrays, num_examples, numbers
-
-    encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # trained, and averaged
-    runs = {nodes: federate(method, nodes, **unequal_settings(unequal), **encoder) for nodes in (1, 2, 7)}
-    monkeypatch.setattr(client_class, "fit", recorded_fit)
-    runs[5] = federate(method, 5, **unequal_settings(unequal), **encoder)
-    assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)
-    arrays, _ = last_checkpoint(runs[5])
-    averaged = {key: value for key, value in arrays.items() if not key.startswith(SERVER)}
-    for number, (key, value) in enumerate(averaged.items()):
-        by_examples = client_class.shared[group_of(key)] is Reduction.MEAN_BY_EXAMPLES
-        weights = [count if by_examples else 1 for _, count in returned]
-        expected = np.average([each[number] for each, _ in returned], axis=0, weights=weights)
-        if group_of(key) == "generator":
-            expected = received[number] - 0.1 * expected
-        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7, err_msg=key)
-    for run in runs.values():
-        assert current_private(run) == current_private(runs[5])
-        for key, value in last_checkpoint(run)[0].items():
-            np.testing.assert_allclose(value, arrays[key], rtol=1e-5, atol=1e-7, err_msg=key)
-        assert own_accuracies(run) == own_accuracies(runs[5])
-
-
-def own_accuracies(run: Path) -> list[float | None]:
-    accuracies: list[float | None] = json.loads((run / "summary.json").read_text())["test_accuracy_per_client"]
-    return accuracies
 
 
 def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: Federate) -> None:

@@ -33,7 +33,7 @@ from hyperfl_flwr.messages import (
     OWN_ARRAYS,
     Report,
     Request,
-    by_client,
+    by_number,
     record_of,
 )
 from hyperfl_flwr.queries import DESCRIBE, Question
@@ -64,7 +64,7 @@ class OwnArraysGrid(InProcessGrid):
             request = Request.of(message.content)
             for content, kept in ((message.content, self.sent), (reply.content, self.replies)):
                 if OWN_ARRAYS in content:
-                    own = by_client(unpack_arrays(record_of(content, OWN_ARRAYS, ArrayRecord)))
+                    own = by_number(unpack_arrays(record_of(content, OWN_ARRAYS, ArrayRecord)))
                     kept.append((message.metadata.message_type, request, own))
         return reply
 

@@ -27,7 +27,7 @@ from hyperfl_flwr.client_app import app
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, FederatedData, load_federated_data
 from hyperfl_flwr.data.corruptions import corrupted
-from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_client, record_of
+from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_number, record_of
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target
@@ -66,7 +66,7 @@ class QueryGrid(InProcessGrid):
         if kind != "query.hello":
             self.asked.setdefault(kind, set()).update(Request.of(message.content).clients)
         if not reply.has_error() and OWN_ARRAYS in reply.content:
-            own = by_client(unpack_arrays(record_of(reply.content, OWN_ARRAYS, ArrayRecord)))
+            own = by_number(unpack_arrays(record_of(reply.content, OWN_ARRAYS, ArrayRecord)))
             self.answers.setdefault(kind, []).append({client: dict(arrays) for client, arrays in own.items()})
         return reply
 
@@ -194,6 +194,13 @@ def test_a_descriptor_becomes_a_model(federate: Federate) -> None:
         few = grids[0].answers[DESCRIBE][3][client][DESCRIPTOR][0]
         order = numpy_generator(0, "unlabelled", client).permutation(40)[:8]
         torch.testing.assert_close(torch.tensor(few), encoder.descriptor(mine.train_images[order]))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedhn", "it-pfl"])
+def test_the_number_of_nodes_changes_no_assessment(method: str, federate: Federate) -> None:
+    """Models, distances and descriptors of novel clients are the same, whichever nodes they and the others are on."""
+    one, *others = ((federate(method, number, **PLAN) / "novel.json").read_bytes() for number in (1, 3, 7))
+    assert others == [one, one]
 
 
 def test_novel_clients_are_neither_trained_nor_evaluated_and_their_labels_not_read(

@@ -36,7 +36,7 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.client_data import ClientData, load_federated_data
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_client, record_of
+from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_number, record_of
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest
 from hyperfl_flwr.training.dual import DualRule
@@ -62,7 +62,7 @@ class ForcesGrid(InProcessGrid):
         messages = list(messages)
         for message in messages:
             if message.metadata.message_type == MessageType.TRAIN:
-                own = by_client(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
+                own = by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
                 for client, arrays in own.items():
                     force = arrays["force/theta"].astype(np.float64)
                     self.forces[Request.of(message.content).round, client] = force

@@ -25,7 +25,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "hyperfl_flwr.messages", "hyperfl_flwr.owner", "hyperfl_flwr.queries", "hyperfl_flwr.arrays",
-            "hyperfl_flwr.sizes",
+            "hyperfl_flwr.sizes", "hyperfl_flwr.reproducible_sum",
             "hyperfl_flwr.cohort", "hyperfl_flwr.grid", "hyperfl_flwr.agreement", "hyperfl_flwr.roster",
             "hyperfl_flwr.introduction", "hyperfl_flwr.in_process",
             "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.novel_results",

@@ -10,7 +10,7 @@ from experiments.planning import plan
 from hyperfl_flwr.scalars import Scalar
 
 HYPERNETWORK, CNN = 60_000_000, 470_000
-"""Bytes that a node of HyperFL and of FedAvg receives and sends."""
+"""Bytes that a node of HyperFL and of FedAvg receives."""
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ HYPERNETWORK, CNN = 60_000_000, 470_000
         (2, 24e9, 0, 20, HYPERNETWORK, 2, 1),  # the cores
         (1, 24e9, 0, 20, HYPERNETWORK, 1, 1),
         (16, 64e9, 0, 20, CNN, 10, 1),  # 2 clients for each of 10, as for 16
-        (16, 64e9, 0, 20, HYPERNETWORK, 7, 2),  # sqrt(20 * 0.5 / 0.13) = 8.8; 3 clients for each of 7, as for 8
+        (16, 64e9, 0, 20, HYPERNETWORK, 7, 2),  # sqrt(20 * 0.5 / 0.19) = 7.3
         (64, 256e9, 0, 1000, CNN, 63, 1),  # 16 clients each, as for 64
         (16, 64e9, 0, 1, HYPERNETWORK, 1, 4),  # 16 cores for one process: 4 threads at most
         (16, 64e9, 0, 3, CNN, 3, 4),

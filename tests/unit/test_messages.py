@@ -1,6 +1,5 @@
 """Records, reductions, and checks of arrays."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,13 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from numpy.typing import NDArray
 
 from hyperfl_flwr.arrays import layout_problem, not_finite, pack_arrays, unpack_arrays
-from hyperfl_flwr.cohort import Failed, Job, OneByOne, Received, Trained, clients_of_node, train_cohort
 from hyperfl_flwr.messages import (
     ClientResult,
     Failure,
     Reduction,
     Report,
     Request,
-    by_client,
+    by_number,
     group_of,
     own_key,
     record_of,
@@ -32,6 +30,8 @@ REQUEST = Request(
     clients=[1, 4],
     versions=[2, 0],
     kept_versions=[1, 0],
+    num_clients=7,
+    max_num_examples=600,
 )
 
 
@@ -122,155 +122,12 @@ def test_weights_and_divisors(reduction: Reduction, weights: list[float], diviso
     assert reduction.divisor(8, 2) == divisor
 
 
-class Member:
-    """A client that adds its id to what it received, or returns just that."""
-
-    def __init__(self, client: int, *, returns_input: bool = False) -> None:
-        self.client = client
-        self.returns_input = returns_input
-
-    def keys(self) -> list[str]:
-        return ["a/x", "b/x", "c/x"]
-
-    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
-        if self.client == 9:
-            raise ValueError("two\nlines")
-        arrays = parameters if self.returns_input else [value + np.float32(self.client) for value in parameters]
-        return arrays, 10 * self.client, {"loss": 0.5, "text": "not a number"}
-
-    def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-
-REDUCTIONS = {"a": Reduction.MEAN_BY_EXAMPLES, "b": Reduction.MEAN, "c": Reduction.SUM}
-
-
-def received() -> dict[str, NDArray[Any]]:
-    return {key: np.array([1.0, -2.0], np.float32) for key in ("a/x", "b/x", "c/x")}
-
-
-def request_for(*clients: int) -> Request:
-    zeros = [0] * len(clients)
-    return Request(round=1, experiment="", run_directory="", clients=clients, versions=zeros, kept_versions=zeros)
-
-
-def test_a_node_sums_what_its_clients_share() -> None:
-    """By hand: clients 1 and 2 return x + 1 and x + 2 with 10 and 20 samples; client 9 fails and counts nowhere.
-
-    a: 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c: (x + 1) + (x + 2) = 2 x + 3, for x = (1, -2).
-    """
-    given = received()
-    result = train_cohort(
-        OneByOne(Member), request_for(1, 2, 9), Received(shared=given), REDUCTIONS, send_details=False
-    )
-    np.testing.assert_array_equal(result.sums["a/x"], [80, -10])
-    np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
-    np.testing.assert_array_equal(result.sums["c/x"], [5, -1])
-    assert result.num_examples == 30
-    assert result.results == [
-        ClientResult(client=client, num_examples=10 * client, metrics={"loss": 0.5}) for client in (1, 2)
-    ]
-    assert result.failures == [Failure(client=9, reason="ValueError, see the node's log", details="")]
-    for key, value in received().items():
-        np.testing.assert_array_equal(given[key], value)
-
-
-class AtOnce:
-    """Trains all clients together: what a vectorised trainer returns, from `OneByOne`'s results."""
-
-    def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
-        parts = list(OneByOne(Member).train(jobs, received))
-        trained = [part for part in parts if isinstance(part, Trained)]
-        yield Trained(
-            clients=[part.clients[0] for part in trained],
-            stacked={key: np.concatenate([part.stacked[key] for part in trained]) for key in received.shared},
-            num_examples=[part.num_examples[0] for part in trained],
-            metrics=[part.metrics[0] for part in trained],
-        )
-        yield from (part for part in parts if isinstance(part, Failed))
-
-
-def test_clients_that_are_trained_together() -> None:
-    """The same result as one by one, bit for bit; a client whose row is not finite is left out alone."""
-    request = request_for(1, 2, 3, 9)
-    together = train_cohort(AtOnce(), request, Received(shared=received()), REDUCTIONS, send_details=True)
-    apart = train_cohort(OneByOne(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
-    assert {key: value.tobytes() for key, value in together.sums.items()} == {
-        key: value.tobytes() for key, value in apart.sums.items()
-    }
-    assert (together.num_examples, together.results) == (apart.num_examples, apart.results)
-    assert [failure.client for failure in together.failures] == [9]
-
-    class Broken(AtOnce):
-        def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
-            part, *failed = super().train(jobs, received)
-            assert isinstance(part, Trained)
-            part.stacked["b/x"][1] = np.nan
-            yield part
-            yield from failed
-
-    broken = train_cohort(Broken(), request, Received(shared=received()), REDUCTIONS, send_details=True)
-    assert [(failure.client, failure.reason) for failure in broken.failures] == [
-        (2, "FloatingPointError: b/x is not finite after training"),
-        (9, "ValueError: two lines"),
-    ]
-    np.testing.assert_array_equal(broken.sums["b/x"], [6, 0])  # (x + 1) + (x + 3)
-
-
-def test_per_client_groups_are_not_summed() -> None:
-    """Clients 1 and 2 get c/x of their own, 5 and 7, and return it + 1 and + 2; a and b are summed as ever."""
-    given = received()
-    del given["c/x"]
-    own = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
-    reductions = REDUCTIONS | {"c": Reduction.PER_CLIENT}
-    result = train_cohort(
-        OneByOne(Member), request_for(1, 2, 9), Received(shared=given, own=own), reductions, send_details=True
-    )
-    assert {client: arrays["c/x"].tolist() for client, arrays in result.own.items()} == {1: [6.0], 2: [9.0]}
-    assert sorted(result.sums) == ["a/x", "b/x"]
-    np.testing.assert_array_equal(result.sums["b/x"], [5, -1])
-    assert [failure.client for failure in result.failures] == [9]
-
-
 def test_keys_of_own_arrays() -> None:
     """CLIENT/GROUP/NAME there and back; what does not begin with a client is refused."""
     arrays = {own_key(client, "c/x"): np.array([client]) for client in (3, 10)}
-    assert {client: list(each) for client, each in by_client(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
-    with pytest.raises(ValueError, match="must have keys CLIENT/GROUP/NAME, got 'c/x'"):
-        by_client({"c/x": np.zeros(1)})
-
-
-def test_tracebacks_leave_the_node_only_if_they_may() -> None:
-    failed = [
-        train_cohort(OneByOne(Member), request_for(9), Received(shared=received()), REDUCTIONS, send_details=allowed)
-        .failures[0]
-        .details
-        for allowed in (True, False)
-    ]
-    assert "Traceback" in failed[0]
-    assert failed[1] == ""
-
-
-def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
-    """A frozen group comes back as it was: a: (10 + 20) x, b and c: 2 x, for x = (1, -2)."""
-    given = received()
-
-    def make(client: int) -> Member:
-        return Member(client, returns_input=True)
-
-    sums = train_cohort(OneByOne(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False).sums
-    for key, value in received().items():
-        np.testing.assert_array_equal(given[key], value)
-    np.testing.assert_array_equal(sums["a/x"], [30, -60])
-    np.testing.assert_array_equal(sums["b/x"], [2, -4])
-
-
-@pytest.mark.parametrize(
-    ("partition", "num_nodes", "expected"), [(0, 2, [0, 2, 4]), (1, 2, [1, 3]), (4, 5, [4]), (5, 7, [])]
-)
-def test_clients_of_a_node(partition: int, num_nodes: int, expected: list[int]) -> None:
-    """Node p of P hosts p, p + P, p + 2P, ... of five clients."""
-    assert clients_of_node(partition, num_nodes, 5) == expected
+    assert {client: list(each) for client, each in by_number(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
+    with pytest.raises(ValueError, match="must have keys NUMBER/GROUP/NAME, got 'c/x'"):
+        by_number({"c/x": np.zeros(1)})
 
 
 def test_layout_problem_names_the_difference() -> None:

@@ -1,12 +1,14 @@
 """Replies that fit, and cannot be true."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hyperfl_flwr.arrays import BLOCK
 from hyperfl_flwr.messages import ClientResult, Reduction, Report
-from strategies.plausible import BLOCK, Bounds, refuse_impossible_numbers
+from strategies.plausible import Bounds, refuse_impossible_numbers
 from strategies.replies import TrainingReply
 
 RATIO = 2.0
@@ -18,11 +20,9 @@ def reply(change: float, *, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, *
     """Return the reply of two clients with 10 and 30 samples, the mean of which is a change of `net/b` away."""
     numbers = {"own-accuracy": 0.5} | {name.replace("_", "-"): value for name, value in metrics.items()}
     results = [ClientResult(client=client, num_examples=10 + 20 * client, metrics=numbers) for client in (0, 1)]
-    weight = np.float32(40.0 if reduction is Reduction.MEAN_BY_EXAMPLES else 2.0)
+    weight = np.float64(40.0 if reduction is Reduction.MEAN_BY_EXAMPLES else 2.0)
     mean = {**SENT, "net/b": SENT["net/b"] + np.float32(change)}
-    return TrainingReply(
-        report=Report(results=results), sums={key: value * weight for key, value in mean.items()}, own={}
-    )
+    return TrainingReply(report=Report(results=results), arrays={key: value * weight for key, value in mean.items()})
 
 
 def bounds_of(reductions: dict[str, Reduction], **changes: Any) -> Bounds:
@@ -53,10 +53,9 @@ def test_what_was_sent_may_be_zero() -> None:
     bounds = bounds_of({"net": Reduction.MEAN}, shared=sent, own={0: {"own/a": sent["net/a"]}})
     results = [ClientResult(client=0, num_examples=1, metrics={"own-accuracy": 0.0})]
     for length, fits in ((0.19, True), (0.21, False)):
-        sums = {"net/a": np.array([length, 0, 0, 0], np.float32)}
-        answer = TrainingReply(report=Report(results=results), sums=sums, own={0: {"own/a": sums["net/a"]}})
-        for shared, own in ((sums, {}), ({}, answer.own)):
-            one = TrainingReply(report=answer.report, sums=shared, own=own)
+        arrays = {"net/a": np.array([length, 0, 0, 0], np.float32)}
+        for shared, own in ((arrays, {}), ({}, {0: {"own/a": arrays["net/a"]}})):
+            one = TrainingReply(report=Report(results=results), arrays=shared, own=own)
             if fits:
                 bounds.check(one)
             else:
@@ -67,9 +66,34 @@ def test_what_was_sent_may_be_zero() -> None:
 def test_numbers_that_overflow() -> None:
     """The largest float32, whose square is beyond float32 but not beyond the float64 in which it is added up."""
     results = [ClientResult(client=0, num_examples=1, metrics={"own-accuracy": 0.0})]
-    sums = {**SENT, "net/b": np.array([np.finfo(np.float32).max])}
+    arrays = {**SENT, "net/b": np.array([np.finfo(np.float32).max])}
     with pytest.raises(ValueError, match=r"1\.7e\+38 times as long"):
-        check(TrainingReply(report=Report(results=results), sums=sums, own={}))
+        check(TrainingReply(report=Report(results=results), arrays=arrays))
+
+
+def test_one_client_s_arrays_are_not_divided() -> None:
+    """Of one client with 40 samples the arrays are its own: 1 + 3.9 passes, and 1 + 4.1 does not."""
+    results = [ClientResult(client=0, num_examples=40, metrics={"own-accuracy": 0.0})]
+    for change, fits in ((3.9, True), (4.1, False)):
+        one = TrainingReply(
+            report=Report(results=results), arrays={**SENT, "net/b": SENT["net/b"] + np.float32(change)}
+        )
+        if fits:
+            check(one)
+        else:
+            with pytest.raises(ValueError, match=r"2\.05 times as long"):
+                check(one)
+
+
+def test_outliers_count() -> None:
+    """The sums alone change nothing; with 164 / 40 in a higher level the change is 4.1 long, with 156 / 40 3.9."""
+    for outlier, fits in ((156.0, True), (164.0, False)):
+        answer = replace(reply(0.0), outliers={2: {"net/b": np.array([outlier])}})
+        if fits:
+            check(answer)
+        else:
+            with pytest.raises(ValueError, match=r"2\.05 times as long"):
+                check(answer)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -79,11 +103,11 @@ def test_arrays_of_several_blocks(dtype: type, size: int) -> None:
     rng = np.random.default_rng(0)
     signs = rng.choice([-1, 1], size)
     shared = {"net/a": (0.2 * signs).astype(dtype)}
-    results = [ClientResult(client=0, num_examples=7, metrics={"own-accuracy": 0.0})]
+    results = [ClientResult(client=c, num_examples=3 + c, metrics={"own-accuracy": 0.0}) for c in (0, 1)]
     bounds = bounds_of({"net": Reduction.MEAN_BY_EXAMPLES}, shared=shared)
     for change, fits in ((0.3, True), (0.41, False)):
-        sums = {"net/a": (7 * (shared["net/a"] + rng.permutation(signs) * change)).astype(dtype)}
-        one = TrainingReply(report=Report(results=results), sums=sums, own={})
+        sums = {"net/a": 7.0 * (shared["net/a"] + rng.permutation(signs) * change)}
+        one = TrainingReply(report=Report(results=results), arrays=sums)
         if fits:
             bounds.check(one)
         else:

@@ -8,9 +8,19 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.messages import CLIENTS, ClientResult, Report
+from hyperfl_flwr.messages import (
+    ARRAYS,
+    CLIENTS,
+    OUTLIER_SUMS,
+    WEIGHTS,
+    ClientResult,
+    Reduction,
+    Report,
+    weights_record,
+)
+from hyperfl_flwr.reproducible_sum import MOST_LEVELS, ReproducibleSum
 from strategies.outcome import Outcome
-from strategies.replies import MOST_METRICS, read_report
+from strategies.replies import MOST_METRICS, read_report, read_training
 
 
 def content(metrics: dict[str, float], **changes: Any) -> RecordDict:
@@ -96,3 +106,85 @@ def test_a_reason_is_one_line_whatever_a_node_calls_its_arrays() -> None:
     outcome = Outcome()
     outcome.refuse([3], "unexpected arrays: a\n2026 INFO all is well\x1b[2J")
     assert [failure.reason for failure in outcome.failures] == ["unexpected arrays: a 2026 INFO all is well[2J"]
+
+
+SENT = {"net/a": np.zeros(2, np.float32), "net/b": np.zeros(1, np.float32)}
+
+
+def training(clients: int, arrays: dict[str, Any], outliers: dict[str, Any] | None = None) -> RecordDict:
+    """Return the reply to a TRAIN message of so many clients, with 7 samples each."""
+    results = [ClientResult(client=client, num_examples=7, metrics={}) for client in range(clients)]
+    content = RecordDict(
+        {
+            ARRAYS: pack_arrays(arrays),
+            WEIGHTS: weights_record(7 * clients, clients),
+            CLIENTS: Report(results=results, process="p").to_record(),
+        }
+    )
+    if outliers is not None:
+        content[OUTLIER_SUMS] = pack_arrays(outliers)
+    return content
+
+
+def read(clients: int, arrays: dict[str, Any], outliers: dict[str, Any] | None = None) -> list[float]:
+    """Return the sum over the server's rounding of a reply, for `net/a`, by samples."""
+    reply = read_training(training(clients, arrays, outliers), list(range(clients)), SENT, {})
+    rounding = {"num_clients": clients, "max_num_examples": 7}
+    total = ReproducibleSum(SENT, {"net": Reduction.MEAN_BY_EXAMPLES}, **rounding)
+    reply.add_to(total)
+    mean: list[float] = total.take_mean(7 * clients, clients)["net/a"].tolist()
+    return mean
+
+
+def test_one_client_s_arrays_and_several_clients_sums() -> None:
+    """By hand: (1, 2) of one client, or sums (14, 28) over 14 samples, have the mean (1, 2); 28 more make it (1, 4)."""
+    one = {"net/a": np.array([1, 2], np.float32), "net/b": np.zeros(1, np.float32)}
+    sums = {"net/a": np.array([14.0, 28.0]), "net/b": np.zeros(1)}
+    assert read(1, one) == [1, 2]
+    assert read(2, sums) == [1, 2]
+    assert read(2, sums, {"1/net/a": np.array([0.0, 28.0])}) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("clients", "change", "text"),
+    [
+        (1, {"net/a": np.zeros(2)}, "net/a has type float64, expected float32"),
+        (2, {"net/a": np.zeros(2, np.float32)}, "net/a has type float32, expected float64"),
+        (2, {"net/a": np.zeros(3)}, r"net/a has shape \(3,\), expected \(2,\)"),
+        (2, {"net/c": np.zeros(2)}, "unexpected arrays: net/c"),
+        (2, {"net/a": np.array([0, np.nan])}, "net/a is not finite, or larger than a sum"),
+        (2, {"net/a": np.array([-np.inf, 0])}, "net/a is not finite, or larger than a sum"),
+        (
+            2,
+            {"net/a": np.array([0, 15 * 3.5e38])},
+            "net/a is not finite, or larger than a sum of finite float32 can be",
+        ),
+    ],
+)
+def test_sums_that_are_none(clients: int, change: dict[str, Any], text: str) -> None:
+    """Whether arrays or sums are right, their number of clients tells; 14 samples cannot have 15 times the largest."""
+    arrays = {key: value.astype(np.float64 if clients > 1 else np.float32) for key, value in SENT.items()}
+    with pytest.raises(ValueError, match=text):
+        read(clients, arrays | change)
+
+
+def test_the_largest_sums_are_taken() -> None:
+    """14 times the largest float32, whose squares overflow nothing; their mean is the largest again."""
+    largest = float(np.finfo(np.float32).max)
+    assert read(2, {"net/a": np.array([14 * largest, 0]), "net/b": np.zeros(1)}) == [largest, 0]
+
+
+@pytest.mark.parametrize(
+    ("outliers", "text"),
+    [
+        ({"0/net/a": np.zeros(2)}, "levels of sums must be 1 to 12, got 0"),
+        ({f"{MOST_LEVELS + 1}/net/a": np.zeros(2)}, "levels of sums must be 1 to 12, got 13"),
+        ({"net/a": np.zeros(2)}, "must have keys NUMBER/GROUP/NAME"),
+        ({"1/net/a": np.zeros(2, np.float32)}, "net/a has type float32, expected float64"),
+        ({"1/net/c": np.zeros(2)}, "unexpected arrays: net/c"),
+        ({"1/net/b": np.array([np.nan])}, "net/b is not finite"),
+    ],
+)
+def test_outliers_that_are_none(outliers: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        read(2, {key: value.astype(np.float64) for key, value in SENT.items()}, outliers)

@@ -1,0 +1,168 @@
+"""What every method promises about the number of nodes: it changes no bit of a run's results."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Federate, RecordingGrid, Settings, exact, last_checkpoint, metrics, outcome, plain_grid
+
+from clients.base import BaseClient
+from hyperfl_flwr.checkpoint import SERVER, Checkpoints
+from hyperfl_flwr.in_process import InProcessGrid
+from hyperfl_flwr.messages import Reduction, group_of
+from hyperfl_flwr.methods import METHODS
+
+pytestmark = pytest.mark.parametrize("method", METHODS)
+
+NODES = (1, 2, 3, 4, 5, 7)
+"""Five clients: from one node for all to one for each; the last two of seven nodes have none."""
+
+SIZES = (12, 20, 7, 33, 16)
+"""Images of each client."""
+
+
+@pytest.fixture
+def unequal(tmp_path: Path) -> Settings:
+    """Return settings of three rounds with random images, of which the clients have different numbers."""
+    rng, total = np.random.default_rng(3), sum(SIZES)
+    path = tmp_path / "unequal.npz"
+    np.savez(
+        path,
+        images=rng.integers(0, 256, (total, 8, 8), dtype=np.uint8),
+        labels=np.arange(total) % 4,
+        clients=np.repeat(np.arange(len(SIZES)), SIZES),
+    )
+    return {
+        "dataset": f"npz:{path}", "num_rounds": 3, "checkpoint_every": 1, "data.partition": "natural",
+        "data.train-samples": "auto", "data.test-samples": "auto",
+    }  # fmt: skip
+
+
+def results(run: Path) -> dict[str, Any]:
+    """Return what may not depend on the nodes: all but times, memory and the size of the messages."""
+    found = outcome(run)
+    for row in found["metrics"]:
+        row.pop("bytes_on_wire", None)
+    checkpoints = Checkpoints(run / "checkpoints")
+    arrays = {number: exact(checkpoints.load(number)[0]) for number in checkpoints.rounds()}
+    return found | {"checkpoints": arrays}
+
+
+def alter_fit(patch: pytest.MonkeyPatch, method: str, alter: Callable[[int, Any], Any]) -> None:
+    """Let clients return in round 2 what a function makes of their ids and results."""
+    client_class = METHODS[method].client
+    fit = client_class.fit
+
+    def altered(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
+        result = fit(self, parameters, config)
+        return alter(self.setting.client, result) if config["round"] == 2 else result
+
+    patch.setattr(client_class, "fit", altered)
+
+
+def test_the_number_of_nodes_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
+    """Checkpoints of all rounds, private state, metrics and result of one node are the expected values."""
+    expected = results(federate(method, 1, **unequal))
+    assert len(expected["checkpoints"]) > 1
+    for num_nodes in NODES[1:]:
+        assert results(federate(method, num_nodes, **unequal)) == expected
+
+
+def test_nor_does_it_with_sampled_clients(method: str, federate: Federate, unequal: Settings) -> None:
+    """Three of five clients in the first two rounds, all in the last."""
+    expected, *others = (results(federate(method, each, fraction_train=0.6, **unequal)) for each in (1, 2, 5))
+    assert [row["clients"] for row in expected["metrics"] if row["kind"] == "train"] == [3, 3, 5]
+    assert others == [expected] * len(others)
+
+
+def test_nor_does_it_with_clients_that_fail(
+    method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients fail in round 2; of two nodes one loses one of three clients and the other one of two."""
+
+    def fail(client: int, result: Any) -> Any:
+        if client in (2, 3):
+            raise RuntimeError("the camera is broken")
+        return result
+
+    alter_fit(monkeypatch, method, fail)
+    expected, *others = (results(federate(method, each, failure_budget=0.5, **unequal)) for each in (1, 2, 5))
+    assert [row["failed"] for row in expected["metrics"] if row["kind"] == "train"] == [[], [2, 3], []]
+    assert others == [expected] * len(others)
+
+
+def test_nor_does_it_with_clients_that_diverge(
+    method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In round 2 two clients return numbers a million times as large, in levels of their own beside the usual sums.
+
+    (That they are averaged at all, `max-update-ratio` = 0 asks for.)
+    """
+
+    def diverge(client: int, result: Any) -> Any:
+        arrays, *others = result
+        factor = np.float32(1e6 if client in (0, 2) else 1)
+        return [array * factor for array in arrays], *others
+
+    grids: list[RecordingGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> InProcessGrid:
+        grids.append(RecordingGrid(num_nodes, settings))
+        return grids[-1] if num_nodes == 2 else plain_grid(num_nodes, settings)
+
+    alter_fit(monkeypatch, method, diverge)
+    settings = {**unequal, "num_rounds": 2}  # what is trained of such numbers may not be finite
+    expected, *others = (
+        results(federate(method, each, grid=make, max_update_ratio=0.0, **settings)) for each in (1, 2, 3, 5)
+    )
+    assert others == [expected] * len(others)
+    if METHODS[method].client.shared and "pfedhn" not in method and method != "it-pfl":  # those have frozen or none
+        assert any(b"outlier-sums" in sent for sent in grids[1].sent)
+
+
+def test_the_mean_is_that_of_what_the_clients_returned(
+    method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round of clients of unequal sizes: sum_i w_i x_i / sum_i w_i in float64 of what the clients returned.
+
+    PRIV-HFL's server steps its generator along that, with a rate of 0.1. Tolerance: two roundings to float32.
+    """
+    returned: list[tuple[list[np.ndarray], int]] = []
+    received: list[np.ndarray] = []
+    client_class = METHODS[method].client
+    fit = client_class.fit
+
+    def recorded_fit(self: Any, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
+        arrays, num_examples, numbers = fit(self, parameters, config)
+        returned.append(([array.astype(np.float64) for array in arrays], num_examples))
+        received[:] = [array.astype(np.float64) for array in parameters]
+        return arrays, num_examples, numbers
+
+    encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # trained, and averaged
+    monkeypatch.setattr(client_class, "fit", recorded_fit)
+    run = federate(method, 3, **{**unequal, "num_rounds": 1}, **encoder)
+    assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)
+    arrays, _ = last_checkpoint(run)
+    averaged = {key: value for key, value in arrays.items() if not key.startswith(SERVER)}
+    for number, (key, value) in enumerate(averaged.items()):
+        by_examples = client_class.shared[group_of(key)] is Reduction.MEAN_BY_EXAMPLES
+        weights = [count if by_examples else 1 for _, count in returned]
+        expected = np.average([each[number] for each, _ in returned], axis=0, weights=weights)
+        if group_of(key) == "generator":
+            expected = received[number] - 0.1 * expected
+        np.testing.assert_allclose(value, expected, rtol=1.3e-7, atol=1e-10, err_msg=key)
+
+
+def test_an_audit_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
+    """Audited clients upload alone; what is added, and how, stays the same."""
+    if not METHODS[method].client.shared:
+        pytest.skip("sends nothing that could be observed")
+    plain, audited = (
+        metrics(federate(method, 2, **unequal, **{"audit.clients": clients, "audit.rounds": "all"}))
+        for clients in ("", "0,2,3")
+    )
+    for row in (*plain, *audited):
+        row.pop("bytes_on_wire", None)
+    assert plain == audited

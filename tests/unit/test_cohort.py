@@ -1,0 +1,190 @@
+"""A node's clients: who is trained, what they share together, and what becomes of those that fail."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hyperfl_flwr.cohort import Failed, Job, OneByOne, Received, Trained, clients_of_node, train_cohort
+from hyperfl_flwr.messages import ClientResult, Failure, Reduction, Request
+
+
+class Member:
+    """A client that adds its id to what it received, or returns just that."""
+
+    def __init__(self, client: int, *, returns_input: bool = False) -> None:
+        self.client = client
+        self.returns_input = returns_input
+
+    def keys(self) -> list[str]:
+        return ["a/x", "b/x", "c/x"]
+
+    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
+        if self.client == 9:
+            raise ValueError("two\nlines")
+        arrays = parameters if self.returns_input else [value + np.float32(self.client) for value in parameters]
+        return arrays, 10 * self.client, {"loss": 0.5, "text": "not a number"}
+
+    def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+REDUCTIONS = {"a": Reduction.MEAN_BY_EXAMPLES, "b": Reduction.MEAN, "c": Reduction.SUM}
+
+
+def received() -> dict[str, NDArray[Any]]:
+    return {key: np.array([1.0, -2.0], np.float32) for key in ("a/x", "b/x", "c/x")}
+
+
+def request_for(*clients: int) -> Request:
+    zeros = [0] * len(clients)
+    return Request(round=1, experiment="", run_directory="", clients=clients, versions=zeros, kept_versions=zeros)
+
+
+def test_a_node_sums_what_its_clients_share() -> None:
+    """By hand: clients 1 and 2 return x + 1 and x + 2 with 10 and 20 samples; client 9 fails and counts nowhere.
+
+    a: 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c: (x + 1) + (x + 2) = 2 x + 3, for x = (1, -2).
+    """
+    given = received()
+    result = train_cohort(
+        OneByOne(Member), request_for(1, 2, 9), Received(shared=given), REDUCTIONS, send_details=False
+    )
+    np.testing.assert_array_equal(result.arrays["a/x"], [80, -10])
+    np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
+    np.testing.assert_array_equal(result.arrays["c/x"], [5, -1])
+    assert result.num_examples == 30
+    assert result.results == [
+        ClientResult(client=client, num_examples=10 * client, metrics={"loss": 0.5}) for client in (1, 2)
+    ]
+    assert result.failures == [Failure(client=9, reason="ValueError, see the node's log", details="")]
+    for key, value in received().items():
+        np.testing.assert_array_equal(given[key], value)
+
+
+class AtOnce:
+    """Trains all clients together: what a vectorised trainer returns, from `OneByOne`'s results."""
+
+    def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
+        parts = list(OneByOne(Member).train(jobs, received))
+        trained = [part for part in parts if isinstance(part, Trained)]
+        yield Trained(
+            clients=[part.clients[0] for part in trained],
+            stacked={key: np.concatenate([part.stacked[key] for part in trained]) for key in received.shared},
+            num_examples=[part.num_examples[0] for part in trained],
+            metrics=[part.metrics[0] for part in trained],
+        )
+        yield from (part for part in parts if isinstance(part, Failed))
+
+
+def test_clients_that_are_trained_together() -> None:
+    """The same result as one by one, bit for bit; a client whose row is not finite is left out alone."""
+    request = request_for(1, 2, 3, 9)
+    together = train_cohort(AtOnce(), request, Received(shared=received()), REDUCTIONS, send_details=True)
+    apart = train_cohort(OneByOne(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
+    assert {key: value.tobytes() for key, value in together.arrays.items()} == {
+        key: value.tobytes() for key, value in apart.arrays.items()
+    }
+    assert (together.num_examples, together.results) == (apart.num_examples, apart.results)
+    assert [failure.client for failure in together.failures] == [9]
+
+    class Broken(AtOnce):
+        def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
+            part, *failed = super().train(jobs, received)
+            assert isinstance(part, Trained)
+            part.stacked["b/x"][1] = np.nan
+            yield part
+            yield from failed
+
+    broken = train_cohort(Broken(), request, Received(shared=received()), REDUCTIONS, send_details=True)
+    assert [(failure.client, failure.reason) for failure in broken.failures] == [
+        (2, "FloatingPointError: b/x is not finite after training"),
+        (9, "ValueError: two lines"),
+    ]
+    np.testing.assert_array_equal(broken.arrays["b/x"], [6, 0])  # (x + 1) + (x + 3)
+
+
+def test_one_client_s_arrays_leave_as_they_are() -> None:
+    """Client 2 alone, and client 2 beside one that fails: x + 2 in float32; with client 1, sums in float64."""
+    for clients, dtype in (((2,), np.float32), ((2, 9), np.float32), ((1, 2), np.float64)):
+        result = train_cohort(
+            OneByOne(Member), request_for(*clients), Received(shared=received()), REDUCTIONS, send_details=False
+        )
+        assert {value.dtype for value in result.arrays.values()} == {np.dtype(dtype)}
+        assert result.outliers == {}
+        if dtype is np.float32:
+            for key, value in received().items():
+                np.testing.assert_array_equal(result.arrays[key], value + np.float32(2), strict=True)
+
+
+def test_numbers_that_are_far_too_large_are_added_apart() -> None:
+    """Clients 1 and 2 return x + 1 and x + 2, the latter a million times: beside client 1's sums there are others.
+
+    By hand, for x = (1, -2): b is 3e6 < 2^22 and a, with 20 samples, 6e7 > 2^25. Level 1 ends at 2^25: what was
+    received is below 2^2, the weights are taken to be below 2^1, the headroom is 2^6, a level more 2^16.
+    """
+
+    class Diverging(Member):
+        def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
+            arrays, *others = super().fit(parameters, config)
+            return [array * np.float32(1e6 if self.client == 2 else 1) for array in arrays], *others
+
+    result = train_cohort(
+        OneByOne(Diverging), request_for(1, 2), Received(shared=received()), REDUCTIONS, send_details=False
+    )
+    assert result.arrays["b/x"].tolist() == [2, -1]
+    assert {level: sorted(arrays) for level, arrays in result.outliers.items()} == {1: ["b/x", "c/x"], 2: ["a/x"]}
+    assert result.outliers[1]["b/x"].tolist() == [3e6, 0]
+    assert result.outliers[2]["a/x"].tolist() == [6e7, 0]
+
+
+def test_per_client_groups_are_not_summed() -> None:
+    """Clients 1 and 2 get c/x of their own, 5 and 7, and return it + 1 and + 2; a and b are summed as ever."""
+    given = received()
+    del given["c/x"]
+    own = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
+    reductions = REDUCTIONS | {"c": Reduction.PER_CLIENT}
+    result = train_cohort(
+        OneByOne(Member), request_for(1, 2, 9), Received(shared=given, own=own), reductions, send_details=True
+    )
+    assert {client: arrays["c/x"].tolist() for client, arrays in result.own.items()} == {1: [6.0], 2: [9.0]}
+    assert sorted(result.arrays) == ["a/x", "b/x"]
+    np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
+    assert [failure.client for failure in result.failures] == [9]
+
+
+def test_tracebacks_leave_the_node_only_if_they_may() -> None:
+    failed = [
+        train_cohort(OneByOne(Member), request_for(9), Received(shared=received()), REDUCTIONS, send_details=allowed)
+        .failures[0]
+        .details
+        for allowed in (True, False)
+    ]
+    assert "Traceback" in failed[0]
+    assert failed[1] == ""
+
+
+def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
+    """A frozen group comes back as it was: a: (10 + 20) x, b and c: 2 x, for x = (1, -2)."""
+    given = received()
+
+    def make(client: int) -> Member:
+        return Member(client, returns_input=True)
+
+    sums = train_cohort(
+        OneByOne(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False
+    ).arrays
+    for key, value in received().items():
+        np.testing.assert_array_equal(given[key], value)
+    np.testing.assert_array_equal(sums["a/x"], [30, -60])
+    np.testing.assert_array_equal(sums["b/x"], [2, -4])
+
+
+@pytest.mark.parametrize(
+    ("partition", "num_nodes", "expected"), [(0, 2, [0, 2, 4]), (1, 2, [1, 3]), (4, 5, [4]), (5, 7, [])]
+)
+def test_clients_of_a_node(partition: int, num_nodes: int, expected: list[int]) -> None:
+    """Node p of P hosts p, p + P, p + 2P, ... of five clients."""
+    assert clients_of_node(partition, num_nodes, 5) == expected
