@@ -17,6 +17,7 @@ from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import is_simulation
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.scalars import Scalar
 
 STOP_SECONDS = 15.0
@@ -57,7 +58,8 @@ def plan_deployed(deployment: Deployment, changes: Mapping[str, Scalar]) -> Depl
             f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "
             f"resume it without --deployment"
         )
-    return DeployedPlan(config=config, deployment=deployment, warnings=METHODS[config.method].strategy.warnings(config))
+    warnings = METHODS[config.method].strategy.warnings(resolved(config))
+    return DeployedPlan(config=config, deployment=deployment, warnings=warnings)
 
 
 def launch_deployed(planned: DeployedPlan, observer: Observer) -> Path:

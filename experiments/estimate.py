@@ -17,6 +17,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.memory import peak_memory
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.state import PrivateState
 from strategies.base import Setting
 
@@ -56,7 +57,7 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
         planned: What `experiments.run.plan` has checked.
         num_cores: Cores that may be used.
     """
-    config, num_nodes = planned.config, planned.num_nodes
+    config, num_nodes = resolved(planned.config), planned.num_nodes
     method, data = METHODS[config.method], load_federated_data(config.data_settings())
     properties = {"input-shape": list(data.dataset.input_shape), "num-classes": data.dataset.num_classes}
     node = Node(id=0, partition=0, clients=list(range(config.num_clients)), properties=properties)

@@ -29,7 +29,8 @@ from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS, check_target
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import read_manifest, settings_of
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.resolved import resolved
+from hyperfl_flwr.scalars import Scalar, number
 from strategies.base import Setting
 from strategies.recorded import restore
 
@@ -42,7 +43,7 @@ class Target:
     """The clients whose round is attacked.
 
     Attributes:
-        config: Settings of the round; `audit.clients` names them.
+        config: Settings of the round, without any `auto` of the method's; `audit.clients` names the clients.
         clients: Their ids.
         trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
         summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
@@ -83,7 +84,7 @@ class Target:
         Raises:
             ConfigError: If no attack of this project applies to the data or to the target network.
         """
-        dataset, rate = self.data().dataset, self.config.learning_rate
+        dataset = self.data().dataset
         check_target(self.config, dataset.input_shape, dataset.num_classes)
         try:
             return PublicKnowledge.of(
@@ -92,7 +93,7 @@ class Target:
                 num_classes=dataset.num_classes,
                 mean=dataset.mean,
                 std=dataset.std,
-                learning_rate=dataset.learning_rate if rate == "auto" else rate,
+                learning_rate=number(self.config.learning_rate),
                 augmented=dataset.augment,
             )
         except ValueError as error:
@@ -225,7 +226,7 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
             f"{run} has recorded nothing; give `hyperfl run` --set audit.clients=0 --set audit.rounds=1, for example"
         )
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
-    config = RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS)
+    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS))
     find_kept(config.target, run)
     observed = Observed(last)
     clients, number = [each.client for each in observed], observed[0].round

@@ -22,6 +22,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import DeviceError, RunDirectoryError
 from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.recording import is_simulation
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.resume import refuse_other_nodes
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.state import PrivateState
@@ -82,14 +83,14 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None) -> 
         # The handshake needs every node, and the last round trains all clients; a usual round trains a sample.
         clients = max(1, round(config.fraction_train * config.num_clients))
         state = PrivateState(Path(), "", 0)
-        client = METHODS[config.method].client(client_setting(config, data, 0, device, state))
+        client = METHODS[config.method].client(client_setting(resolved(config), data, 0, device, state))
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
     threads = suitable_threads(machine, num_nodes) if config.threads == "auto" else config.threads
     config = config.model_copy(update={"threads": threads})
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []  # of images
-    warnings = [*METHODS[config.method].strategy.warnings(config), *leaks]
+    warnings = [*METHODS[config.method].strategy.warnings(resolved(config)), *leaks]
     return Plan(config=config, num_nodes=num_nodes, threads=threads, chosen_for=chosen_for, warnings=warnings)
 
 

@@ -39,6 +39,8 @@ class Method:
         client: The clients' side.
         paper: Citation.
         leaves: What leaves a client in a round, in words.
+        learning_rate: `learning-rate` where that is `auto`: one that is sound for all data sets, chosen on held-back
+            training data (docs/results.md, "Rates, on validation data").
     """
 
     title: str
@@ -46,6 +48,7 @@ class Method:
     client: type[BaseClient]
     paper: str
     leaves: str
+    learning_rate: float
 
 
 METHODS: Mapping[str, Method] = {
@@ -55,6 +58,7 @@ METHODS: Mapping[str, Method] = {
         client=LocalClient,
         paper="baseline",
         leaves="nothing",
+        learning_rate=0.1,
     ),
     "fedavg": Method(
         title="federated averaging of the whole model",
@@ -62,6 +66,7 @@ METHODS: Mapping[str, Method] = {
         client=FedAvgClient,
         paper="McMahan et al., AISTATS 2017",
         leaves="the whole model",
+        learning_rate=0.1,
     ),
     "fedrep": Method(
         title="averaging of the feature extractor; the classifier stays private",
@@ -69,6 +74,7 @@ METHODS: Mapping[str, Method] = {
         client=FedRepClient,
         paper="Collins et al., ICML 2021",
         leaves="the feature extractor",
+        learning_rate=0.1,
     ),
     "hyperfl": Method(
         title="averaging of a hypernetwork; classifier and embedding stay private",
@@ -76,6 +82,7 @@ METHODS: Mapping[str, Method] = {
         client=HyperFLClient,
         paper="Guo et al., AAAI 2025",
         leaves="the hypernetwork",
+        learning_rate=0.005,
     ),
     "hyperfl-frozen": Method(
         title="HyperFL with one frozen embedding for all: the generated feature extractor is averaged",
@@ -83,6 +90,7 @@ METHODS: Mapping[str, Method] = {
         client=HyperFLFrozenClient,
         paper="Guo et al., AAAI 2025",
         leaves="the generated feature extractor",
+        learning_rate=0.005,
     ),
     "pfedhn": Method(
         title="a hypernetwork on the server generates every client's model",
@@ -90,6 +98,7 @@ METHODS: Mapping[str, Method] = {
         client=PFedHNClient,
         paper="Shamsian et al., ICML 2021",
         leaves="the change of the generated model",
+        learning_rate=0.03,
     ),
     "pfedhn-pc": Method(
         title="a hypernetwork on the server generates feature extractors; the classifier stays private",
@@ -97,6 +106,7 @@ METHODS: Mapping[str, Method] = {
         client=PFedHNPCClient,
         paper="Shamsian et al., ICML 2021",
         leaves="the change of the generated feature extractor",
+        learning_rate=0.03,
     ),
     "it-pfl": Method(
         title="pFedHN with an encoder, which finds the embedding of a client in its data without labels",
@@ -104,6 +114,7 @@ METHODS: Mapping[str, Method] = {
         client=ITPFLClient,
         paper="IT-PFL, under review at ICLR 2022",
         leaves="the change of the generated model, the encoder, and a descriptor of the data",
+        learning_rate=0.03,
     ),
     "priv-hfl": Method(
         title="consensus by dual variables: every client keeps a model of its own",
@@ -111,6 +122,7 @@ METHODS: Mapping[str, Method] = {
         client=PrivHFLClient,
         paper="Najafi et al., PRIV-HFL",
         leaves="the change of the client's model; with distillation a gradient of the common generator, too",
+        learning_rate=0.05,
     ),
 }
 """All methods by name."""

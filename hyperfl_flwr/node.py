@@ -12,6 +12,7 @@ from clients.base import BaseClient
 from clients.setting import client_setting
 from hyperfl_flwr.cohort import OneByOne, clients_of_node
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data, load_own_data
+from hyperfl_flwr.data.reading import normalisation_text
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, RefusalError
 from hyperfl_flwr.messages import Request
@@ -21,6 +22,7 @@ from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.own_model import source_hash
 from hyperfl_flwr.owner import Owner, is_simulated, state_folder
 from hyperfl_flwr.privacy.mixing import read_key, run_key
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
 from hyperfl_flwr.versions import shared_versions
@@ -40,7 +42,7 @@ class NodeApp:
     def __init__(self, context: Context) -> None:
         self.owner = Owner.of(context.node_config)
         self.simulated = is_simulated(context)
-        self.config = self.owner.applied_to(context, METHODS)
+        self.config = resolved(self.owner.applied_to(context, METHODS))
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.owner.has_own_data and self.num_nodes != self.config.hosted_clients:
@@ -154,4 +156,7 @@ class NodeApp:
             for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
                 properties[f"{split}-label-counts"] = counts[self.clients].flatten().tolist()
             properties["data-reuse"] = json.dumps(data.reuse)
+            properties["threads"] = torch.get_num_threads()
+            properties["augmentation"] = "crops and flips" if data.dataset.augment else "none"
+            properties["normalisation"] = normalisation_text(data.dataset.mean, data.dataset.std)
         return properties
