@@ -1,8 +1,10 @@
 """What a run will cost, before it runs: one client's round is really trained, the rest is arithmetic."""
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,12 +14,13 @@ from experiments.run import Plan
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import unpack_arrays
 from hyperfl_flwr.checkpoint import KEPT
-from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.memory import peak_memory
-from hyperfl_flwr.resolved import resolved
+from hyperfl_flwr.node import data_properties
+from hyperfl_flwr.resolved import resolution, resolved
 from hyperfl_flwr.state import PrivateState
 from strategies.base import Setting
 
@@ -34,6 +37,7 @@ class Estimate:
     """What a run will cost.
 
     Attributes:
+        resolved: What `auto` becomes, see `hyperfl_flwr.resolved`.
         bytes_per_client_round: A client's own payload in each direction.
         bytes_on_wire_per_round: Between the server and all nodes, both directions.
         disk_bytes: Checkpoints and private state.
@@ -42,6 +46,7 @@ class Estimate:
         client_seconds: One client's round, measured.
     """
 
+    resolved: Mapping[str, Any]
     bytes_per_client_round: int
     bytes_on_wire_per_round: int
     disk_bytes: int
@@ -59,10 +64,9 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
     """
     config, num_nodes = resolved(planned.config), planned.num_nodes
     method, data = METHODS[config.method], load_federated_data(config.data_settings())
-    properties = {"input-shape": list(data.dataset.input_shape), "num-classes": data.dataset.num_classes}
-    node = Node(id=0, partition=0, clients=list(range(config.num_clients)), properties=properties)
+    federation = _federation(planned, data)
     setting = Setting(
-        config=config, federation=Federation([node]), reductions=method.client.shared, experiment="", run_directory=""
+        config=config, federation=federation, reductions=method.client.shared, experiment="", run_directory=""
     )
     strategy = method.strategy(setting)
     common, own = unpack_arrays(strategy.initial_arrays()), strategy.own_arrays([0]).get(0, {})
@@ -88,6 +92,7 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
     wire = 2 * (shared * min(num_nodes, trained) + of_one * trained)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
+        resolved=resolution(planned.config, federation, num_nodes=num_nodes, min_nodes=num_nodes),
         bytes_per_client_round=shared + of_one,
         bytes_on_wire_per_round=wire,
         disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
@@ -98,3 +103,11 @@ def estimate(planned: Plan, num_cores: int) -> Estimate:
         seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
         client_seconds=client_seconds,
     )
+
+
+def _federation(planned: Plan, data: FederatedData) -> Federation:
+    """Return one node that hosts all clients and answers as the nodes of the run would."""
+    clients = list(range(planned.config.hosted_clients))
+    of_process = {"device": str(resolve_device(planned.config.device)), "threads": planned.threads}
+    properties = data_properties(data, clients, simulated=True) | of_process
+    return Federation([Node(id=0, partition=0, clients=clients, properties=properties)])

@@ -1,7 +1,12 @@
-"""The first thing that a newcomer runs: HyperFL beside FedAvg and local-only, on data that need no download."""
+"""The first thing that a newcomer runs: HyperFL beside FedAvg and local-only, on data that need no download.
 
+Each method trains at its own learning rate, and with two seeds: of the second one the clients' data are another split,
+too, so that the spread covers both. Settings are in `configs/quickstart.toml`.
+"""
+
+import statistics
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +16,47 @@ from experiments.following import Observer
 from experiments.run import launch, plan
 from hyperfl_flwr.config import flatten
 from hyperfl_flwr.plots import plot_comparison
-from hyperfl_flwr.recording import new_run_name, refuse_used_directory
+from hyperfl_flwr.recording import new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.summary import summarise
 
 METHODS = ("hyperfl", "fedavg", "local")
+SEEDS = (0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A number over the seeds."""
+
+    mean: float
+    least: float
+    largest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return that of some values."""
+        return cls(mean=statistics.fmean(values), least=min(values), largest=max(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a method reached.
+
+    Attributes:
+        method: Its name.
+        learning_rate: What `learning-rate = auto` became.
+        test_samples: Number of test images of all clients, of each seed.
+        summaries: The summaries of its runs, see `hyperfl_flwr.summary`, in the order of the seeds.
+    """
+
+    method: str
+    learning_rate: float
+    test_samples: Sequence[int]
+    summaries: Sequence[dict[str, Any]]
+
+    def spread(self, number: str) -> Spread:
+        """Return a number of the summaries over the seeds."""
+        return Spread.of([summary[number] for summary in self.summaries])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,20 +64,26 @@ class Quickstart:
     """What came of it.
 
     Attributes:
-        folder: Holds one run folder per method.
+        folder: Holds a folder for each method, and in it a run folder for each seed.
         picture: Accuracy over the rounds.
-        summaries: The summaries of the runs, see `hyperfl_flwr.summary`.
+        results: Of each method.
     """
 
     folder: Path
     picture: Path
-    summaries: list[dict[str, Any]]
+    results: Sequence[Result]
+
+
+def quickstart_settings(method: str, seed: int) -> dict[str, Scalar]:
+    """Return what a run of the quickstart changes of the defaults, but for its rounds and its folder."""
+    changes = flatten(tomllib.loads((Path(__file__).parent / "configs" / "quickstart.toml").read_text()))
+    return changes | {"method": method, "seed": seed, "data.seed": seed}
 
 
 def quickstart(
     output: Path | None, num_rounds: int, observed: Callable[[str], AbstractContextManager[Observer]]
 ) -> Quickstart:
-    """Run the three methods one after the other and compare them.
+    """Run the three methods with each seed, one after the other, and compare them.
 
     Args:
         output: Folder of the runs; None makes a new one below `runs` in the working directory.
@@ -45,17 +93,27 @@ def quickstart(
     Raises:
         HyperFLError: If a run cannot start, or fails.
     """
-    changes = flatten(tomllib.loads((Path(__file__).parent / "configs" / "quickstart.toml").read_text()))
-    folder = output or Path.cwd() / "runs" / new_run_name("quickstart", str(changes["dataset"]), seed=0)
+    folder = output or Path.cwd() / "runs" / new_run_name("quickstart", "digits", seed=0)
     refuse_used_directory(folder)
-    paths = {method: folder / method for method in METHODS}
+    paths = {method: [folder / method / f"seed-{seed}" for seed in SEEDS] for method in METHODS}
     plans = [
-        plan(changes | {"method": method, "num-rounds": num_rounds, "output": str(path)})
-        for method, path in paths.items()
+        plan(quickstart_settings(method, seed) | {"num-rounds": num_rounds, "output": str(path)})
+        for method in METHODS
+        for seed, path in zip(SEEDS, paths[method], strict=True)
     ]
     for planned in plans:
-        with observed(planned.config.method) as observer:
+        with observed(f"{planned.config.method}, seed {planned.config.seed}") as observer:
             launch(planned, observer)
     picture = folder / "comparison.png"
     plot_comparison(paths, picture)
-    return Quickstart(folder=folder, picture=picture, summaries=[summarise(path) for path in paths.values()])
+    return Quickstart(folder=folder, picture=picture, results=[_result(method, runs) for method, runs in paths.items()])
+
+
+def _result(method: str, runs: Sequence[Path]) -> Result:
+    manifests = [read_manifest(run) for run in runs]
+    return Result(
+        method=method,
+        learning_rate=manifests[0]["resolved"]["learning-rate"],
+        test_samples=[sum(map(sum, manifest["label_counts"]["test"])) for manifest in manifests],
+        summaries=[summarise(run) for run in runs],
+    )

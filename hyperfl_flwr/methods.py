@@ -66,7 +66,7 @@ METHODS: Mapping[str, Method] = {
         client=FedAvgClient,
         paper="McMahan et al., AISTATS 2017",
         leaves="the whole model",
-        learning_rate=0.1,
+        learning_rate=0.05,
     ),
     "fedrep": Method(
         title="averaging of the feature extractor; the classifier stays private",
@@ -82,7 +82,7 @@ METHODS: Mapping[str, Method] = {
         client=HyperFLClient,
         paper="Guo et al., AAAI 2025",
         leaves="the hypernetwork",
-        learning_rate=0.005,
+        learning_rate=0.003,
     ),
     "hyperfl-frozen": Method(
         title="HyperFL with one frozen embedding for all: the generated feature extractor is averaged",
@@ -90,7 +90,7 @@ METHODS: Mapping[str, Method] = {
         client=HyperFLFrozenClient,
         paper="Guo et al., AAAI 2025",
         leaves="the generated feature extractor",
-        learning_rate=0.005,
+        learning_rate=0.003,
     ),
     "pfedhn": Method(
         title="a hypernetwork on the server generates every client's model",

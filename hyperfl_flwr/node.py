@@ -1,6 +1,7 @@
 """What a message finds on its node: the owner's decisions, the data, and the clients that it hosts."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,23 +141,39 @@ class NodeApp:
             "partition": self.partition,
             "num-nodes": self.num_nodes,
             "clients": self.clients,
-            "input-shape": list(data.dataset.input_shape),
-            "num-classes": data.dataset.num_classes,
-            "num-examples": [len(data.train_indices(client)) for client in self.clients],
-            "partitioned-by": data.partition,
             "device": str(self.device),
             "versions": [f"{name} {version}" for name, version in shared_versions().items()],
+            **data_properties(data, self.clients, simulated=self.simulated),
         }
-        if data.dataset.classes:
-            properties["classes"] = list(data.dataset.classes)
         if is_factory(self.config.target):
             build_target(self.config.target, data.dataset.input_shape, data.dataset.num_classes)  # or says why not
             properties["model"] = source_hash(self.config.target)
         if self.simulated:
-            for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
-                properties[f"{split}-label-counts"] = counts[self.clients].flatten().tolist()
-            properties["data-reuse"] = json.dumps(data.reuse)
             properties["threads"] = torch.get_num_threads()
-            properties["augmentation"] = "crops and flips" if data.dataset.augment else "none"
-            properties["normalisation"] = normalisation_text(data.dataset.mean, data.dataset.std)
         return properties
+
+
+def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: bool) -> dict[str, ConfigRecordValues]:
+    """Return what a node that hosts some clients reports of their data.
+
+    Args:
+        data: All clients' data.
+        clients: Ids of those that it hosts.
+        simulated: Whether nobody's own data are at stake; then label counts and what is computed of images, too.
+    """
+    dataset = data.dataset
+    properties: dict[str, ConfigRecordValues] = {
+        "input-shape": list(dataset.input_shape),
+        "num-classes": dataset.num_classes,
+        "num-examples": [len(data.train_indices(client)) for client in clients],
+        "partitioned-by": data.partition,
+    }
+    if dataset.classes:
+        properties["classes"] = list(dataset.classes)
+    if simulated:
+        for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
+            properties[f"{split}-label-counts"] = counts[list(clients)].flatten().tolist()
+        properties["data-reuse"] = json.dumps(data.reuse)
+        properties["augmentation"] = "crops and flips" if dataset.augment else "none"
+        properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
+    return properties

@@ -13,7 +13,6 @@ from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.roster import Roster
 from hyperfl_flwr.scalars import Scalar
 
 SHORTEST = 40
@@ -32,23 +31,25 @@ def _filled(config: RunConfig, numbers: Mapping[str, Scalar]) -> RunConfig:
     return RunConfig.from_flat(flat | {key: value for key, value in numbers.items() if flat[key] == "auto"})
 
 
-def resolution(config: RunConfig, roster: Roster) -> dict[str, Any]:
-    """Return what every `auto` among a run's settings became, by the setting's key, and the number of nodes.
+def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min_nodes: int) -> dict[str, Any]:
+    """Return what every `auto` among a run's settings became, by the setting's key, the number of nodes and threads.
 
     A deployment's nodes choose their threads, and do not report how they read their data: what the server does not know
     is left out, as are the settings of other methods.
 
     Args:
         config: The settings as they were asked for.
-        roster: The nodes that have answered.
+        federation: The nodes that have answered.
+        num_nodes: Number of nodes P, those that are missing included.
+        min_nodes: How many of them a round needs.
     """
-    asked, federation = config.flat(), roster.federation
-    found: dict[str, Any] = dict(resolved(config).flat())
-    found["min-nodes"] = roster.num_nodes if roster.simulated else roster.min_nodes
+    asked = config.flat()
+    found: dict[str, Any] = {**resolved(config).flat(), "min-nodes": min_nodes}
     found["device"] = ", ".join(sorted({str(node.properties["device"]) for node in federation.nodes}))
     found |= _data(config, federation)
     chosen = {key: value for key, value in found.items() if asked[key] == "auto" and value not in ("auto", "")}
-    return {"num-nodes": roster.num_nodes, **chosen}
+    threads = federation.nodes[0].properties.get("threads")  # of each process of a simulation
+    return {"num-nodes": num_nodes, **({"threads": threads} if threads else {}), **chosen}
 
 
 def _data(config: RunConfig, federation: Federation) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _data(config: RunConfig, federation: Federation) -> dict[str, Any]:
         "data.classes": ",".join(names or class_names(config.dataset, federation.num_classes)),
         "data.input-shape": "x".join(map(str, federation.input_shape)),
     }
-    of_simulations = {"threads": "threads", "data.augmentation": "augmentation", "data.normalisation": "normalisation"}
+    of_simulations = {"data.augmentation": "augmentation", "data.normalisation": "normalisation"}
     return found | {key: told[0].get(name, "") for key, name in of_simulations.items()}
 
 
@@ -75,4 +76,4 @@ def _sizes(sizes: Mapping[int, int], num_clients: int) -> int | str:
 def in_words(chosen: Mapping[str, Any]) -> str:
     """Return what `resolution` has found as one line."""
     parts = (f"{key} {textwrap.shorten(str(value).replace(',', ', '), SHORTEST)}" for key, value in chosen.items())
-    return f"auto: {'; '.join(parts)}"
+    return f"resolved settings: {'; '.join(parts)}"

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -89,7 +90,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         check_target(config, federation.input_shape, federation.num_classes)
         check_novel(config, federation.input_shape)
         directory = RunDirectory.create(path)
-        directory.write_json("manifest.json", manifest.new(config.flat(), resolution(config, roster), roster))
+        directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
         keep_model(config.target, directory.path)
         last_round = 0
     else:
@@ -105,7 +106,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
             directory.close()
             raise
         directory.rewind(last_round)
-        old, chosen = read_manifest(directory.path), resolution(config, roster)
+        old, chosen = read_manifest(directory.path), _resolution(config, roster)
         directory.write_json("manifest.json", manifest.resumed(old, config.flat(), chosen, roster))
     return directory, last_round
 
@@ -171,6 +172,11 @@ def _roster(grid: Grid, config: RunConfig, say: Say) -> Roster:
         min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
         say=say,
     )
+
+
+def _resolution(config: RunConfig, roster: Roster) -> dict[str, Any]:
+    min_nodes = roster.num_nodes if roster.simulated else roster.min_nodes
+    return resolution(config, roster.federation, num_nodes=roster.num_nodes, min_nodes=min_nodes)
 
 
 def _name(config: RunConfig) -> str:
