@@ -2,7 +2,8 @@
 
 ::
 
-    manifest.json    every setting, versions, commit, hardware, start and end; in a simulation the label counts
+    manifest.json    every setting and what each `auto` became, versions, commit, hardware, start and end; in a
+                     simulation the label counts
     metrics.jsonl    one line per round and kind, and one per client
     checkpoints/     see `hyperfl_flwr.checkpoint`
     clients/         a simulation's private client state, readable by its owner alone
