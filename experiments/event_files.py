@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from experiments.following import Observer
 from experiments.new_records import NewRecords
 from hyperfl_flwr.errors import InstallationError, RunDirectoryError
-from hyperfl_flwr.recording import Record, read_manifest
+from hyperfl_flwr.recording import Record, read_manifest, trained_settings
 from hyperfl_flwr.scalars import Scalar
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class EventFiles:
             writer.add_scalar("clients/failed", len(record["failed"]), record["round"])
 
     def _settings(self) -> dict[str, Scalar]:
-        return {key: value for key, value in read_manifest(self._run)["settings"].items() if value != ""}
+        return {key: value for key, value in trained_settings(read_manifest(self._run)).items() if value != ""}
 
     def _result(self) -> dict[str, float]:
         summary = json.loads((self._run / "summary.json").read_text())

@@ -12,11 +12,12 @@ from typing import Any
 from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.data.class_names import class_names
+from hyperfl_flwr.messages import printable
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.scalars import Scalar
 
-SHORTEST = 40
-"""Longest value, in characters, that `in_words` shows whole."""
+LONGEST = 40
+"""Characters of a value that `in_words` shows."""
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -75,5 +76,7 @@ def _sizes(sizes: Mapping[int, int], num_clients: int) -> int | str:
 
 def in_words(chosen: Mapping[str, Any]) -> str:
     """Return what `resolution` has found as one line."""
-    parts = (f"{key} {textwrap.shorten(str(value).replace(',', ', '), SHORTEST)}" for key, value in chosen.items())
-    return f"resolved settings: {'; '.join(parts)}"
+    texts = {
+        key: printable(str(value).replace(",", ", ")) for key, value in chosen.items()
+    }  # some are the nodes' words
+    return f"resolved settings: {'; '.join(f'{key} {textwrap.shorten(text, LONGEST)}' for key, text in texts.items())}"
