@@ -24,6 +24,7 @@ from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
 from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.server_app import run
@@ -85,7 +86,7 @@ class Workload:
 
     def config(self) -> RunConfig:
         """Return the same, checked."""
-        return RunConfig.from_flat(self.settings(), methods=METHODS)
+        return resolved(RunConfig.from_flat(self.settings(), methods=METHODS))
 
     def plain_settings(self) -> PlainSettings:
         """Return the plain loop's settings."""

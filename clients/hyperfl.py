@@ -14,6 +14,7 @@ from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.scalars import number
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
 from hyperfl_flwr.training.joining import join_hyperfl
 from hyperfl_flwr.training.sgd import Predict
@@ -51,7 +52,7 @@ def hyperfl_rates(setting: ClientSetting) -> HyperFLRates:
     return HyperFLRates(
         classifier=method.classifier_learning_rate,
         hypernetwork=rate,
-        embedding=rate if method.embedding_learning_rate == "auto" else method.embedding_learning_rate,
+        embedding=number(method.embedding_learning_rate),
         clip_norm=method.clip_norm,
         factored=method.head_optimiser == "factored",
     )

@@ -13,6 +13,7 @@ from hyperfl_flwr.data.client_data import ClientData, FederatedData
 from hyperfl_flwr.data.reading import title_of
 from hyperfl_flwr.kept_models import KeptModel
 from hyperfl_flwr.models.recipe import TargetRecipe
+from hyperfl_flwr.scalars import number
 from hyperfl_flwr.state import PrivateState
 
 
@@ -26,7 +27,7 @@ class ClientSetting:
         data: Its samples, on `device`.
         device: Where it trains.
         state: Its private arrays on the node's disk.
-        learning_rate: The setting, or the data set's own where that is `auto`.
+        learning_rate: Of what is shared.
         global_test: All test images of the data set and their labels, where they are evaluated after the last round.
         mixing_key: Of the run, for methods that mix what they share; empty without.
         mean: Per channel, with which the images are normalised.
@@ -59,14 +60,14 @@ def client_setting(
     state: PrivateState,
     mixing_key: bytes = b"",
 ) -> ClientSetting:
-    """Put together what one client works with."""
+    """Put together what one client works with; the settings are without any `auto` of the method's."""
     return ClientSetting(
         config=config,
         client=client,
         data=data.client(client).to(device),
         device=device,
         state=state,
-        learning_rate=data.dataset.learning_rate if config.learning_rate == "auto" else config.learning_rate,
+        learning_rate=number(config.learning_rate),
         global_test=data.global_test if config.data.global_test else None,
         mixing_key=mixing_key,
         mean=data.dataset.mean,

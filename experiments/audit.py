@@ -19,16 +19,16 @@ from hyperfl_flwr.attacks.inversion import Optimisation, Progress
 from hyperfl_flwr.attacks.matching import Comparison, compare
 from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
-from hyperfl_flwr.config import RunConfig, nearest
+from hyperfl_flwr.config import TRAINING_AUTOS, RunConfig, nearest
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
 from hyperfl_flwr.own_model import find_kept, find_model
 from hyperfl_flwr.recording import settings_of
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.training.dual_stability import dual_rule
 
 Images = NDArray[np.float32]
 
@@ -107,22 +107,20 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     fresh: dict[str, Scalar] = {
         "num-clients": number, "data.partition": "iid", "num-rounds": 1, "it-pfl.fine-tune-rounds": 0,
     }  # fmt: skip
-    config = RunConfig.from_flat(
-        {
-            **settings,
-            **(fresh if trained is None else _dual_of(trained, settings)),
-            "output": "",
-            "resume": "",
-            "fraction-train": 1.0,
-            "data.train-samples": samples,
-            "data.test-samples": TEST_SAMPLES,
-            "data.augmentation": "none",
-            "data.global-test": False,
-            "audit.clients": ",".join(map(str, range(number))),
-            "audit.rounds": "all",
-        },
-        methods=METHODS,
-    )
+    wanted: dict[str, Scalar] = {
+        **settings,
+        **(fresh if trained is None else _numbers_of(trained, settings)),
+        "output": "",
+        "resume": "",
+        "fraction-train": 1.0,
+        "data.train-samples": samples,
+        "data.test-samples": TEST_SAMPLES,
+        "data.augmentation": "none",
+        "data.global-test": False,
+        "audit.clients": ",".join(map(str, range(number))),
+        "audit.rounds": "all",
+    }
+    config = resolved(RunConfig.from_flat(wanted, methods=METHODS))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
     clients = attackable(config) if options.by_neighbours else range(number)
     target = Target(
@@ -139,11 +137,10 @@ def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar
     return {"priv-hfl.local-steps": int(settings["local-epochs"]) * math.ceil(samples / batch_size)}
 
 
-def _dual_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the dual step and sigma of a trained run, which `auto` would make anew from other local steps."""
-    rule = dual_rule(RunConfig.from_flat(settings_of(trained), methods=METHODS))
-    numbers: dict[str, Scalar] = {"priv-hfl.dual-step": rule.step, "priv-hfl.sigma": rule.sigma}
-    return {key: value for key, value in numbers.items() if settings[key] == "auto"}
+def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return what `auto` became in a trained run; with the local steps of the attacked round it may become another."""
+    numbers = resolved(RunConfig.from_flat(settings_of(trained), methods=METHODS)).flat()
+    return {key: numbers[key] for key in TRAINING_AUTOS if settings[key] == "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ from experiments.bundle import worker_environment
 from experiments.studies import Cell, Study
 from hyperfl_flwr.config import RESUMABLE_CHANGES, default_settings
 from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.recording import read_manifest, trained_settings
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import write_atomically
 
@@ -106,9 +107,10 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
 
     A setting that the run did not know yet counts as its default.
     """
-    wanted, got = _of_the_study(cell.settings), _of_the_study({**default_settings(), **manifest["settings"]})
-    keys = sorted(set(wanted) | set(got))
-    return [f"{key} {got.get(key)!r} instead of {wanted.get(key)!r}" for key in keys if got.get(key) != wanted.get(key)]
+    asked, wanted = _of_the_study(cell.settings), _of_the_study(resolved(cell.config).flat() | cell.attack)
+    got = _of_the_study({**default_settings(), **trained_settings(manifest)})
+    wrong = [key for key in sorted({*wanted, *got}) if got.get(key) not in (asked.get(key), wanted.get(key))]
+    return [f"{key} {got.get(key)!r} instead of {wanted.get(key)!r}" for key in wrong]
 
 
 def run_cells(

@@ -1,8 +1,10 @@
 """What a run will cost, before it runs: one client's round is really trained, the rest is arithmetic."""
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,11 +15,13 @@ from hyperfl_flwr.agreement import Federation
 from hyperfl_flwr.arrays import unpack_arrays
 from hyperfl_flwr.checkpoint import KEPT
 from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.data.client_data import FederatedData, load_federated_data
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.memory import peak_memory
+from hyperfl_flwr.node import data_properties
+from hyperfl_flwr.resolved import resolution, resolved
 from hyperfl_flwr.state import PrivateState
 from strategies.base import Setting
 
@@ -34,6 +38,7 @@ class Estimate:
     """What a run will cost.
 
     Attributes:
+        resolved: What `auto` becomes, see `hyperfl_flwr.resolved`.
         bytes_per_client_round: A client's own payload in each direction.
         bytes_on_wire_per_round: Between the server and all nodes, both directions.
         disk_bytes: Checkpoints and private state.
@@ -42,6 +47,7 @@ class Estimate:
         client_seconds: One client's round, measured.
     """
 
+    resolved: Mapping[str, Any]
     bytes_per_client_round: int
     bytes_on_wire_per_round: int
     disk_bytes: int
@@ -57,12 +63,12 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         planned: What `experiments.planning.plan` has checked.
         num_cores: Cores that may be used.
     """
-    config, num_nodes = RunConfig.from_flat(planned.settings, methods=METHODS), planned.num_nodes
+    asked, num_nodes = RunConfig.from_flat(planned.settings, methods=METHODS), planned.num_nodes
+    config = resolved(asked)
     method, data = METHODS[config.method], load_federated_data(config.data_settings())
-    properties = {"input-shape": list(data.dataset.input_shape), "num-classes": data.dataset.num_classes}
-    node = Node(id=0, partition=0, clients=list(range(config.num_clients)), properties=properties)
+    federation = _federation(config, planned, data)
     setting = Setting(
-        config=config, federation=Federation([node]), reductions=method.client.shared, experiment="", run_directory=""
+        config=config, federation=federation, reductions=method.client.shared, experiment="", run_directory=""
     )
     strategy = method.strategy(setting)
     common, own = unpack_arrays(strategy.initial_arrays()), strategy.own_arrays([0]).get(0, {})
@@ -88,6 +94,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     wire = 2 * (shared * min(num_nodes, trained) + of_one * trained)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
+        resolved=resolution(asked, federation, num_nodes=num_nodes, min_nodes=num_nodes),
         bytes_per_client_round=shared + of_one,
         bytes_on_wire_per_round=wire,
         disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
@@ -98,3 +105,11 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
         client_seconds=client_seconds,
     )
+
+
+def _federation(config: RunConfig, planned: SimulationPlan, data: FederatedData) -> Federation:
+    """Return one node that hosts all clients and answers as the nodes of the run would."""
+    clients = list(range(config.hosted_clients))
+    of_process = {"device": planned.device, "threads": planned.threads}
+    properties = data_properties(data, clients, simulated=True) | of_process
+    return Federation([Node(id=0, partition=0, clients=clients, properties=properties)])

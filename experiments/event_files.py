@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from experiments.following import Observer
 from experiments.new_records import NewRecords
 from hyperfl_flwr.errors import InstallationError, RunDirectoryError
-from hyperfl_flwr.recording import Record, read_manifest
+from hyperfl_flwr.recording import Record, read_manifest, trained_settings
 from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.scalars import Scalar
 
@@ -117,7 +117,7 @@ class EventFiles:
 
     def _settings(self) -> dict[str, Scalar]:
         manifest = read_manifest(self._run)
-        settings = RunData.read(manifest).named_in(manifest["settings"])
+        settings = RunData.read(manifest).named_in(trained_settings(manifest))
         return {key: value for key, value in settings.items() if value != ""}
 
     def _result(self) -> dict[str, float]:

@@ -29,8 +29,9 @@ from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.methods import METHODS, check_target
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import read_manifest, settings_of
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.run_data import require_dataset
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.scalars import Scalar, number
 from strategies.base import Setting
 from strategies.recorded import restore
 
@@ -43,7 +44,7 @@ class Target:
     """The clients whose round is attacked.
 
     Attributes:
-        config: Settings of the round; `audit.clients` names them.
+        config: Settings of the round, without any `auto` of the method's; `audit.clients` names the clients.
         clients: Their ids.
         trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
         summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
@@ -84,7 +85,7 @@ class Target:
         Raises:
             ConfigError: If no attack of this project applies to the data or to the target network.
         """
-        dataset, rate = self.data().dataset, self.config.learning_rate
+        dataset = self.data().dataset
         check_target(self.config, dataset.input_shape, dataset.num_classes)
         try:
             return PublicKnowledge.of(
@@ -93,7 +94,7 @@ class Target:
                 num_classes=dataset.num_classes,
                 mean=dataset.mean,
                 std=dataset.std,
-                learning_rate=dataset.learning_rate if rate == "auto" else rate,
+                learning_rate=number(self.config.learning_rate),
                 augmented=dataset.augment,
             )
         except ValueError as error:
@@ -227,7 +228,7 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
         )
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
     require_dataset(run)
-    config = RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS)
+    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS))
     find_kept(config.target, run)
     observed = Observed(last)
     clients, number = [each.client for each in observed], observed[0].round

@@ -22,6 +22,7 @@ from hyperfl_flwr.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.own_model import travelling_source
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.recording import is_simulation
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.resume import refuse_other_nodes
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.state import PrivateState
@@ -68,7 +69,7 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         # The handshake needs every node, and the last round trains all clients; a usual round trains a sample.
         clients = max(1, round(config.fraction_train * config.num_clients))
         state = PrivateState(Path(), "", 0)
-        client = METHODS[config.method].client(client_setting(config, data, 0, device, state))
+        client = METHODS[config.method].client(client_setting(resolved(config), data, 0, device, state))
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
     if config.threads != "auto":
@@ -78,7 +79,7 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
     config = config.model_copy(update={"threads": threads})
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []  # of images
-    warnings = [*METHODS[config.method].strategy.warnings(config), *leaks]
+    warnings = [*METHODS[config.method].strategy.warnings(resolved(config)), *leaks]
     return SimulationPlan(
         settings=config.flat(),
         source=travelling_source(config.target),
@@ -124,7 +125,7 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
             f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "
             f"resume it without --deployment"
         )
-    warnings = METHODS[config.method].strategy.warnings(config)
+    warnings = METHODS[config.method].strategy.warnings(resolved(config))
     return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
 
 

@@ -14,7 +14,7 @@ from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.novel_results import means, read_novel
 from hyperfl_flwr.plots import clients_figure, labels_figure, run_figure
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.recording import read_manifest, trained_settings
 from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.storage import write_atomically
 from hyperfl_flwr.summary import summarise
@@ -61,8 +61,11 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         f"<p>{_text(_groups(method))}</p>",
         _rows(_travelled(summary)),
         "<h2>Settings</h2>",
-        "<p>Bold where they differ from the defaults.</p>",
-        _settings(RunData.read(manifest).named_in(manifest["settings"])),
+        "<p>Bold where they differ from the defaults; in brackets what <i>auto</i> became.</p>",
+        _settings(
+            RunData.read(manifest).named_in(manifest["settings"]),
+            trained_settings(manifest) | manifest.get("resolved", {}),
+        ),
         "<h2>Circumstances</h2>",
         _rows([(name, _plain(value)) for name, value in _circumstances(manifest)]),
     ]
@@ -138,12 +141,14 @@ def _circumstances(manifest: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield from manifest["versions"].items()
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
+def _settings(settings: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
     defaults = default_settings()
     lines = []
     for key, value in settings.items():
         style = " class='changed'" if value != defaults.get(key) else ""
-        lines.append(f"<tr{style}><td>{_text(key)}</td><td>{_text(_plain(value))}</td></tr>")
+        became = resolved.get(key, "auto")
+        shown = _plain(value) if value != "auto" or became == "auto" else f"auto ({_plain(became)})"
+        lines.append(f"<tr{style}><td>{_text(key)}</td><td>{_text(shown)}</td></tr>")
     return f"<div class='columns'><table>{''.join(lines)}</table></div>"
 
 

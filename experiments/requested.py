@@ -4,11 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.config import TRAINING_AUTOS, RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.own_model import find_model, refuse_other_model
-from hyperfl_flwr.recording import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.recording import (
+    DEPLOYMENT,
+    RunDirectory,
+    new_run_name,
+    read_manifest,
+    refuse_used_directory,
+    settings_of,
+)
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.resume import resume_round
 from hyperfl_flwr.scalars import Scalar
 
@@ -27,7 +35,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
     if resume and changes.get("output"):
         raise ConfigError("a resumed run goes on in its own folder; give resume or output, not both")
     if resume:
-        settings |= {key: value for key, value in read_manifest(Path(resume))["settings"].items() if key in settings}
+        settings = _settings_to_resume(Path(resume), changes)
     settings |= changes
     if not settings["output"] and not resume:
         data = DEPLOYMENT if deployed else str(settings["dataset"])
@@ -42,6 +50,15 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
     return config
 
 
+def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings of a run that is resumed; an `auto` that means something else today is the number it was."""
+    asked = default_settings()
+    asked |= {key: value for key, value in read_manifest(run)["settings"].items() if key in asked}
+    was, now = settings_of(run), resolved(RunConfig.from_flat({**asked, **changes}, methods=METHODS)).flat()
+    changed = {key for key in TRAINING_AUTOS if asked[key] == "auto" and was[key] not in ("auto", now[key])}
+    return asked | {key: was[key] for key in changed}
+
+
 def check_resume(config: RunConfig) -> dict[str, Any]:
     """Return the manifest of a run that can be resumed.
 
@@ -52,5 +69,5 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     manifest = read_manifest(path)
     refuse_other_model(manifest, config.target)
     RunDirectory(path).close()  # refused while another process is writing
-    resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
+    resume_round(config, resolved(config), keeps_state=bool(METHODS[config.method].client.private))
     return manifest

@@ -32,6 +32,7 @@ from hyperfl_flwr.scalars import Scalar
 if TYPE_CHECKING:
     from experiments.following import Observer
     from experiments.plans import Plan, SimulationPlan
+    from experiments.quickstart import Spread
 
 cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -131,20 +132,24 @@ def quickstart(
     output: Annotated[Path | None, typer.Option(help="Folder of the runs; default: a new one below ./runs.")] = None,
     num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
 ) -> None:
-    """Train HyperFL, FedAvg and local-only on scikit-learn's handwritten digits and compare them."""
+    """Train HyperFL, FedAvg and local-only on handwritten digits, with two seeds each, and compare them."""
+    from experiments.quickstart import SEEDS
     from experiments.quickstart import quickstart as run_quickstart
 
     result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress)
-    table = Table("method", "own", "aggregate", "worst client", "MB per client and round", "seconds per round")
-    for row in result.summaries:
-        megabytes = (
-            f"{row['bytes_up_per_client_round'] / 1e6:.2f} up, {row['bytes_down_per_client_round'] / 1e6:.2f} down"
-        )
-        accuracies = (row["test_accuracy"], row["test_accuracy_aggregate"], row["test_accuracy_worst"])
-        cells = [row["method"], *(f"{100 * share:.1f} %" for share in accuracies)]
-        table.add_row(*cells, megabytes, f"{row['seconds_per_round']:.2f}")
+    table = Table(
+        "method", "learning rate", "own", "aggregate", "worst client", "MB per client and round", "s per round"
+    )
+    for row in result.results:
+        accuracies = [_in_percent(row.spread(f"test_accuracy{part}")) for part in ("", "_aggregate", "_worst")]
+        megabytes = (row.spread(f"bytes_{way}_per_client_round").mean / 1e6 for way in ("up", "down"))
+        travelled = "{:.2f} up, {:.2f} down".format(*megabytes)
+        seconds = f"{row.spread('seconds_per_round').mean:.2f}"
+        table.add_row(row.method, f"{row.learning_rate:g}", *accuracies, travelled, seconds)
     out.print(table)
+    tested = " and ".join(map(str, result.results[0].test_samples))
     out.print("own: after local training; aggregate: as received, before it; both on each client's own test data.")
+    out.print(f"Mean of {len(SEEDS)} seeds (least to largest) with data divided differently; {tested} test images.")
     out.print(f"plot: {result.picture}", markup=False)
     out.print(str(result.folder), markup=False)
 
@@ -165,9 +170,9 @@ def methods() -> None:
     """List the methods."""
     from hyperfl_flwr.methods import METHODS
 
-    table = Table("name", "what it does", "leaves the client", "paper", "state")
+    table = Table("name", "what it does", "leaves the client", "learning rate", "paper", "state")
     for name, method in METHODS.items():
-        table.add_row(name, method.title, method.leaves, method.paper, "ready")
+        table.add_row(name, method.title, method.leaves, f"{method.learning_rate:g}", method.paper, "ready")
     out.print(table)
 
 
@@ -209,6 +214,11 @@ def _with_event_files(observer: Observer, planned: Plan, *, wanted: bool) -> Abs
     return written_along(planned.directory, observer)
 
 
+def _in_percent(share: Spread) -> str:
+    """Return a share over the seeds."""
+    return f"{100 * share.mean:.1f} % ({100 * share.least:.1f} to {100 * share.largest:.1f})"
+
+
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
 
@@ -217,6 +227,7 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     from experiments.cores import usable_cores
     from experiments.estimate import estimate
     from experiments.planning import plan
+    from hyperfl_flwr.resolved import in_words
 
     planned = plan(changes, num_nodes, engine)
     for warning in planned.warnings:
@@ -230,6 +241,7 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
     table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
     out.print(table)
+    out.print(in_words(cost.resolved), markup=False)
 
 
 def _shape(shape: Any) -> str:  # noqa: ANN401

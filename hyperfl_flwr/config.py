@@ -79,6 +79,21 @@ RESUMABLE_CHANGES = frozenset(
 )
 """Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is trained."""
 
+TRAINING_AUTOS = frozenset(
+    {
+        "learning-rate",
+        "hyperfl.embedding-learning-rate",
+        "pfedhn.embedding-dim",
+        "pfedhn.server-learning-rate",
+        "pfedhn.embedding-learning-rate",
+        "pfedhn.embedding-weight-decay",
+        "pfedhn.embedding-std",
+        "priv-hfl.sigma",
+        "priv-hfl.dual-step",
+    }
+)
+"""Settings with an `auto` that becomes a number of the method; it decides what is trained."""
+
 
 class RunConfig(Section):
     """All settings of a run; docs/configuration.md explains each."""

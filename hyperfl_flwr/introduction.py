@@ -44,6 +44,9 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "versions": _are_texts,
     "model": _is_text,
     "data-reuse": _is_text,
+    "threads": _is_count,
+    "augmentation": _is_text,
+    "normalisation": _is_text,
     "train-label-counts": _are_counts,
     "test-label-counts": _are_counts,
 }

@@ -21,8 +21,8 @@ from clients.setting import ClientSetting
 from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData, normalised
-from hyperfl_flwr.data.datasets import DATASETS, load_dataset
-from hyperfl_flwr.data.reading import Reading, placeholder_of, title_of
+from hyperfl_flwr.data.datasets import load_dataset
+from hyperfl_flwr.data.reading import Reading, title_of
 from hyperfl_flwr.data.splits import Dataset
 from hyperfl_flwr.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.methods import METHODS
@@ -30,13 +30,17 @@ from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.recording import refuse_used_directory
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.restored import Restored, restored
 from hyperfl_flwr.rng import numpy_generator
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.scalars import Scalar, number
 from hyperfl_flwr.state import INITIAL, PrivateState
 from hyperfl_flwr.storage import write_atomically
 
-TAKEN = ("method", "seed", "target", "local-epochs", "batch-size", "momentum", "weight-decay", "hyperfl.", "fedrep.")
+TAKEN = (
+    "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
+    "hyperfl.", "fedrep.",
+)  # fmt: skip
 """Settings that a joining client takes from the run, whole or by their section; paths are not among them."""
 
 
@@ -91,11 +95,8 @@ def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shar
         return _read(source)
     found = restored(source, changes)
     _refuse_others(found)
-    taken = {key: value for key, value in found.config.flat().items() if _is_taken(key)}
-    rate = found.config.learning_rate
-    taken["learning-rate"] = DATASETS[placeholder_of(found.config.dataset)].learning_rate if rate == "auto" else rate
     return Shared(
-        config=RunConfig.from_flat(default_settings() | taken, methods=METHODS),
+        config=_config_of(found.config.flat()),
         arrays=unpack_arrays(found.arrays),
         recipe=found.recipe,
         experiment=found.experiment,
@@ -116,6 +117,12 @@ def _is_taken(key: str) -> bool:
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in TAKEN)
 
 
+def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
+    """Return what a joining client takes of a run's settings, the others as by default."""
+    taken = {key: value for key, value in settings.items() if _is_taken(key)}
+    return resolved(RunConfig.from_flat(default_settings() | taken, methods=METHODS))
+
+
 def write_shared(shared: Shared, output: Path) -> None:
     """Write what a run's clients share to one file, with all that joining takes.
 
@@ -125,7 +132,7 @@ def write_shared(shared: Shared, output: Path) -> None:
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"
         raise RunDirectoryError(f"the output {output} {problem}; choose another one")
-    settings = {key: value for key, value in shared.config.flat().items() if _is_taken(key) or key == "learning-rate"}
+    settings = {key: value for key, value in shared.config.flat().items() if _is_taken(key)}
     told = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
     tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
     data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in told.items()}})
@@ -141,9 +148,8 @@ def _read(path: Path) -> Shared:
         with safe_open(path, framework="np") as file:
             told = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        taken = {key: value for key, value in told["settings"].items() if _is_taken(key) or key == "learning-rate"}
         return Shared(
-            config=RunConfig.from_flat(default_settings() | taken, methods=METHODS),
+            config=_config_of(told["settings"]),
             arrays=arrays,
             recipe=TargetRecipe.of({field.name: told[field.name] for field in fields(TargetRecipe)}),
             experiment=str(told["experiment"]),
@@ -242,7 +248,7 @@ def _member(shared: Shared, data: ClientData, output: Path, device: torch.device
             data=data.to(device),
             device=device,
             state=PrivateState(output, shared.experiment, 0),  # nothing is stored
-            learning_rate=0.01 if shared.config.learning_rate == "auto" else shared.config.learning_rate,
+            learning_rate=number(shared.config.learning_rate),
             mean=shared.recipe.mean,
             std=shared.recipe.std,
             classes=shared.recipe.classes,

@@ -22,14 +22,21 @@ from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.versions import COMMIT_VARIABLE, versions
 
 
-def new(settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
-    """Return the manifest of a run that begins."""
+def new(settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
+    """Return the manifest of a run that begins.
+
+    Args:
+        settings: As they were asked for.
+        resolved: What each `auto` of them became, see `hyperfl_flwr.resolved`.
+        roster: The nodes.
+    """
     federation = roster.federation
     document = {
         "experiment": secrets.token_hex(8),
         "status": "running",
         "problem": "",
         "settings": dict(settings),
+        "resolved": dict(resolved),
         **_circumstances(),
         "end": None,
         "resumed": [],
@@ -59,11 +66,14 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
     return {**old, **found}
 
 
-def resumed(old: Mapping[str, Any], settings: Mapping[str, Scalar], roster: Roster) -> dict[str, Any]:
+def resumed(
+    old: Mapping[str, Any], settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster
+) -> dict[str, Any]:
     """Return the manifest of a run that goes on: the old one, the new settings, and under what circumstances."""
     history = [*old.get("resumed", []), _circumstances()]
     began = {"status": "running", "problem": "", "end": None, "resumed": history}
-    return with_nodes({"present_at_start": [], **old, "settings": dict(settings), **began}, roster)
+    asked = {"settings": dict(settings), "resolved": dict(resolved)}
+    return with_nodes({"present_at_start": [], **old, **asked, **began}, roster)
 
 
 def _circumstances() -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Method:
         client: The clients' side.
         paper: Citation.
         leaves: What leaves a client in a round, in words.
+        learning_rate: `learning-rate` where that is `auto`: one that is sound for all data sets, chosen on held-back
+            training data (docs/results.md, "Rates, on validation data").
     """
 
     title: str
@@ -47,6 +49,7 @@ class Method:
     client: type[BaseClient]
     paper: str
     leaves: str
+    learning_rate: float
 
 
 METHODS: Mapping[str, Method] = {
@@ -56,6 +59,7 @@ METHODS: Mapping[str, Method] = {
         client=LocalClient,
         paper="baseline",
         leaves="nothing",
+        learning_rate=0.1,
     ),
     "fedavg": Method(
         title="federated averaging of the whole model",
@@ -63,6 +67,7 @@ METHODS: Mapping[str, Method] = {
         client=FedAvgClient,
         paper="McMahan et al., AISTATS 2017",
         leaves="the whole model",
+        learning_rate=0.05,
     ),
     "fedrep": Method(
         title="averaging of the feature extractor; the classifier stays private",
@@ -70,6 +75,7 @@ METHODS: Mapping[str, Method] = {
         client=FedRepClient,
         paper="Collins et al., ICML 2021",
         leaves="the feature extractor",
+        learning_rate=0.1,
     ),
     "hyperfl": Method(
         title="averaging of a hypernetwork; classifier and embedding stay private",
@@ -77,6 +83,7 @@ METHODS: Mapping[str, Method] = {
         client=HyperFLClient,
         paper="Guo et al., AAAI 2025",
         leaves="the hypernetwork",
+        learning_rate=0.003,
     ),
     "hyperfl-frozen": Method(
         title="HyperFL with one frozen embedding for all: the generated feature extractor is averaged",
@@ -84,6 +91,7 @@ METHODS: Mapping[str, Method] = {
         client=HyperFLFrozenClient,
         paper="Guo et al., AAAI 2025",
         leaves="the generated feature extractor",
+        learning_rate=0.003,
     ),
     "pfedhn": Method(
         title="a hypernetwork on the server generates every client's model",
@@ -91,6 +99,7 @@ METHODS: Mapping[str, Method] = {
         client=PFedHNClient,
         paper="Shamsian et al., ICML 2021",
         leaves="the change of the generated model",
+        learning_rate=0.03,
     ),
     "pfedhn-pc": Method(
         title="a hypernetwork on the server generates feature extractors; the classifier stays private",
@@ -98,6 +107,7 @@ METHODS: Mapping[str, Method] = {
         client=PFedHNPCClient,
         paper="Shamsian et al., ICML 2021",
         leaves="the change of the generated feature extractor",
+        learning_rate=0.03,
     ),
     "it-pfl": Method(
         title="pFedHN with an encoder, which finds the embedding of a client in its data without labels",
@@ -105,6 +115,7 @@ METHODS: Mapping[str, Method] = {
         client=ITPFLClient,
         paper="IT-PFL, under review at ICLR 2022",
         leaves="the change of the generated model, the encoder, and a descriptor of the data",
+        learning_rate=0.03,
     ),
     "priv-hfl": Method(
         title="consensus by dual variables: every client keeps a model of its own",
@@ -112,6 +123,7 @@ METHODS: Mapping[str, Method] = {
         client=PrivHFLClient,
         paper="Najafi et al., PRIV-HFL",
         leaves="the change of the client's model; with distillation a gradient of the common generator, too",
+        learning_rate=0.05,
     ),
 }
 """All methods by name."""

@@ -1,6 +1,7 @@
 """What a message finds on its node: the owner's decisions, the data, and the clients that it hosts."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from clients.base import BaseClient
 from clients.setting import client_setting
 from hyperfl_flwr.cohort import OneByOne, clients_of_node
 from hyperfl_flwr.data.client_data import FederatedData, load_federated_data, load_own_data
+from hyperfl_flwr.data.reading import normalisation_text
 from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import ConfigError, RefusalError
 from hyperfl_flwr.messages import Request
@@ -22,6 +24,7 @@ from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.own_model import source_hash
 from hyperfl_flwr.owner import Owner, is_simulated, state_folder
 from hyperfl_flwr.privacy.mixing import read_key, run_key
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.rng import seed_for
 from hyperfl_flwr.state import PrivateState
 from hyperfl_flwr.versions import shared_versions
@@ -41,7 +44,7 @@ class NodeApp:
     def __init__(self, context: Context) -> None:
         self.owner = Owner.of(context.node_config)
         self.simulated = is_simulated(context)
-        self.config = self.owner.applied_to(context, METHODS)
+        self.config = resolved(self.owner.applied_to(context, METHODS))
         self.has_owners_data = self.config.dataset != context.run_config["dataset"]
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
@@ -140,21 +143,40 @@ class NodeApp:
             "partition": self.partition,
             "num-nodes": self.num_nodes,
             "clients": self.clients,
-            "input-shape": list(data.dataset.input_shape),
-            "num-classes": data.dataset.num_classes,
-            "num-examples": [len(data.train_indices(client)) for client in self.clients],
-            "partitioned-by": data.partition,
             "owners-data": self.has_owners_data,
             "device": str(self.device),
             "versions": [f"{name} {version}" for name, version in shared_versions().items()],
+            **data_properties(data, self.clients, simulated=self.simulated),
         }
-        if data.dataset.classes:
-            properties["classes"] = list(data.dataset.classes)
         if is_factory(self.config.target):
             build_target(self.config.target, data.dataset.input_shape, data.dataset.num_classes)  # or says why not
             properties["model"] = source_hash(self.config.target)
         if self.simulated:
-            for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
-                properties[f"{split}-label-counts"] = counts[self.clients].flatten().tolist()
-            properties["data-reuse"] = json.dumps(data.reuse)
+            properties["threads"] = torch.get_num_threads()
         return properties
+
+
+def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: bool) -> dict[str, ConfigRecordValues]:
+    """Return what a node that hosts some clients reports of their data.
+
+    Args:
+        data: All clients' data.
+        clients: Ids of those that it hosts.
+        simulated: Whether nobody's own data are at stake; then label counts and what is computed of images, too.
+    """
+    dataset = data.dataset
+    properties: dict[str, ConfigRecordValues] = {
+        "input-shape": list(dataset.input_shape),
+        "num-classes": dataset.num_classes,
+        "num-examples": [len(data.train_indices(client)) for client in clients],
+        "partitioned-by": data.partition,
+    }
+    if dataset.classes:
+        properties["classes"] = list(dataset.classes)
+    if simulated:
+        for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
+            properties[f"{split}-label-counts"] = counts[list(clients)].flatten().tolist()
+        properties["data-reuse"] = json.dumps(data.reuse)
+        properties["augmentation"] = "crops and flips" if dataset.augment else "none"
+        properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
+    return properties

@@ -1,6 +1,6 @@
 """Pictures of a run's metrics; readable in black and white."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -85,17 +85,22 @@ def labels_figure(counts: Sequence[Sequence[int]]) -> Figure:
     return figure
 
 
-def plot_comparison(paths: dict[str, Path], picture: Path) -> None:
-    """Draw own and aggregate accuracy of several run folders over their rounds, one line style per run."""
+def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
+    """Draw own and aggregate accuracy over the rounds.
+
+    Args:
+        paths: Run folders by name; those of one name are drawn in the same line style.
+        picture: The file.
+    """
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, sharey=True)
-    for (name, path), style in zip(paths.items(), ("k-o", "k--s", "k:^", "k-.d"), strict=False):
-        records = list(read_metrics(path))
-        panels[0].plot(*_curve(records, "train", "own_accuracy"), style, markersize=3, mfc="white", label=name)
-        panels[1].plot(
-            *_curve(records, "aggregate", "aggregate_accuracy"), style, markersize=3, mfc="white", label=name
-        )
+    curves = (("train", "own_accuracy"), ("aggregate", "aggregate_accuracy"))
+    for (name, runs), style in zip(paths.items(), ("k-o", "k--s", "k:^", "k-.d"), strict=False):
+        for number, run in enumerate(runs):
+            records, label = list(read_metrics(run)), None if number else name  # one line of the legend for each name
+            for panel, curve in zip(panels, curves, strict=True):
+                panel.plot(*_curve(records, *curve), style, markersize=3, linewidth=1, mfc="white", label=label)
     _label(panels[0], "own accuracy (after local training)")
     _label(panels[1], "aggregate accuracy (as received)")
     panels[0].legend(fontsize="small", loc="lower right")

@@ -2,7 +2,8 @@
 
 ::
 
-    manifest.json    every setting, versions, commit, hardware, start and end; in a simulation the label counts
+    manifest.json    every setting and what each `auto` became, versions, commit, hardware, start and end; in a
+                     simulation the label counts
     metrics.jsonl    one line per round and kind, and one per client
     checkpoints/     see `hyperfl_flwr.checkpoint`
     clients/         a simulation's private client state, readable by its owner alone
@@ -24,8 +25,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.config import default_settings
-from hyperfl_flwr.data.reading import is_own, own_path
+from hyperfl_flwr.config import TRAINING_AUTOS, default_settings
+from hyperfl_flwr.data.datasets import DATASETS
+from hyperfl_flwr.data.reading import is_own, own_path, placeholder_of
 from hyperfl_flwr.errors import RunDirectoryError, StateError
 from hyperfl_flwr.folder_lock import lock_folder
 from hyperfl_flwr.messages import Failure
@@ -164,13 +166,27 @@ def is_simulation(manifest: Mapping[str, Any]) -> bool:
 
 
 def settings_of(run: Path) -> dict[str, Scalar]:
-    """Return the settings of a run, which may be of an earlier version.
+    """Return the settings of a run, which may be of an earlier version, with the numbers that `auto` became in it.
 
     Raises:
         RunDirectoryError: If the folder is no run folder.
     """
     known = default_settings()
-    return known | {key: value for key, value in read_manifest(run)["settings"].items() if key in known}
+    return known | {key: value for key, value in trained_settings(read_manifest(run)).items() if key in known}
+
+
+def trained_settings(manifest: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return the settings of a manifest, with the numbers in the place of `auto` that decided what was trained.
+
+    Versions before the key `resolved` took the learning rate that HyperFL's paper has for the data set.
+    """
+    settings: dict[str, Scalar] = dict(manifest["settings"])
+    chosen: Mapping[str, Scalar] = manifest.get("resolved", {})
+    known = DATASETS.get(placeholder_of(str(settings.get("dataset", ""))))
+    if "resolved" not in manifest and known:
+        chosen = {"learning-rate": known.learning_rate}
+    numbers = {key: value for key, value in chosen.items() if key in TRAINING_AUTOS}
+    return settings | {key: value for key, value in numbers.items() if settings.get(key, "auto") == "auto"}
 
 
 def read_metrics(path: Path) -> Iterator[Record]:

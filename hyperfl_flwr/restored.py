@@ -19,6 +19,7 @@ from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.recipe import TargetRecipe
 from hyperfl_flwr.own_model import find_kept
 from hyperfl_flwr.recording import is_simulation, read_manifest, settings_of
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.run_data import RunData
 from hyperfl_flwr.scalars import Scalar
 from strategies.base import BaseStrategy, Setting
@@ -89,7 +90,7 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
     """
     _, method = method_of(run)
     manifest = read_manifest(run)
-    config = RunConfig.from_flat(settings_of(run) | dict(changes or {}), methods=METHODS)
+    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes or {}), methods=METHODS))
     find_kept(config.target, run)
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):

@@ -8,16 +8,17 @@ from hyperfl_flwr.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.novel_results import FILE
-from hyperfl_flwr.recording import is_simulation, read_manifest
+from hyperfl_flwr.recording import is_simulation, read_manifest, trained_settings
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.state import INITIAL, PrivateState
 
 
-def resume_round(config: RunConfig, *, keeps_state: bool) -> int:
+def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> int:
     """Return the round to go on after; 0 means from the start.
 
     Args:
         config: The settings of the resumed run; `config.resume` is its folder.
+        in_use: The same with numbers in the place of `auto`, see `hyperfl_flwr.resolved`.
         keeps_state: Whether the method's clients have private groups.
 
     Raises:
@@ -26,7 +27,7 @@ def resume_round(config: RunConfig, *, keeps_state: bool) -> int:
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
-    refuse_changes(manifest["settings"], config.flat())
+    refuse_changes(trained_settings(manifest), config.flat(), in_use.flat())
     done = int(manifest["settings"]["num-rounds"])
     is_complete = manifest.get("status") == "completed" and config.num_rounds <= done
     if is_complete and not _is_to_assess(path, manifest["settings"], config):
@@ -80,17 +81,22 @@ def refuse_other_nodes(manifest: Mapping[str, Any], num_nodes: int) -> None:
         raise RunDirectoryError(f"a resumed run must have as many nodes as before, {before}, got {num_nodes}")
 
 
-def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any]) -> None:
+def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Mapping[str, Any]) -> None:
     """Check that a resumed run computes what the old one did; a setting that it did not know counts as its default.
+
+    Args:
+        old: The settings that the run was trained with.
+        new: Those that it is to go on with, as they were asked for.
+        in_use: The same with numbers in the place of `auto`.
 
     Raises:
         RunDirectoryError: Naming every setting that differs and must not.
     """
     old = {**default_settings(), **old}
     problems = [
-        f"{key} was {old.get(key)!r}, now {new.get(key)!r}"
+        f"{key} was {old.get(key)!r}, now {in_use.get(key)!r}"
         for key in sorted(set(old) | set(new))
-        if old.get(key) != new.get(key) and key not in RESUMABLE_CHANGES
+        if old.get(key) not in (new.get(key), in_use.get(key)) and key not in RESUMABLE_CHANGES
     ]
     if int(new["num-rounds"]) < int(old["num-rounds"]):
         problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")

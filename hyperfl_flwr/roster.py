@@ -224,12 +224,13 @@ class Roster:
         """Say whether as many nodes as there should be have answered."""
         return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused) + self._num_novel
 
-    def _needed(self) -> int:
-        """Return how many nodes a run needs; a number that was asked for stands, whatever the nodes tell of theirs."""
+    @property
+    def min_nodes(self) -> int:
+        """Number of nodes that a run needs before a round; one that was asked for stands, whatever the nodes tell."""
         return max(1, -(-self.num_nodes // 2)) if self._min_nodes is None else self._min_nodes
 
     def _are_enough(self) -> bool:
-        return self.num_nodes > 0 and len(self.federation.nodes) >= self._needed()
+        return self.num_nodes > 0 and len(self.federation.nodes) >= self.min_nodes
 
     def _missing_text(self) -> str:
         """Return who is there and who is missing, in words; empty if nobody is."""
@@ -242,7 +243,7 @@ class Roster:
         if not self.num_nodes:
             return "no node has answered that fits"
         here = _listed(node.partition for node in self.federation.nodes) or "none"
-        return f"{self._needed()} of {self.num_nodes} nodes are needed, here are: {here}, missing: {_listed(self.away)}"
+        return f"{self.min_nodes} of {self.num_nodes} nodes are needed, here are: {here}, missing: {_listed(self.away)}"
 
     def _refuse_split(self) -> None:
         """Fail if no value of something is that of most nodes: nobody knows who is right.

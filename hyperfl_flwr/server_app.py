@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -22,6 +23,7 @@ from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.plots import plot_run
 from hyperfl_flwr.ray_pool import replace_dead_actors
 from hyperfl_flwr.recording import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.resolved import in_words, resolution, resolved
 from hyperfl_flwr.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.roster import Roster, Say
 from hyperfl_flwr.summary import summarise
@@ -69,7 +71,8 @@ def run(grid: Grid, config: RunConfig) -> Path:
     roster = _roster(grid, config, say)
     directory, last_round = _opened(config, roster)
     with _recorded(directory, said):
-        _train(grid, config, roster, directory, last_round)
+        announce(in_words(read_manifest(directory.path)["resolved"]))
+        _train(grid, resolved(config), roster, directory, last_round)
     return directory.path
 
 
@@ -83,13 +86,13 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         check_target(config, federation.input_shape, federation.num_classes)
         check_novel(config, federation.input_shape)
         directory = RunDirectory.create(path)
-        directory.write_json("manifest.json", manifest.new(config.flat(), roster))
+        directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
         keep_model(config.target, directory.path)
         last_round = 0
     else:
         directory = RunDirectory(Path(config.resume))
         try:
-            last_round = resume_round(config, keeps_state=bool(METHODS[config.method].client.private))
+            last_round = resume_round(config, resolved(config), keeps_state=bool(METHODS[config.method].client.private))
             federation = roster.gather(resumed=True)
             check_novel(config, federation.input_shape)
             refuse_strange_model(federation, config.target)
@@ -99,7 +102,8 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
             directory.close()
             raise
         directory.rewind(last_round)
-        directory.write_json("manifest.json", manifest.resumed(read_manifest(directory.path), config.flat(), roster))
+        old, chosen = read_manifest(directory.path), _resolution(config, roster)
+        directory.write_json("manifest.json", manifest.resumed(old, config.flat(), chosen, roster))
     return directory, last_round
 
 
@@ -165,6 +169,11 @@ def _roster(grid: Grid, config: RunConfig, say: Say) -> Roster:
         say=say,
         exclusion_rounds=config.exclusion_rounds,
     )
+
+
+def _resolution(config: RunConfig, roster: Roster) -> dict[str, Any]:
+    min_nodes = roster.num_nodes if roster.simulated else roster.min_nodes
+    return resolution(config, roster.federation, num_nodes=roster.num_nodes, min_nodes=min_nodes)
 
 
 def _name(config: RunConfig, roster: Roster) -> str:

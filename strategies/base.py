@@ -20,6 +20,7 @@ from hyperfl_flwr.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.rng import numpy_generator
 from hyperfl_flwr.sizes import content_bytes
 from hyperfl_flwr.state import INITIAL
+from strategies.advice import Advice
 from strategies.observing import observe
 from strategies.outcome import Outcome, Refused
 from strategies.plausible import Bounds, refuse_impossible_numbers
@@ -46,7 +47,7 @@ class Setting:
     run_directory: str
 
 
-class BaseStrategy(Ways, Strategy):
+class BaseStrategy(Advice, Ways, Strategy):
     """Samples clients, sends each node one message, and divides the sums that come back once.
 
     A method's own strategy says with which shared parameters the run starts.
@@ -101,11 +102,6 @@ class BaseStrategy(Ways, Strategy):
     def phase(self, server_round: int) -> str:
         """Return the name of the phase of training that a round is part of; empty where there is but one."""
         return ""
-
-    @classmethod
-    def warnings(cls, config: RunConfig) -> Sequence[str]:
-        """Return what people should know of a run's settings before the first round."""
-        return ()
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the shared groups' initial values as they travel."""

@@ -10,10 +10,12 @@ import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from torch import Tensor
 
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.grid import Exchange
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.scalars import Scalar, number
 from strategies.base import BaseStrategy, Setting
 
 
@@ -27,7 +29,16 @@ def initial_state(setting: Setting) -> tuple[Hypernetwork, dict[str, Tensor], Te
     return hypernetwork, initial_hypernetwork(hypernetwork, extractor, method.initialisation, v, generator), v
 
 
-class HyperFL(BaseStrategy):
+class WithEmbedding(BaseStrategy):
+    """What both forms of HyperFL recommend."""
+
+    @classmethod
+    def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
+        """Return the embedding's rate, which is that of what is shared."""
+        return {"hyperfl.embedding-learning-rate": number(config.learning_rate)}
+
+
+class HyperFL(WithEmbedding):
     """Shares the group `hypernetwork`."""
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
@@ -44,7 +55,7 @@ class HyperFL(BaseStrategy):
         return arrays, weights
 
 
-class HyperFLFrozen(BaseStrategy):
+class HyperFLFrozen(WithEmbedding):
     """Shares the group `extractor`: what the hypernetwork generates of one frozen embedding for all."""
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:

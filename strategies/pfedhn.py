@@ -5,17 +5,18 @@ section 4.1 (PC: a personal classifier that never leaves the client).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.arrays import SharedArrays
+from hyperfl_flwr.config import RunConfig
 from hyperfl_flwr.messages import group_of
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.targets import Target, build_target
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.scalars import Scalar, number
 from strategies.base import BaseStrategy, Setting
 
 
@@ -26,7 +27,7 @@ class PFedHN(BaseStrategy):
 
     group: ClassVar[str] = "model"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=1e-2)
-    """What `auto` means; the public code's."""
+    """The public code's."""
     embedding_std: ClassVar[float] = 1.0
 
     def __init__(self, setting: Setting) -> None:
@@ -39,26 +40,36 @@ class PFedHN(BaseStrategy):
             hidden_width=method.hidden_width,
             hidden_layers=method.hidden_layers,
         )
-        chosen = {
-            "learning_rate": method.server_learning_rate,
-            "embedding_learning_rate": method.embedding_learning_rate,
-            "embedding_weight_decay": method.embedding_weight_decay,
-        }
-        rates = replace(
-            self.rates,
+        rates = ServerRates(
+            learning_rate=number(method.server_learning_rate),
             momentum=method.server_momentum,
             weight_decay=method.server_weight_decay,
             clip_norm=method.server_clip_norm,
             combine=method.combine,
-            **{name: value for name, value in chosen.items() if value != "auto"},
+            embedding_learning_rate=number(method.embedding_learning_rate),
+            embedding_weight_decay=number(method.embedding_weight_decay),
         )
         self.server = ServerHypernetwork(
             network,
             config.num_clients,
             rates,
             torch_generator(config.seed, "pfedhn"),
-            self.embedding_std if method.embedding_std == "auto" else method.embedding_std,
+            number(method.embedding_std),
         )
+
+    @classmethod
+    def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
+        """Return the length, the rates and the initial spread of the embeddings, and the hypernetwork's rate."""
+        method, rates = config.pfedhn, cls.rates
+        rate = rates.learning_rate if method.server_learning_rate == "auto" else method.server_learning_rate
+        decay = method.server_weight_decay
+        return {
+            "pfedhn.embedding-dim": method.dimension(config.num_clients),
+            "pfedhn.server-learning-rate": rate,
+            "pfedhn.embedding-learning-rate": _first(rates.embedding_learning_rate, rate),
+            "pfedhn.embedding-weight-decay": _first(rates.embedding_weight_decay, decay),
+            "pfedhn.embedding-std": cls.embedding_std,
+        }
 
     def generated(self, target: Target) -> nn.Module:
         """Return the part of the target network that the hypernetwork generates."""
@@ -108,6 +119,10 @@ class PFedHN(BaseStrategy):
     def load_server_state(self, arrays: SharedArrays) -> None:
         """Go back to a state that `server_state` returned."""
         self.server.load({name: torch.tensor(value) for name, value in arrays.items()})
+
+
+def _first(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 class PFedHNPC(PFedHN):

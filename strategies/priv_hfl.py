@@ -26,10 +26,11 @@ from hyperfl_flwr.models.generator import kept_generator_path
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import write_arrays
 from hyperfl_flwr.training.distillation import new_generator
 from hyperfl_flwr.training.dual import ChainServer, MeanServer
-from hyperfl_flwr.training.dual_stability import dual_rule, stability_warnings
+from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, stability_warnings
 from strategies.base import BaseStrategy, Setting
 
 CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
@@ -51,6 +52,12 @@ class PrivHFL(BaseStrategy):
         else:
             self.server = ChainServer.start(rule, config.num_clients, self.size)
         self._increments: dict[int, Tensor] = {}
+
+    @classmethod
+    def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
+        """Return the dual's step, and the regulariser with which a multiplier forgets a tenth in each round."""
+        step, sigma = default_dual(config)
+        return {"priv-hfl.dual-step": step, "priv-hfl.sigma": sigma}
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:

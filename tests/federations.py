@@ -23,6 +23,7 @@ from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import CONFIG, Request, record_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.scalars import Scalar
 from hyperfl_flwr.storage import read_arrays
 from strategies.base import Setting
@@ -240,5 +241,5 @@ def outcome(run: Path) -> dict[str, Any]:
 def setting_of(config: RunConfig, grid: InProcessGrid) -> Setting:
     federation = handshake(grid, config.hosted_clients, 10.0)
     return Setting(
-        config=config, federation=federation, reductions={}, experiment="0" * 16, run_directory=config.output
+        config=resolved(config), federation=federation, reductions={}, experiment="0" * 16, run_directory=config.output
     )

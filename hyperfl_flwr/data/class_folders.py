@@ -31,14 +31,13 @@ Labelled = tuple[Sequence[Path], IntArray]
 """Images and their labels."""
 
 
-def read_class_folders(name: str, path: Path, reading: Reading, *, learning_rate: float) -> Dataset:
+def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
     """Read a folder of class folders.
 
     Args:
         name: The data set's name.
         path: The folder.
         reading: What is agreed on shape and classes, the seed of the split, and where decoded images are kept.
-        learning_rate: The rate to recommend.
 
     Returns:
         The data set, without augmentation and recommended sizes; images are normalised to [-1, 1].
@@ -69,7 +68,6 @@ def read_class_folders(name: str, path: Path, reading: Reading, *, learning_rate
         augment=False,
         train_samples=None,
         test_samples=None,
-        learning_rate=learning_rate,
         classes=classes,
     )
 

@@ -48,7 +48,8 @@ class DatasetInfo:
         augment: Whether training crops and flips at random.
         train_samples: Recommended training images per client (HyperFL's paper), None for no limit.
         test_samples: Recommended test images per client (HyperFL's paper), None for no limit.
-        learning_rate: Recommended learning rate (HyperFL's paper).
+        learning_rate: HyperFL's in its paper. Runs whose manifest has no `resolved` had it where `learning-rate` was
+            `auto`; where the paper does not use the data set, they had 0.01.
     """
 
     title: str
@@ -223,11 +224,10 @@ def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS
 def _load(name: str, location: Path, _state: str, reading: Reading) -> Dataset:
     """Load without looking back: `_state` is in the key so that changed files are read again."""
     kind = placeholder_of(name)
-    rate = DATASETS[kind].learning_rate
     if kind == "npz:PATH":
-        dataset = read_npz(name, location, learning_rate=rate)
+        dataset = read_npz(name, location)
     elif kind == "folder:PATH":
-        dataset = read_class_folders(name, location, reading, learning_rate=rate)
+        dataset = read_class_folders(name, location, reading)
     else:
         dataset = _load_named(name, location)
     return agreed(dataset, reading)
@@ -268,7 +268,6 @@ def _dataset(name: str, train: Split, test: Split, client_ids: tuple[str, ...] |
         augment=info.augment,
         train_samples=info.train_samples,
         test_samples=info.test_samples,
-        learning_rate=info.learning_rate,
         client_ids=client_ids,
         classes=CLASS_NAMES.get(name),
     )

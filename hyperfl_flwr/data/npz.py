@@ -39,13 +39,12 @@ _SPLIT_SEED = 0
 _RawArrays = Mapping[str, npt.NDArray[Any]]
 
 
-def read_npz(name: str, path: Path, *, learning_rate: float) -> Dataset:
+def read_npz(name: str, path: Path) -> Dataset:
     """Read a data set from a `.npz` file.
 
     Args:
         name: The data set's name.
         path: The file; see the module's docstring for its contents.
-        learning_rate: The rate to recommend.
 
     Returns:
         The data set, without augmentation and recommended sizes, normalised by its training samples.
@@ -72,7 +71,6 @@ def read_npz(name: str, path: Path, *, learning_rate: float) -> Dataset:
         augment=False,
         train_samples=None,
         test_samples=None,
-        learning_rate=learning_rate,
         client_ids=client_ids,
     )
 

@@ -5,6 +5,7 @@ samples are normalised must be the same for all clients; where each sees its own
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -130,6 +131,13 @@ def parse_normalisation(text: str) -> Normalisation | None:
         if len(mean) == len(std) and min(std) > 0:
             return mean, std
     raise ValueError(f"must be auto or MEAN/STD, one number or one per channel each, as 0.13/0.31; got {text!r}")
+
+
+def normalisation_text(mean: Sequence[float], std: Sequence[float]) -> str:
+    """Return what `parse_normalisation` takes for a mean and standard deviation of images; of features, words."""
+    if len(mean) > 3:
+        return f"mean and standard deviation of each of {len(mean)} features"
+    return "/".join(",".join(f"{value:.6g}" for value in values) for values in (mean, std))
 
 
 def agreed(dataset: Dataset, reading: Reading) -> Dataset:

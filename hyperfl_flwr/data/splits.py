@@ -53,7 +53,6 @@ class Dataset:
         augment: Whether training crops and flips at random (see `augmentation.Augmentation`).
         train_samples: The recommended number of training images per client, None for no limit.
         test_samples: The recommended number of test images per client, None for no limit.
-        learning_rate: The recommended learning rate.
         client_ids: The ids that `clients` numbers, in that order; None where there are none.
         classes: Names of the classes 0..K-1; None where nobody has told them.
     """
@@ -68,7 +67,6 @@ class Dataset:
     augment: bool
     train_samples: int | None
     test_samples: int | None
-    learning_rate: float
     client_ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
 

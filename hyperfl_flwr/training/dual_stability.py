@@ -13,8 +13,7 @@ is s (1 - p) / 8 per round. Curvature damps by alpha K h / 2 per training and wi
 import math
 
 from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.datasets import DATASETS
-from hyperfl_flwr.data.reading import placeholder_of
+from hyperfl_flwr.scalars import number
 from hyperfl_flwr.training.dual import KAPPA, DualRule, Realisation
 
 LARGEST_EIGENVALUE: dict[Realisation, float] = {"mean": 1.0, "chain": 4.0}
@@ -82,27 +81,28 @@ def smallest_stable_curvature(rule: DualRule, learning_rate: float, local_steps:
 
 
 def dual_rule(config: RunConfig) -> DualRule:
-    """Return the rule that a run's settings ask for; the same on the server and on every client."""
+    """Return the rule that a run's settings, without `auto`, ask for; the same on the server and on every client."""
     method = config.priv_hfl
-    automatic = default_step(method.realisation, effective_rate(config), method.local_steps, config.fraction_train)
-    step = automatic if method.dual_step == "auto" else method.dual_step
     return DualRule(
         realisation=method.realisation,
         order=method.order,
         projection=method.projection,
-        sigma=FORGETTING / step**2 if method.sigma == "auto" else method.sigma,
-        step=step,
+        sigma=number(method.sigma),
+        step=number(method.dual_step),
     )
+
+
+def default_dual(config: RunConfig) -> tuple[float, float]:
+    """Return the step and sigma that go with a run's other settings; sigma goes with a step that is set, too."""
+    method = config.priv_hfl
+    step = default_step(method.realisation, effective_rate(config), method.local_steps, config.fraction_train)
+    chosen = step if method.dual_step == "auto" else method.dual_step
+    return step, FORGETTING / chosen**2
 
 
 def effective_rate(config: RunConfig) -> float:
     """Return alpha: the learning rate, with momentum b that of the plain descent it comes to, alpha / (1 - b)."""
-    rate = (
-        DATASETS[placeholder_of(config.dataset)].learning_rate
-        if config.learning_rate == "auto"
-        else config.learning_rate
-    )
-    return rate / (1 - config.momentum)
+    return number(config.learning_rate) / (1 - config.momentum)
 
 
 def stability_warnings(config: RunConfig) -> list[str]:

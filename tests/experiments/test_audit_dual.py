@@ -24,6 +24,7 @@ from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.recording import settings_of
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.dual_stability import dual_rule
 
@@ -67,7 +68,7 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
     target = make_target(base | passes(base, options), options, run)
     assert (attacked_round(target), target.num_steps) == (3, 1)
-    assert dual_rule(target.config) == dual_rule(RunConfig.from_flat(settings_of(run)))
+    assert dual_rule(target.config) == dual_rule(resolved(RunConfig.from_flat(settings_of(run))))
     observed = Followed(record_round(target, tmp_path).paths, run)
     names = [name for name, _ in build_structure(target.knowledge()).named_parameters()]
     for client, observation in enumerate(observed):

@@ -49,6 +49,24 @@ def test_every_cell_of_every_study_has_valid_settings(name, quick):
     assert plain <= set(settings)
 
 
+HYPERFL_STUDIES = (
+    "ablation", "audit-defences", "audit-head-gradient", "audit-sums", "audit-table-3", "dual-cost", "figure-4",
+    "figure-8", "table-1", "table-4",
+)  # fmt: skip
+"""Studies that take the rates of HyperFL's paper where a row has none of its own."""
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_no_study_leaves_its_learning_rates_to_this_version(name):
+    """HyperFL's paper: 0.01 on EMNIST and Fashion-MNIST, 0.02 on CIFAR-10; its data sets' kin take the same."""
+    study = load_study(name)
+    own = {row.name for row in study.rows if "learning-rate" in row.settings or row.on}
+    for cell in study.cells():
+        assert cell.config.learning_rate != "auto"
+        if name in HYPERFL_STUDIES and cell.row not in own:
+            assert cell.config.learning_rate == (0.02 if cell.config.dataset in ("cifar10", "cinic10") else 0.01)
+
+
 @pytest.mark.parametrize("name", study_names())
 def test_every_number_of_a_paper_has_its_place_and_its_source(name):
     study = load_study(name)

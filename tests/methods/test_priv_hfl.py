@@ -30,6 +30,7 @@ from hyperfl_flwr.models.generator import kept_generators
 from hyperfl_flwr.models.initial import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.storage import read_arrays
 from hyperfl_flwr.training.dual_stability import dual_rule
@@ -100,7 +101,7 @@ def counted_models(run: Path, number: int) -> np.ndarray:
 
 def multipliers(run: Path, number: int) -> np.ndarray:
     """Return mu_i [N, m] for the round after one, from the clients' files and what the server sends."""
-    config = RunConfig.from_flat(read_manifest(run)["settings"])
+    config = resolved(RunConfig.from_flat(read_manifest(run)["settings"]))
     stored, (arrays, progress) = history(run), Checkpoints(run / "checkpoints").load(number)
     rule, start = dual_rule(config), torch.from_numpy(start_vector())
     nothing, rows = torch.zeros_like(start), []
@@ -166,7 +167,7 @@ def test_a_round_without_replies_is_a_round(federate: Federate, monkeypatch: pyt
     run = federate(
         "priv-hfl", **{**FOUR, "num_rounds": 3, "checkpoint_every": 1, "failure_budget": 1.0, "priv-hfl.sigma": 0.0}
     )
-    step = dual_rule(RunConfig.from_flat(read_manifest(run)["settings"])).step
+    step = dual_rule(resolved(RunConfig.from_flat(read_manifest(run)["settings"]))).step
     first, last = counted_models(run, 1), counted_models(run, 3)
     assert np.array_equal(first, counted_models(run, 2))
     expected = 2 * step * sum(models - models.mean(axis=0) for models in (first, first, last))
@@ -283,7 +284,7 @@ def test_the_mean_model_is_evaluated_after_the_last_round(changes: dict[str, Any
     """`aggregate` of the run is the accuracy of theta(0) + mean change on each client's test data."""
     run = federate("priv-hfl", **FOUR | {"num_rounds": 5, "learning-rate": 0.05, "priv-hfl.local-steps": 8} | changes)
     models = counted_models(run, 5)
-    config = RunConfig.from_flat(read_manifest(run)["settings"])
+    config = resolved(RunConfig.from_flat(read_manifest(run)["settings"]))
     target = build_target("cnn", (1, 8, 8), 10)
     target.load_state_dict(ordinary_parameters(target, torch_generator(0, "model")), assign=True)
     data, expected = load_federated_data(config.data_settings()), []

@@ -39,6 +39,7 @@ from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_number, record_of
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.training.dual import DualRule
 from hyperfl_flwr.training.dual_stability import dual_rule
 
@@ -80,7 +81,7 @@ def run_chain(
         return grids[-1]
 
     run = federate("priv-hfl", grid=make, **PLAN | changes)
-    return run, grids[0].forces, dual_rule(RunConfig.from_flat(read_manifest(run)["settings"]))
+    return run, grids[0].forces, dual_rule(resolved(RunConfig.from_flat(read_manifest(run)["settings"])))
 
 
 def data_of(run: Path, client: int) -> ClientData:

@@ -15,6 +15,7 @@ from hyperfl_flwr.device import resolve_device
 from hyperfl_flwr.errors import DeviceError
 from hyperfl_flwr.introduction import Node
 from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.state import PrivateState
 from strategies.base import Setting
 
@@ -64,7 +65,7 @@ def test_what_must_hold_is_said(num_gpus, name, message, monkeypatch):
 def fit(method, device, tmp_path):
     """Return (shared arrays, numbers, private arrays) of one client's round on a device."""
     changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device}
-    config = RunConfig.from_flat(default_settings() | changes)
+    config = resolved(RunConfig.from_flat(default_settings() | changes))
     rng = np.random.default_rng(0)
     images = [torch.from_numpy(rng.standard_normal((num, 1, 28, 28)).astype(np.float32)) for num in (50, 30)]
     labels = [torch.from_numpy(rng.integers(0, 10, num)) for num in (50, 30)]

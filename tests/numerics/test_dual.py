@@ -9,6 +9,7 @@ from experiments.dual_cost import computed_cost
 from experiments.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.training.dual import DualRule
 from hyperfl_flwr.training.dual_stability import (
     default_step,
@@ -229,7 +230,9 @@ def test_sampled_growth_is_that_of_a_random_product(fraction):
 
 
 def read(**changes):
-    return RunConfig.from_flat(default_settings() | {key.replace("_", "-"): value for key, value in changes.items()})
+    """Return settings of a run with numbers in the place of `auto`."""
+    changes = {"method": "priv-hfl"} | {key.replace("_", "-"): value for key, value in changes.items()}
+    return resolved(RunConfig.from_flat(default_settings() | changes))
 
 
 def test_the_default_step_is_stable_and_others_are_warned_of():

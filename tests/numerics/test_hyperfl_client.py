@@ -8,11 +8,13 @@ from clients.hyperfl import HyperFLClient
 from clients.setting import ClientSetting
 from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.data.client_data import ClientData
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.state import PrivateState
 
 
 def client(number, tmp_path, changes):
-    config = RunConfig.from_flat(default_settings() | {"method": "hyperfl", "device": "cpu"} | changes)
+    settings = default_settings() | {"method": "hyperfl", "device": "cpu", "learning-rate": 0.01} | changes
+    config = resolved(RunConfig.from_flat(settings))
     samples = random_samples(12, (1, 8, 8), 10)
     data = ClientData(
         train_images=samples.train_images.float(),

@@ -1,5 +1,6 @@
 """Every command that the README shows is run, as it stands there."""
 
+import json
 import os
 import shutil
 import socket
@@ -11,6 +12,7 @@ import pytest
 
 from experiments.processes import kill_all, process_table
 from hyperfl_flwr import ROOT
+from hyperfl_flwr.methods import METHODS
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +72,7 @@ def test_make_test_calls_pytest() -> None:
 
 @pytest.mark.skipif(ENVIRONMENT.resolve() != (ROOT / ".venv").resolve(), reason="these tests do not run in .venv")
 def test_make_run(tmp_path: Path) -> None:
-    """Two rounds instead of ten; otherwise the README's first command."""
+    """Two rounds instead of ten; otherwise the README's first command, with the rates, the spread and the sizes."""
     output = tmp_path / "quickstart"
     command = ["make", "run", f"ARGS=--num-rounds 2 --output {output}"]
     # The tests may themselves run below make, which would then tell of folders that it enters and leaves.
@@ -78,8 +80,15 @@ def test_make_run(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for method in ("hyperfl", "fedavg", "local"):
-        assert f" {method} " in done.stdout
-        assert (output / method / "summary.json").is_file()
+        (row,) = [line for line in done.stdout.splitlines() if f" {method} " in line]
+        assert f" {METHODS[method].learning_rate:g} " in row
+        for number in ("test_accuracy", "test_accuracy_aggregate", "test_accuracy_worst"):
+            shares = [
+                100 * json.loads((output / method / f"seed-{seed}" / "summary.json").read_text())[number]
+                for seed in (0, 1)
+            ]
+            assert f"{sum(shares) / 2:.1f} % ({min(shares):.1f} to {max(shares):.1f})" in row
+    assert "340 and 340 test images" in done.stdout
     assert done.stdout.splitlines()[-1] == str(output)
     assert (output / "comparison.png").read_bytes().startswith(b"\x89PNG")
 

@@ -54,7 +54,6 @@ def synthetic(train_per_class, test_per_class, *, channels=3, train_samples=600,
         augment=True,
         train_samples=train_samples,
         test_samples=test_samples,
-        learning_rate=0.01,
     )
 
 

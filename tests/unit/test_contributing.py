@@ -27,6 +27,7 @@ from hyperfl_flwr.data.datasets import DATASETS
 from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES
 from hyperfl_flwr.methods import METHODS, Method
 from hyperfl_flwr.models.targets import TARGETS, Target, build_target
+from hyperfl_flwr.recording import read_manifest
 from strategies.fedavg import FedAvg
 
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -112,11 +113,12 @@ def test_a_method_needs_no_more_than_its_two_sides_and_a_row(
         def train(self, rng: np.random.Generator) -> dict[str, float]:
             return super().train(rng) | {"mine": 7.0}
 
-    row = Method(title="mine", strategy=Mine, client=MyClient, paper="none", leaves="all")
+    row = Method(title="mine", strategy=Mine, client=MyClient, paper="none", leaves="all", learning_rate=0.25)
     monkeypatch.setitem(METHODS, "mine", row)  # type: ignore[arg-type]
     run = federate("mine", num_clients=2)
     last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"train"' in line][-1]
     assert last["mine"] == 7.0
+    assert read_manifest(run)["resolved"]["learning-rate"] == 0.25
 
 
 def test_a_target_needs_no_more_than_its_builder_and_a_row(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:

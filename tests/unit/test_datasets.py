@@ -93,7 +93,7 @@ def test_idx_files_are_read(tmp_path, name, folder):
     assert dataset.train.images.shape == (30, 1, 28, 28)
     assert dataset.train.labels.dtype == np.int64
     assert (dataset.mean, dataset.std, dataset.augment) == ((0.1307,), (0.3081,), False)
-    assert (dataset.train_samples, dataset.test_samples, dataset.learning_rate) == (600, 600, 0.01)
+    assert (dataset.train_samples, dataset.test_samples) == (600, 600)
 
 
 def test_decoded_arrays_are_mapped_from_the_cache(tmp_path, own_cache, monkeypatch):

@@ -48,7 +48,7 @@ def test_emnist_is_read_upright(tmp_path):
         np.testing.assert_array_equal(split.images[:, 0], written[f"{part}_images"])
         np.testing.assert_array_equal(split.labels, written[f"{part}_labels"])
     assert (dataset.num_classes, dataset.input_shape, dataset.augment) == (62, (1, 28, 28), False)
-    assert (dataset.train_samples, dataset.test_samples, dataset.learning_rate) == (1000, 600, 0.01)
+    assert (dataset.train_samples, dataset.test_samples) == (1000, 600)
     groups = [classes.tolist() for classes in dominant_classes(dataset.num_classes)]
     assert groups == [list(range(10)), list(range(10, 36)), list(range(36, 62))]  # digits, upper case, lower case
 
@@ -83,7 +83,7 @@ def test_cinic10_is_read_from_its_folders(tmp_path):
         np.testing.assert_array_equal(split.labels[: len(flat)], np.repeat(np.arange(10), len(flat) // 10))
     assert len(dataset.test) == 21
     np.testing.assert_array_equal(dataset.test.images[-1], np.stack([images["test"][0, 0, :, :, 0]] * 3))
-    assert (dataset.num_classes, dataset.augment, dataset.learning_rate) == (10, True, 0.02)
+    assert (dataset.num_classes, dataset.augment) == (10, True)
     datasets._load.cache_clear()
     assert isinstance(load_dataset("cinic10", tmp_path).train.images.base, np.memmap)
 

@@ -43,7 +43,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.node", "hyperfl_flwr.methods",
-            "hyperfl_flwr.personalize",
+            "hyperfl_flwr.personalize", "hyperfl_flwr.resolved",
             "hyperfl_flwr.restored", "hyperfl_flwr.export", "hyperfl_flwr.join",
         ),
         3,

@@ -10,6 +10,7 @@ from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings
 from hyperfl_flwr.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.recording import RunDirectory, read_manifest, read_metrics
+from hyperfl_flwr.resolved import resolved
 from hyperfl_flwr.resume import refuse_changes, resume_round
 from hyperfl_flwr.scalars import Scalar
 
@@ -26,7 +27,8 @@ def finished(federate: Federate) -> Path:
 def resume(make_settings: Callable[..., Settings], finished: Path) -> Resume:
     def ask(**changes: Scalar) -> int:
         plan: Settings = {"num_rounds": 4, "checkpoint_every": 1, "resume": str(finished)} | changes
-        return resume_round(RunConfig.from_flat(make_settings("hyperfl", **plan), methods=METHODS), keeps_state=True)
+        config = RunConfig.from_flat(make_settings("hyperfl", **plan), methods=METHODS)
+        return resume_round(config, resolved(config), keeps_state=True)
 
     return ask
 
@@ -46,18 +48,23 @@ def another(value: Scalar) -> Scalar:
     return f"{value}-other" if isinstance(value, str) else value + 1
 
 
+def refuse(old: Settings, new: Settings) -> None:
+    """Compare settings of which no `auto` has become a number."""
+    refuse_changes(old, new, new)
+
+
 @pytest.mark.parametrize("key", [key for key in default_settings() if key not in RESUMABLE_CHANGES])
 def test_every_setting_that_decides_the_result_must_stay(key: str) -> None:
     old = default_settings()
     with pytest.raises(RunDirectoryError, match=f"  - {key} was {old[key]!r}, now {another(old[key])!r}"):
-        refuse_changes(old, old | {key: another(old[key])})
+        refuse(old, old | {key: another(old[key])})
 
 
 def test_settings_that_do_not_decide_the_result_may_change() -> None:
     old = default_settings()
     assert ALLOWED.keys() == RESUMABLE_CHANGES
-    refuse_changes(old, old | ALLOWED)
-    refuse_changes(old, old)
+    refuse(old, old | ALLOWED)
+    refuse(old, old)
 
 
 def test_all_changes_are_told_together() -> None:
@@ -66,7 +73,7 @@ def test_all_changes_are_told_together() -> None:
     new = old | {"seed": 5, "method": "local", "num-rounds": 3, "momentum": 0.25}
     del old["momentum"], old["weight-decay"]
     with pytest.raises(RunDirectoryError) as caught:
-        refuse_changes(old, new)
+        refuse(old, new)
     lines = str(caught.value).splitlines()[1:]
     assert lines == [
         "  - method was 'hyperfl', now 'local'",

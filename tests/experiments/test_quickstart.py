@@ -1,0 +1,70 @@
+"""The quickstart: its documented accuracies are compared with runs, and its picture is drawn of all of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from federations import Federate, plain_grid
+
+from experiments.quickstart import METHODS, SEEDS, Spread, quickstart_settings
+from hyperfl_flwr import ROOT, server_app
+from hyperfl_flwr.config import RunConfig, default_settings
+from hyperfl_flwr.methods import METHODS as RECOMMENDED
+from hyperfl_flwr.plots import plot_comparison
+
+PAGE = ROOT / "docs" / "results.md"
+
+
+def documented() -> dict[tuple[str, int], tuple[float, float]]:
+    """Return own and aggregate accuracy in % of each method and seed, as the page's table has them."""
+    section = PAGE.read_text().split("\n## Quickstart\n")[1].split("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
+    rows = [row for row in cells if row[0] in METHODS]
+    assert all(float(row[1]) == RECOMMENDED[row[0]].learning_rate for row in rows)
+    return {(row[0], int(row[2])): (float(row[3]), float(row[4])) for row in rows}
+
+
+def tolerance() -> float:
+    """Return by how many points a run may differ, as the page says."""
+    (text,) = re.findall(r"allows ([\d.]+) points", PAGE.read_text())
+    return float(text)
+
+
+def test_the_page_has_every_run() -> None:
+    assert set(documented()) == {(method, seed) for method in METHODS for seed in SEEDS}
+    assert 0 < tolerance() <= 1.0  # of 100; more would say nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_gives_the_documented_accuracies(method: str, seed: int, tmp_path: Path) -> None:
+    """On any processor and with any number of nodes; an image more or less is 0.3 points."""
+    settings = default_settings() | quickstart_settings(method, seed)
+    settings |= {"device": "cpu", "threads": 1, "checkpoint-every": 10, "output": str(tmp_path / "run")}
+    run = server_app.run(plain_grid(1, settings), RunConfig.from_flat(settings))
+    summary = json.loads((run / "summary.json").read_text())
+    found = [100 * summary[key] for key in ("test_accuracy", "test_accuracy_aggregate")]
+    assert found == pytest.approx(documented()[method, seed], rel=0, abs=tolerance() + 0.05)
+
+
+def test_each_seed_divides_the_data_anew() -> None:
+    """And each method trains at its own rate."""
+    for seed in SEEDS:
+        assert quickstart_settings("fedavg", seed).items() >= {"seed": seed, "data.seed": seed}.items()
+    assert quickstart_settings("fedavg", 0)["learning-rate"] == "auto"
+
+
+def test_a_spread() -> None:
+    assert Spread.of([0.5, 0.75]) == Spread(mean=0.625, least=0.5, largest=0.75)
+
+
+def test_the_picture_shows_all_runs(federate: Federate, tmp_path: Path) -> None:
+    """With a second run of a method there is more ink than with one."""
+    runs = [federate("fedavg", seed=seed) for seed in (0, 5)]
+    sizes = []
+    for paths in (runs[:1], runs):
+        plot_comparison({"fedavg": paths}, tmp_path / "picture.png")
+        sizes.append((tmp_path / "picture.png").stat().st_size)
+    assert sizes[0] < sizes[1]
