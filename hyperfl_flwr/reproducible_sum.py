@@ -118,7 +118,7 @@ class ReproducibleSum:
         """Return the flat sums of an array in a level; zeros if there are none yet."""
         arrays = self.levels.setdefault(level, {})
         if key not in arrays:
-            arrays[key] = _zeros(self._received[key].size)
+            arrays[key] = zeros_in_pages(self._received[key].size)
         return arrays[key]
 
     def exponent(self, key: str) -> int:
@@ -148,7 +148,7 @@ class ReproducibleSum:
         np.add(sums, terms, out=sums)
 
 
-def _zeros(size: int) -> NDArray[np.float64]:
+def zeros_in_pages(size: int) -> NDArray[np.float64]:
     """Return zeros; many are in memory pages of their own, which go back to the system when the array is not needed."""
     return np.frombuffer(mmap.mmap(-1, 8 * size), np.float64) if size > BLOCK else np.zeros(size)
 
