@@ -64,14 +64,15 @@ class ReplyLimits:
 
     @classmethod
     def to(cls, content: RecordDict) -> "ReplyLimits":
-        """Return the limits of a reply to a message: four times what the message holds, and some room.
+        """Return the limits of a reply to a message: eight times the bytes that the message holds, and some room.
 
-        An honest reply has the message's arrays, summed in float64 (twice the bytes), and few small records.
+        An honest reply has the message's arrays, summed in float64 (twice the bytes), and few small records. Sums beyond
+        the usual range come in records of their own (`hyperfl_flwr.reproducible_sum`); there is room for three of them.
         """
         size = content_bytes([content])
         arrays = sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))
         num_objects = 2 * arrays + size // PARTS_BYTES  # an array is one object, its bytes at least another
-        return cls(num_bytes=SMALL_BYTES + 4 * size, num_objects=SMALL_OBJECTS + 4 * num_objects)
+        return cls(num_bytes=SMALL_BYTES + 8 * size, num_objects=SMALL_OBJECTS + 4 * num_objects)
 
 
 def fetch(grid: Grid, message_id: str, limits: ReplyLimits, end: float) -> list[Message]:

@@ -104,7 +104,7 @@ def test_an_honest_reply_arrives_unchanged_and_is_confirmed() -> None:
 
 
 def test_limits_leave_room_for_sums_in_float64() -> None:
-    """Four times the bytes that were sent; and so many objects that arrays may be divided into parts."""
+    """More than twice the bytes that were sent; and so many objects that arrays may be divided into parts."""
     record = arrays_of({f"model/{number}": 500_000 for number in range(10)})
     sent = RecordDict({"arrays": record})
     limits = ReplyLimits.to(sent)

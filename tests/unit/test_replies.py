@@ -19,7 +19,7 @@ from hyperfl_flwr.messages import (
     weights_record,
 )
 from hyperfl_flwr.reproducible_sum import MOST_LEVELS, ReproducibleSum
-from strategies.outcome import Outcome
+from strategies.outcome import Outcome, Refused
 from strategies.replies import MOST_METRICS, read_report, read_training
 
 
@@ -104,7 +104,10 @@ def test_what_we_pack_is_read() -> None:
 def test_a_reason_is_one_line_whatever_a_node_calls_its_arrays() -> None:
     """Names of arrays get into the reason, which gets into the log and on the terminal."""
     outcome = Outcome()
-    outcome.refuse([3], "unexpected arrays: a\n2026 INFO all is well\x1b[2J")
+    outcome.fail([3], "unexpected arrays: a\n2026 INFO all is well\x1b[2J")
+    outcome.refuse(7, Refused(clients=[3], reason="unexpected arrays: a\n2026 INFO all is well\x1b[2J"))
+    assert outcome.refused[7].reason == "unexpected arrays: a 2026 INFO all is well[2J"
+    assert outcome.num_failures == 0
     assert [failure.reason for failure in outcome.failures] == ["unexpected arrays: a 2026 INFO all is well[2J"]
 
 
