@@ -66,8 +66,8 @@ class ReplyLimits:
     def to(cls, content: RecordDict) -> "ReplyLimits":
         """Return the limits of a reply to a message: eight times the bytes that the message holds, and some room.
 
-        An honest reply has the message's arrays, summed in float64 (twice the bytes), and few small records. Sums beyond
-        the usual range come in records of their own (`hyperfl_flwr.reproducible_sum`); there is room for three of them.
+        An honest reply has the arrays of the message, summed in float64 (twice the bytes), and small records. Sums
+        beyond the usual range come in records of their own (`hyperfl_flwr.reproducible_sum`), of which three fit.
         """
         size = content_bytes([content])
         arrays = sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))
