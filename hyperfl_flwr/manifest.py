@@ -61,7 +61,9 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
     refused = [{"node": refusal.number, "reason": refusal.reason} for refusal in roster.refused]
     joined = sorted(roster.seen - set(old["present_at_start"]))
     excluded = [asdict(exclusion) for exclusion in roster.exclusions]
-    data = RunData.of(roster.federation, str(old["settings"]["dataset"])).with_earlier(RunData.read(old))
+    data = RunData.read(old)
+    if nodes:  # all may be away, or excluded
+        data = RunData.of(roster.federation, str(old["settings"]["dataset"])).with_earlier(data)
     found = {"devices": devices, "joined": joined, "refused": refused, "excluded": excluded, "data": data.entry()}
     return {**old, **found}
 

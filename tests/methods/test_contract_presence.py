@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, MessageType
 from flwr.common.constant import ErrorCode
 
 from hyperfl_flwr.client_app import app
+from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
 from hyperfl_flwr.messages import CLIENTS, CONFIG, Report, Request, record_of
 from hyperfl_flwr.methods import METHODS
@@ -35,6 +36,7 @@ class Deployment(InProcessGrid):
         dies: Rounds in which it trains, stores its clients' state, and is gone before it answers.
         crashes: Rounds in which its client app ends each time.
         lies: Rounds in which it reports impossible accuracies.
+        all_lie: Rounds in which both nodes do.
         states: Folder of the nodes' folders.
     """
 
@@ -48,12 +50,14 @@ class Deployment(InProcessGrid):
         dies: Iterable[int] = (),
         crashes: Iterable[int] = (),
         lies: Iterable[int] = (),
+        all_lie: Iterable[int] = (),
     ) -> None:
         super().__init__(app, num_nodes, settings)
         for number, context in enumerate(self._contexts.values()):
             context.node_config["state-dir"] = str(states / f"node-{number}")
             context.node_config["mixing-key-file"] = str(states / "key")
-        self.absent, self.dies, self.crashes, self.lies = set(absent), set(dies), set(crashes), set(lies)
+        self.absent, self.dies, self.crashes = set(absent), set(dies), set(crashes)
+        self.lies, self.all_lie = set(lies), set(all_lie)
         self.asked: list[tuple[int, int, list[int]]] = []
         self.next_round = 1
 
@@ -76,10 +80,11 @@ class Deployment(InProcessGrid):
                 return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason="gone"), reply_to=message)
             if round_of(message) in self.crashes:
                 return Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason="stopped"), reply_to=message)
-            if round_of(message) in self.lies:
-                report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
-                results = [replace(each, metrics={**each.metrics, "own-accuracy": 7.0}) for each in report.results]
-                reply.content[CLIENTS] = replace(report, results=results).to_record()
+        lies = self.lies if number == GONE else self.all_lie
+        if message.metadata.message_type == MessageType.TRAIN and round_of(message) in lies | self.all_lie:
+            report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
+            results = [replace(each, metrics={**each.metrics, "own-accuracy": 7.0}) for each in report.results]
+            reply.content[CLIENTS] = replace(report, results=results).to_record()
         return reply
 
 
@@ -89,7 +94,7 @@ def deploy(federate: Federate, tmp_path: Path) -> Callable[..., tuple[Path, Depl
 
     def run(method: str, *, num_rounds: int = 4, **changes: Any) -> tuple[Path, Deployment]:
         grids: list[Deployment] = []
-        names = ("absent", "dies", "crashes", "lies")
+        names = ("absent", "dies", "crashes", "lies", "all_lie")
         grid_changes = {name: changes.pop(name) for name in names if name in changes}
 
         def make(num_nodes: int, settings: Settings) -> Deployment:
@@ -150,6 +155,12 @@ def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Depl
     assert f"node 1 is not asked again until round 6: {reason}" in text
     assert text.count("node 1 is back (clients 1 3)") == 2
     assert "node 1 is away" not in text
+
+
+def test_a_run_without_honest_nodes_fails_and_names_all(method: str, deploy: Deploy) -> None:
+    pattern = r"(?s)too few nodes.*node 0 is not asked again until round 8.*node 1 is not asked again until round 8"
+    with pytest.raises(RunFailedError, match=pattern):
+        deploy(method, failure_budget=0.0, node_timeout=0.1, all_lie=[2])
 
 
 def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(
