@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
+from hyperfl_flwr.cohort import clients_of_node
 from hyperfl_flwr.errors import RunFailedError
 from hyperfl_flwr.grid import POLL_SECONDS, exchange
 from hyperfl_flwr.introduction import Node, Refusal, introduce
@@ -193,13 +194,11 @@ def agree(nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | No
             found.split[TERMS[key]] = holders
         elif ranked:
             found.terms = {**found.terms, key: ranked[0][0]}
-    hosts: dict[int, int] = {}
     for node in nodes:
-        if reason := _misfit(node, found, hosts, num_clients):
+        if reason := _misfit(node, found, num_clients):
             found.refused.append(Refusal(id=node.id, number=node.partition, reason=reason))
         else:
             found.accepted[node.partition] = node
-            hosts |= dict.fromkeys(node.clients, node.partition)
     return found
 
 
@@ -207,7 +206,7 @@ def _text(node: Node, key: str) -> str:
     return printable(str(node.properties[key]))
 
 
-def _misfit(node: Node, found: Agreement, hosts: Mapping[int, int], num_clients: int) -> str:
+def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     """Return why a node does not fit; empty if it does."""
     for key, value in found.terms.items():
         if key in node.properties and (mine := _text(node, key)) != value:
@@ -216,11 +215,9 @@ def _misfit(node: Node, found: Agreement, hosts: Mapping[int, int], num_clients:
         return f"its partition-id {node.partition} is not below num-partitions"
     if node.partition in found.accepted:
         return f"its partition-id {node.partition} is that of another node; give each node its own"
-    if foreign := [client for client in node.clients if not 0 <= client < num_clients]:
-        return printable(f"it claims the clients {foreign}, of {num_clients}")
-    if taken := {hosts[client]: client for client in node.clients if client in hosts}:
-        number, client = next(iter(taken.items()))
-        return f"it claims client {client}, which node {number} hosts; give each node its own partition-id"
+    num_nodes = int(found.terms.get("num-nodes", node.properties["num-nodes"]))
+    if node.clients != (expected := clients_of_node(node.partition, num_nodes, num_clients)):
+        return printable(f"it claims the clients {node.clients}; node {node.partition} of {num_nodes} hosts {expected}")
     return ""
 
 

@@ -15,6 +15,9 @@ from hyperfl_flwr.checked_files import read_header
 SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
 
+MOST_HEADER = 512
+"""Bytes of the header of a packed array; those that are packed here have some hundred."""
+
 BLOCK = 1 << 16
 """Elements of an array that are worked on together: what is made of them stays in a processor's cache."""
 
@@ -47,6 +50,8 @@ def _unpack(array: Array) -> NDArray[Any]:
     stream = io.BytesIO(array.data)
     if array.stype != SType.NUMPY or np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError(f"arrays must be serialised by numpy in its format 1.0, got {array.stype!r}")
+    if int.from_bytes(array.data[8:10], "little") > MOST_HEADER:  # a long one takes long to parse
+        raise ValueError(f"the header of an array must have at most {MOST_HEADER} bytes")
     stream.seek(0)
     shape, is_fortran, dtype = read_header(stream, len(array.data))
     if is_fortran:

@@ -1,7 +1,8 @@
 """Nodes of a deployment that are not asked for some rounds, since a reply of theirs was refused.
 
 A node that lies or sends replies that nobody can use costs the others time. It is left out for a number of rounds that
-doubles each time; one whose reply would have harmed the server is left out for the rest of the run.
+doubles each time; one whose reply would have harmed the server is left out for the rest of the run. One that only fails
+is asked once more first.
 """
 
 from collections.abc import Iterator
@@ -50,7 +51,16 @@ class Exclusions:
         """Yield the last exclusion of each node that had one."""
         yield from self._last.values()
 
-    def add(self, node: int, number: int, server_round: int, reason: str, *, for_good: bool) -> Exclusion | None:
+    def add(
+        self,
+        node: int,
+        number: int,
+        server_round: int,
+        reason: str,
+        *,
+        for_good: bool = False,
+        is_failure: bool = False,
+    ) -> Exclusion | None:
         """Exclude a node.
 
         Args:
@@ -59,6 +69,7 @@ class Exclusions:
             server_round: The round of the refused reply.
             reason: Why it was refused.
             for_good: Whether for the rest of the run.
+            is_failure: Whether the node has only failed; the first time, it is asked again in the next round.
 
         Returns:
             The exclusion; None if the node is asked again in the next round.
@@ -66,9 +77,10 @@ class Exclusions:
         if not self._rounds and not for_good:
             return None
         times = self._last[node].times + 1 if node in self._last else 1
-        until = None if for_good else server_round + self._rounds * 2 ** (times - 1)
+        is_warning = is_failure and times == 1
+        until = None if for_good else server_round + (0 if is_warning else self._rounds * 2 ** (times - 1))
         self._last[node] = Exclusion(node=number, round=server_round, until=until, times=times, reason=reason)
-        return self._last[node]
+        return None if is_warning else self._last[node]
 
     def cover(self, node: int, server_round: int) -> bool:
         """Return whether the node with this Flower id is not asked in a round."""

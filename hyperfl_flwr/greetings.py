@@ -7,13 +7,16 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from hyperfl_flwr.fetching import RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
+from hyperfl_flwr.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.grid import match
 from hyperfl_flwr.introduction import Node, Refusal, introduce
 from hyperfl_flwr.messages import HELLO
 
 PAUSE_SECONDS = 0.5
 """Pause between two looks at what has arrived."""
+
+FETCH_SECONDS = 5.0
+"""Longest wait for the parts of an answer that has arrived otherwise."""
 
 ASK_AGAIN_SECONDS = 15.0
 """Pause before a refused node is greeted again: its owner may have started it again with other data."""
@@ -86,14 +89,14 @@ class Greetings:
     def _collect(self) -> None:
         """Take the answers that have arrived; a node without one in time is greeted again by the next refresh."""
         for node, greeting in list(self._waiting.items()):
-            end = greeting.sent + self._timeout
+            end, now = greeting.sent + self._timeout, time.monotonic()
             try:
-                replies = fetch(self._grid, greeting.name, ReplyLimits(), end)
-            except RefusedReplyError as error:
-                self._barred[node] = self.answers[node] = Refusal(id=node, number=None, reason=str(error))
+                replies = fetch(self._grid, greeting.name, ReplyLimits(), min(end, now + FETCH_SECONDS))
+            except (LateReplyError, SuperLinkError):
                 del self._waiting[node]
                 continue
-            except SuperLinkError:
+            except RefusedReplyError as error:
+                self._barred[node] = self.answers[node] = Refusal(id=node, number=None, reason=str(error))
                 del self._waiting[node]
                 continue
             if not replies:

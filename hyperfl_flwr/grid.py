@@ -9,7 +9,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.fetching import RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
+from hyperfl_flwr.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.messages import printable
 
@@ -36,6 +36,8 @@ class Exchange:
         away: Whether the node is not there (any more).
         refused: Whether there is a reply that was not accepted, for the reason in `problem`.
         is_harmful: Whether that reply would have harmed the server: the node is not to be asked again in this run.
+        has_failed: Whether the reply says that the node, of a deployment, could not do what was asked.
+        is_deployed: Whether the node is one of a deployment.
     """
 
     node: int
@@ -45,6 +47,8 @@ class Exchange:
     away: bool = False
     refused: bool = False
     is_harmful: bool = False
+    has_failed: bool = False
+    is_deployed: bool = False
 
 
 def is_simulated(grid: Grid) -> bool:
@@ -82,7 +86,7 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
         answer = sent.answer(watch)
         if answer.died and not sent.again:
             sent.send_again(grid, timeout)
-            for later in watch.pending[1:]:
+            for later in watch.pending[1:] if watch.simulated else ():  # replies of others stay with Flower
                 later.look(grid, timeout)
             answer = sent.answer(watch)
         if answer.died and watch.simulated:
@@ -104,6 +108,7 @@ class _Sent:
         again: Whether it was sent a second time.
         replies: Its reply, if it was fetched before its turn.
         refusal: Why its reply was not fetched.
+        is_harmful: Whether the reply would have harmed the server.
         lost: Why its reply may be lost: the SuperLink failed when it was fetched.
     """
 
@@ -114,6 +119,7 @@ class _Sent:
     again: bool = False
     replies: list[Message] = field(default_factory=list)
     refusal: str = ""
+    is_harmful: bool = False
     lost: str = ""
 
     def answer(self, watch: "_Watch") -> Exchange:
@@ -121,16 +127,19 @@ class _Sent:
         replies, self.replies = self.replies or self._wait(watch), []
         node = self.message.metadata.dst_node_id
         if self.refusal:
-            return Exchange(node=node, problem=self.refusal, refused=True, is_harmful=True)
-        if self.lost:  # once, another node's message may be the cause; twice, it is rather this one's reply
-            return Exchange(node=node, problem=self.lost, died=not self.again, refused=self.again)
+            return Exchange(node=node, problem=self.refusal, refused=True, is_harmful=self.is_harmful)
+        if self.lost:  # perhaps since another node's message keeps the SuperLink busy
+            return Exchange(node=node, problem=self.lost, died=not self.again, away=self.again)
         if self.name is None:
             problem = "the message could not be sent to the node"
             return Exchange(node=node, problem=problem, away=not watch.simulated)
         found = match([self.message], replies)[0]
         if watch.simulated:
             return replace(found, died=found.died or found.away, away=False)
-        return found if replies else replace(found, away=True)
+        if not replies:
+            return replace(found, away=True)
+        has_failed = found.content is None and not found.away
+        return replace(found, is_deployed=True, refused=has_failed, has_failed=has_failed)
 
     def _wait(self, watch: "_Watch") -> list[Message]:
         """Return the reply as soon as it is there; nothing if there is none at the end.
@@ -156,7 +165,7 @@ class _Sent:
         try:
             return fetch(grid, self.name, self.limits, self.end)
         except RefusedReplyError as error:
-            self.refusal = str(error)
+            self.refusal, self.is_harmful = str(error), not isinstance(error, LateReplyError)
         except SuperLinkError as error:
             self.lost = str(error)
         return []
@@ -165,7 +174,7 @@ class _Sent:
         """Send the message a second time."""
         self.message, self.again, self.replies, self.lost = _copy(self.message), True, [], ""
         (self.name,) = _push(grid, [self.message])
-        self.end = time.monotonic() + timeout
+        self.end = min(time.monotonic(), self.end) + timeout
 
     def look(self, grid: Grid, timeout: float) -> None:
         """Send it again if its process has died already: processes that died together are replaced together."""

@@ -243,6 +243,11 @@ class Report:
             raise ValueError(f"numbers of samples must be positive, got {list(counts)}")
         if any(len(column) != len(clients) for column in columns.values()):
             raise ValueError("every metric must have one number per client")
+        process, peak_memory, seconds = values["process"], values["peak-memory"], float(values["seconds"])
+        if type(process) is not str or type(peak_memory) is not int or not 0 <= peak_memory < 2**50:
+            raise ValueError("a process must have a name and the size of its memory in bytes")
+        if not 0 <= seconds < 1e9:
+            raise ValueError(f"the seconds of the work must be a number from 0 to 1e9, got {seconds:g}")
         return cls(
             results=[
                 ClientResult(client=client, num_examples=count, metrics=_row(columns, number))
@@ -252,9 +257,9 @@ class Report:
                 Failure(client=client, reason=printable(reason), details=detail[:MAX_DETAILS])
                 for client, reason, detail in zip(failed, reasons, details, strict=True)
             ],
-            process=printable(values["process"]),
-            peak_memory=int(values["peak-memory"]),
-            seconds=float(values["seconds"]),
+            process=printable(process),
+            peak_memory=peak_memory,
+            seconds=seconds,
         )
 
 

@@ -71,6 +71,7 @@ class Roster:
         self._agreement = Agreement(terms={})
         self._begun, self._num_novel = False, 0
         self._greetings = Greetings(grid, timeout)
+        self._numbers: dict[int, int] = {}
         self._told: dict[int, str] = {}
         self._told_notes: set[str] = set()
 
@@ -134,18 +135,20 @@ class Roster:
         if lost := [node for node in nodes if self._greetings.answers.pop(node, None)]:
             self._decide(why if len(lost) == 1 else "")
 
-    def exclude(self, node: int, reason: str, *, for_good: bool = False) -> None:
+    def exclude(self, node: int, reason: str, *, for_good: bool = False, is_failure: bool = False) -> None:
         """Do not ask a node of a deployment for some rounds after the current one.
 
         Args:
             node: Flower's id of the node, which has answered a greeting.
             reason: Why its reply was refused.
             for_good: Whether for the rest of the run.
+            is_failure: Whether the node has only failed, which the first time does not exclude it.
         """
         number = next((each.partition for each in self.federation.nodes if each.id == node), None)
         if self.simulated or number is None:
             return
-        if exclusion := self.exclusions.add(node, number, self._round, reason, for_good=for_good):
+        exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)
+        if exclusion:
             self._say(str(exclusion))
             self._told[number] = "away"
             self._decide()
@@ -177,12 +180,18 @@ class Roster:
         nodes = [node for node in answered if not node.properties.get(NOVEL)]  # those take models on demand only
         self._num_novel = len(answered) - len(nodes)
         here = {node.id for node in self.federation.nodes}
+        changed = [node for node in nodes if self._numbers.get(node.id, node.partition) != node.partition]
+        nodes = [node for node in nodes if node not in changed]
         nodes.sort(key=lambda node: node.id not in here)  # who takes part already comes before who claims the same
         self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._begun else None)
         found = self._agreement
         if not self._begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
         self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused
+        for node in changed:
+            reason = f"it has taken part as node {self._numbers[node.id]}"
+            self.refused.append(Refusal(id=node.id, number=node.partition, reason=reason))
+        self._numbers |= {node.id: number for number, node in found.accepted.items()} if self._begun else {}
         self.federation = Federation([found.accepted[number] for number in sorted(found.accepted)])
         self._tell(why)
 

@@ -89,7 +89,7 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
             if answer.away:
                 found.away[answer.node] = mine
             elif answer.refused or answer.content is not None:
-                found.refused[answer.node] = Refused(clients=mine, reason=str(error), is_harmful=answer.is_harmful)
+                found.refused[answer.node] = Refused.of(answer, mine, str(error))
             found.failures += [Failure(client=client, reason=printable(str(error))) for client in mine]
             continue
         found.arrays |= own

@@ -239,7 +239,7 @@ class BaseStrategy(Advice, Ways, Strategy):
             try:
                 report = read_report(content, asked)
                 refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
-                self.outcome.add(report)
+                self.outcome.add(answer.node, report, is_deployed=answer.is_deployed)
             except ValueError as error:
                 self._leave_out(answer, asked, str(error))
 
@@ -275,7 +275,7 @@ class BaseStrategy(Advice, Ways, Strategy):
         except ValueError as error:
             self._leave_out(answer, asked, str(error))
             return
-        self.outcome.add(reply.report)
+        self.outcome.add(answer.node, reply.report, is_deployed=answer.is_deployed)
         if self._is_audited(asked[0]) and reply.report.results:
             received = self._current | dict(self._own_sent.get(asked[0], {}))
             observe(reply, received, self.progress.round, Path(self.setting.run_directory))
@@ -294,7 +294,7 @@ class BaseStrategy(Advice, Ways, Strategy):
         """Note that all clients of a reply are left out, and whether the reply is to blame."""
         self.outcome.fail(asked, f"node {self.setting.federation.number_of(answer.node)}: {problem}")
         if is_refused:
-            self.outcome.refuse(answer.node, Refused(clients=asked, reason=problem, is_harmful=answer.is_harmful))
+            self.outcome.refuse(answer.node, Refused.of(answer, asked, problem))
 
     def summary(self) -> None:
         """Nothing: the manifest tells all settings."""

@@ -141,9 +141,10 @@ class RecordedStrategy(Strategy):
         """Go on without the nodes that are gone, and those with a reply that was refused."""
         outcome = self.inner.outcome
         if self.roster and (outcome.away or outcome.refused):
+            for node, refused in outcome.blamed.items():
+                for_good, is_failure = refused.is_harmful, refused.is_failure
+                self.roster.exclude(node, refused.reason, for_good=for_good, is_failure=is_failure)
             self.roster.lose(outcome.away)
-            for node, refused in outcome.refused.items():
-                self.roster.exclude(node, refused.reason, for_good=refused.is_harmful)
             self._use(self.roster.federation)
 
     def _use(self, federation: Federation) -> None:

@@ -157,10 +157,10 @@ def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Depl
     assert "node 1 is away" not in text
 
 
-def test_a_run_without_honest_nodes_fails_and_names_all(method: str, deploy: Deploy) -> None:
-    pattern = r"(?s)too few nodes.*node 0 is not asked again until round 8.*node 1 is not asked again until round 8"
-    with pytest.raises(RunFailedError, match=pattern):
-        deploy(method, failure_budget=0.0, node_timeout=0.1, all_lie=[2])
+def test_a_run_in_which_most_replies_are_refused_fails(method: str, deploy: Deploy) -> None:
+    """Nobody is excluded, since the cause may be what the nodes were sent; and the failures count."""
+    with pytest.raises(RunFailedError, match=r"5 of 10 client trainings failed.*own-accuracy of client"):
+        deploy(method, all_lie=[2])
 
 
 def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(
@@ -188,6 +188,14 @@ def test_a_client_app_that_dies_is_sent_its_message_once_more(method: str, deplo
     assert [number for number, node, _ in grid.asked if node == GONE] == [1, 2, 2, 3]
     assert [row["failed"] for row in rows(run)] == [[], ITS_CLIENTS, []]
     assert [row["away"] for row in rows(run)] == [[], [], []]
+
+
+def test_a_node_that_fails_again_is_not_asked_for_a_while(method: str, deploy: Deploy) -> None:
+    """It may try once more; its failures do not count (budget 0), since the other node goes on."""
+    run, grid = deploy(method, crashes=ALWAYS, num_rounds=5, failure_budget=0.0, exclusion_rounds=1)
+    assert [number for number, node, _ in grid.asked if node == GONE] == [1, 1, 2, 2, 5, 5]
+    assert [row["failed"] for row in rows(run)] == [ITS_CLIENTS, ITS_CLIENTS, [], [], ITS_CLIENTS]
+    assert [row["away"] for row in rows(run)] == [[], [], ITS_CLIENTS, ITS_CLIENTS, []]
 
 
 def test_a_late_node_joins(method: str, deploy: Deploy) -> None:

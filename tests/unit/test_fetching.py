@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
@@ -21,17 +21,8 @@ from flwr.superlink.grid import HttpGrid
 from hyperfl_flwr import fetching
 from hyperfl_flwr import grid as grid_module
 from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.fetching import RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
+from hyperfl_flwr.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.grid import exchange
-
-
-@dataclass
-class Part:
-    """What PullObject returns."""
-
-    object_content: bytes
-    object_found: bool = True
-    object_available: bool = True
 
 
 @dataclass
@@ -42,6 +33,7 @@ class FakeSuperLink:
     tree: ObjectTree | None = None
     contents: dict[str, bytes] = field(default_factory=dict)
     before: Callable[[], None] = lambda: None
+    answers: str = "m"
     asked: list[str] = field(default_factory=list)
     confirmed: int = 0
 
@@ -54,11 +46,15 @@ class FakeSuperLink:
     def PullMessages(self, request: Any) -> PullAppMessagesResponse:  # noqa: N802
         self.before()
         proto = message_to_proto(remove_content_from_message(self.reply))
+        proto.metadata.reply_to_message_id = self.answers
+        proto.metadata.src_node_id = 7
         return PullAppMessagesResponse(messages_list=[proto], message_object_trees=[self.tree])
 
-    def PullObject(self, request: Any) -> Part:  # noqa: N802
+    def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802
         self.asked.append(request.object_id)
-        return Part(self.contents[request.object_id])
+        content = self.contents.get(request.object_id)
+        available = content is not None
+        return PullObjectResponse(object_found=True, object_available=available, object_content=content or b"")
 
     def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802
         self.confirmed += 1
@@ -140,10 +136,59 @@ def test_a_reply_that_is_too_large_is_given_up_on_the_way() -> None:
     assert sum(len(superlink.contents[name]) for name in superlink.asked) < limit + 3 * 9_000_000
 
 
-def test_parts_that_arrive_too_late_are_given_up() -> None:
+def test_parts_that_are_missing_at_the_end_are_given_up() -> None:
     superlink = FakeSuperLink(message(HONEST))
-    with pytest.raises(RefusedReplyError, match="did not arrive within round-timeout"):
+    del superlink.contents[max(superlink.contents)]
+    with pytest.raises(LateReplyError, match="did not arrive in time"):
         fetch(deployed(superlink), "m", ReplyLimits(), time.monotonic() - 1.0)
+
+
+def test_a_reply_that_has_arrived_is_fetched_after_the_end() -> None:
+    """The replies are fetched one after the other: the time that the first one takes is not the others' fault."""
+    superlink = FakeSuperLink(message(HONEST))
+    assert len(fetch(deployed(superlink), "m", ReplyLimits(), time.monotonic() - 1.0)) == 1
+
+
+def test_a_message_that_answers_nothing_is_dropped() -> None:
+    """The SuperLink hands its server app whatever a node addresses to it, whichever reply was asked for."""
+    for answered in ("", "another"):
+        superlink = FakeSuperLink(message(HONEST), answers=answered)
+        assert fetch(deployed(superlink), "m", ReplyLimits(), LATER) == []
+        assert superlink.asked == []
+
+
+def test_where_a_reply_is_from_is_the_superlinks_word() -> None:
+    reply = message(HONEST)
+    reply.metadata.__dict__["_reply_to_message_id"], reply.metadata.__dict__["_src_node_id"] = "another", 8
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    (got,) = fetch(deployed(FakeSuperLink(reply)), "m", ReplyLimits(), LATER)
+    assert (got.metadata.reply_to_message_id, got.metadata.src_node_id) == ("m", 7)
+
+
+def test_an_array_that_repeats_a_part_is_counted_as_often() -> None:
+    superlink = FakeSuperLink(message(RecordDict({"arrays": arrays_of({"model/a": 250_000})})))
+    (name,) = [name for name, content in superlink.contents.items() if content.startswith(b"Array ")]
+    superlink.contents[name] = superlink.contents[name].replace(
+        b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b", ".join([b"0"] * 100) + b"]"
+    )
+    with pytest.raises(RefusedReplyError, match="its arrays are larger than 16 MB"):
+        fetch(deployed(superlink), "m", ReplyLimits(), LATER)
+    assert superlink.confirmed == 0
+
+
+def test_large_records_of_numbers_are_refused() -> None:
+    """In memory they take many times what they take on the way."""
+    superlink = FakeSuperLink(message(RecordDict({"numbers": ConfigRecord({"n": [1] * 5_000_000})})))
+    with pytest.raises(RefusedReplyError, match="larger than"):
+        fetch(deployed(superlink), "m", ReplyLimits(), LATER)
+
+
+def test_many_names_of_one_array_are_refused() -> None:
+    (array,) = arrays_of({"a": 1}).values()
+    record = ArrayRecord({f"model/{number}": array for number in range(600)})
+    for content in (RecordDict({"arrays": record}), RecordDict({str(number): SENT["config"] for number in range(30)})):
+        with pytest.raises(RefusedReplyError, match=r"its reply names \d+ arrays in \d+ records"):
+            fetch(deployed(FakeSuperLink(message(content))), "m", ReplyLimits(), LATER)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 10, b"RecordDict 1\0\xff", b"Message 4\0abcd"])
@@ -226,11 +271,12 @@ def test_a_reply_that_a_server_error_lost_is_asked_for_once_more() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_two_server_errors_in_a_row_refuse_the_reply_but_do_not_call_it_harmful() -> None:
+def test_a_node_whose_reply_two_server_errors_lost_is_away() -> None:
+    """It need not be to blame: another node's message may have kept the SuperLink busy."""
     deployment = Deployment([status_error(500), status_error(500)])
     deployment._client = FakeSuperLink(message(HONEST))  # type: ignore[assignment]
     (answer,) = exchange(deployment, [message(SENT)], timeout=60.0)
-    assert (answer.content, answer.refused, answer.is_harmful) == (None, True, False)
+    assert (answer.content, answer.away, answer.refused) == (None, True, False)
     assert deployment.pushed == 2
 
 

@@ -50,7 +50,7 @@ def test_the_message_of_a_dead_process_is_sent_once_more(code: int, death: Calla
     grid = ScriptedGrid({A: [says(named(1))], B: [death(code), second], C: [says(named(3))]})
     messages = ask(A, B, C)
     answers = list(exchange(grid, messages, 10.0))
-    assert grid.asked == [A, B, C, B]
+    assert grid.asked == [A, B, B, C]  # each runs when its reply is fetched
     assert contents == [B]
     assert [(answer.node, number_in(answer.content)) for answer in answers] == [(A, 1), (B, 2), (C, 3)]
     assert not any(answer.problem or answer.died for answer in answers)
@@ -89,8 +89,9 @@ def test_a_process_that_dies_twice_is_a_failure_in_a_deployment(code: int) -> No
     """The node itself is there, and the others' replies are handed on."""
     grid = ScriptedGrid({A: [fails(code)], B: [says(named(2))]})
     first, second = exchange(grid, ask(A, B), 10.0)
-    assert grid.asked == [A, B, A]
+    assert grid.asked == [A, A, B]
     assert (first.content, first.problem, first.died, first.away) == (None, "out of memory", True, False)
+    assert (first.refused, first.has_failed, first.is_harmful) == (True, True, False)
     assert number_in(second.content) == 2
 
 

@@ -190,8 +190,8 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
         (says(introduction(1, 3, 6, classes=["cat"])), "its classes is ['cat'], that of the others is ['dog']"),
         (says(introduction(3, 3, 6)), "node 3 is refused: its partition-id 3 is not below num-partitions"),
         (says(introduction(0, 3, 6)), "node 0 is refused: its partition-id 0 is that of another node"),
-        (says(introduction(1, 3, 6, clients=[1, 2])), "it claims client 2, which node 2 hosts"),
-        (says(introduction(1, 3, 6, clients=[1, 9])), "it claims the clients [9], of 6"),
+        (says(introduction(1, 3, 6, clients=[1, 2])), "it claims the clients [1, 2]; node 1 of 3 hosts [1, 4]"),
+        (says(introduction(1, 3, 6, clients=[1, 9])), "it claims the clients [1, 9]; node 1 of 3 hosts [1, 4]"),
     ],
 )
 def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
