@@ -80,7 +80,7 @@ def test_make_run(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for method in ("hyperfl", "fedavg", "local"):
-        (row,) = [line for line in done.stdout.splitlines() if f" {method} " in line]
+        (row,) = [line for line in done.stdout.splitlines() if line.lstrip("│|").split()[:1] == [method]]
         assert f" {METHODS[method].learning_rate:g} " in row
         for number in ("test_accuracy", "test_accuracy_aggregate", "test_accuracy_worst"):
             shares = [
