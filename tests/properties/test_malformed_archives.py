@@ -59,7 +59,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(path: Path) -> NDArray[Any] | None:
     """Read a file as a data set and as samples, of which the images are returned; None if that ends as it must."""
     images, problem = None, ""
-    for read in (lambda: read_npz("npz:own", path, learning_rate=0.1).train.images, lambda: read_samples(path)[0]):
+    for read in (lambda: read_npz("npz:own", path).train.images, lambda: read_samples(path)[0]):
         try:
             images = read()
         except DataError as error:

@@ -174,7 +174,10 @@ def listening(pids: list[int]) -> list[str]:
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
     accepting = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
-    held = {str(file.readlink()) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()}
+    held = set()
+    for file in (file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # it was closed in between
+            held.add(str(file.readlink()))
     return [address for name, address in accepting.items() if name in held]
 
 
