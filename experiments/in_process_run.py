@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from experiments import processes
 from experiments.bundle import worker_environment
@@ -38,6 +38,7 @@ class InProcessRun:
         self._num_nodes = num_nodes
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
+        self._printed: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="hyperfl-"))
@@ -52,6 +53,7 @@ class InProcessRun:
             log=self._log,
             remove=[self._folder],
         )
+        self._printed = self._log.open("rb")  # open, since the supervisor removes the folder when the run has ended
         return self
 
     def __exit__(
@@ -60,6 +62,8 @@ class InProcessRun:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
+        if self._printed is not None:
+            self._printed.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def status(self, run_id: int) -> RunStatus:
@@ -79,9 +83,10 @@ class InProcessRun:
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
         """Return what the run printed after `position`, and the position to go on from, in bytes."""
-        with self._log.open("rb") as file:
-            file.seek(position)
-            printed = file.read()
+        if self._printed is None:
+            return "", position
+        self._printed.seek(position)
+        printed = self._printed.read()
         return plain_text(printed.decode(errors="replace")), position + len(printed)
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
