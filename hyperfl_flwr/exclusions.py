@@ -48,8 +48,8 @@ class Exclusions:
         self._last: dict[int, Exclusion] = {}
 
     def __iter__(self) -> Iterator[Exclusion]:
-        """Yield the last exclusion of each node that had one."""
-        yield from self._last.values()
+        """Yield the last exclusion of each node that had one; a first failure is none."""
+        yield from (each for each in self._last.values() if each.covers(each.round))
 
     def add(
         self,
@@ -78,7 +78,7 @@ class Exclusions:
             return None
         times = self._last[node].times + 1 if node in self._last else 1
         is_warning = is_failure and times == 1
-        until = None if for_good else server_round + (0 if is_warning else self._rounds * 2 ** (times - 1))
+        until = None if for_good else server_round + (-1 if is_warning else self._rounds * 2 ** (times - 1))
         self._last[node] = Exclusion(node=number, round=server_round, until=until, times=times, reason=reason)
         return None if is_warning else self._last[node]
 

@@ -176,7 +176,8 @@ class _CheckingClient:
         self._client = client
         self._limits = limits
         self._end = end
-        self._contents: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
+        self._records: dict[str, bytes] = {}  # all but the bytes of arrays, of which Flower holds the only copy
         self._num_bytes = self._record_bytes = 0
         self._asked: tuple[str, int] = ("", 0)
 
@@ -201,16 +202,19 @@ class _CheckingClient:
         response = self._client.PullObject(request)
         if time.monotonic() > self._end and not response.object_available:
             raise LateReplyError("parts of its reply did not arrive in time")
-        content = self._contents[request.object_id] = response.object_content
+        content = response.object_content
+        self._sizes[request.object_id] = len(content)
         self._num_bytes += len(content)
-        self._record_bytes += 0 if content.startswith(b"ArrayChunk ") else len(content)
+        if not content.startswith(b"ArrayChunk "):
+            self._records[request.object_id] = content
+            self._record_bytes += len(content)
         if self._num_bytes > self._limits.num_bytes or self._record_bytes > RECORD_BYTES:
             raise RefusedReplyError(f"its reply is larger than {self._limits.num_bytes / 1e6:.0f} MB")
         return response
 
     def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: ANN401, N802 - Flower's name
         """Check the size of the arrays, which may repeat a part, before Flower puts them together."""
-        arrays = (content for content in self._contents.values() if content.startswith(b"Array "))
+        arrays = (content for content in self._records.values() if content.startswith(b"Array "))
         if sum(map(self._array_bytes, arrays)) > self._limits.num_bytes:
             raise RefusedReplyError(f"its arrays are larger than {self._limits.num_bytes / 1e6:.0f} MB")
         return self._client.ConfirmMessageReceived(request)
@@ -218,7 +222,7 @@ class _CheckingClient:
     def _array_bytes(self, content: bytes) -> int:
         parts = get_object_children_ids_from_object_content(content)
         numbers = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-        return sum(len(self._contents[parts[number]]) for number in numbers)
+        return sum(self._sizes[parts[number]] for number in numbers)
 
     def correct(self, reply: Message) -> None:
         """Put the SuperLink's word for what a reply answers and where it is from in the place of the node's."""

@@ -198,6 +198,15 @@ def test_a_node_that_fails_again_is_not_asked_for_a_while(method: str, deploy: D
     assert [row["away"] for row in rows(run)] == [[], [], ITS_CLIENTS, ITS_CLIENTS, []]
 
 
+def test_a_node_that_fails_once_is_asked_again_at_once(method: str, deploy: Deploy) -> None:
+    """In the evaluation that follows the last round, too; it does not count as excluded."""
+    run, _ = deploy(method, crashes=[2], num_rounds=2)
+    evaluated = [row for row in read_metrics(run) if row["kind"] == "aggregate"][-1]
+    assert (evaluated["round"], evaluated["clients"]) == (2, NUM_CLIENTS)
+    assert read_manifest(run)["excluded"] == []
+    assert "node 1 is away" not in (run / "server.log").read_text()
+
+
 def test_a_late_node_joins(method: str, deploy: Deploy) -> None:
     """The handshake and the first two rounds are without it; it starts from the initial version."""
     run, grid = deploy(method, absent={1, 2}, min_nodes=1, node_timeout=0.001)
