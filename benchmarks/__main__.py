@@ -8,9 +8,10 @@ from pathlib import Path
 from benchmarks.measure import measure_clients, measure_federations, measure_transport
 from benchmarks.report import Results, render
 from benchmarks.workload import Workload
-from experiments.bundle import commit
-from hyperfl_flwr import ROOT, manifest
-from hyperfl_flwr.versions import versions
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.core.versions import versions
+from hyperfl_flwr.launch.app_bundle import commit
+from hyperfl_flwr.runs import manifest
 
 SMALL, LARGE = (1, 28, 28), (3, 32, 32)
 """Image shapes of HyperFL's experiments."""

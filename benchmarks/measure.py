@@ -16,12 +16,12 @@ from typing import Any, Self
 from benchmarks.memory import cpu_seconds, private_memory
 from benchmarks.transport import Step
 from benchmarks.workload import NUM_NODES, Workload, write_dataset
-from experiments.flower import training_environment
-from experiments.following import Observer
-from experiments.planning import plan
-from experiments.processes import descendants, process_table
-from experiments.run import launch
-from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.launch.flower_env import training_environment
+from hyperfl_flwr.launch.follow import Observer
+from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.launch.processes import descendants, process_table
+from hyperfl_flwr.launch.simulation import launch
+from hyperfl_flwr.runs.run_directory import read_metrics
 
 SLOW_ROUNDS = 4
 """Most federated rounds of a plain loop; one of HyperFL's takes two minutes."""

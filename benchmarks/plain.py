@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from hyperfl_flwr.data.client_data import ClientData
+from hyperfl_flwr.data.federated_data import ClientData
 
 State = dict[str, Tensor]
 EMBEDDING_DIM, HIDDEN_WIDTH = 64, 128

@@ -13,11 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from benchmarks.workload import Workload, initial_arrays, strategy
-from hyperfl_flwr import reproducible_sum
-from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.grid import exchange
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import ARRAYS, CLIENTS, WEIGHTS, ClientResult, Report, Request, weights_record
+from hyperfl_flwr.protocol import reproducible_sum
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, WEIGHTS, ClientResult, Report, Request, weights_record
+from hyperfl_flwr.server.exchange import exchange
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 NODES = (2, 10)
 REPETITIONS = 5

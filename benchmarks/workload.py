@@ -13,23 +13,23 @@ from flwr.app import Message, MessageType
 from torch import Tensor
 
 from benchmarks.plain import PLAIN, PlainSettings, State, plain_round
-from clients.setting import ClientSetting
-from hyperfl_flwr.agreement import Federation
-from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.cohort import clients_of_node
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import ClientData, load_federated_data
-from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
-from hyperfl_flwr.introduction import Node
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_metrics
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.rng import numpy_generator
-from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.server_app import run
-from hyperfl_flwr.state import PrivateState
-from strategies.base import BaseStrategy, Setting
+from clients.engine.context import ClientSetting
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.server import run
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
+from hyperfl_flwr.node.cohort import clients_of_node
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.runs.run_directory import read_metrics
+from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.handshake import Node
+from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
+from strategies.engine.base import BaseStrategy, Setting
 
 LEARNING_RATES = {28: 0.01, 32: 0.02}
 """HyperFL's, by image side."""

@@ -6,9 +6,9 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from clients.base import BaseClient
-from hyperfl_flwr.messages import Reduction
-from hyperfl_flwr.training.sgd import ParameterSet, Predict, train_epochs
+from clients.engine.base import BaseClient
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.training.local_sgd import ParameterSet, Predict, train_epochs
 
 
 class FedAvgClient(BaseClient):

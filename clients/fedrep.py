@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from clients.split import SplitClient
-from hyperfl_flwr.messages import Reduction
+from clients.engine.split import SplitClient
+from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 
 

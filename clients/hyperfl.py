@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import BaseClient
-from clients.setting import ClientSetting
-from hyperfl_flwr.messages import Reduction
+from clients.engine.base import BaseClient
+from clients.engine.context import ClientSetting
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import number
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
-from hyperfl_flwr.models.initial import ordinary_parameters
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.scalars import number
+from hyperfl_flwr.models.initialisation import ordinary_parameters
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.training.finetune_private import join_hyperfl
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
-from hyperfl_flwr.training.joining import join_hyperfl
-from hyperfl_flwr.training.sgd import Predict
+from hyperfl_flwr.training.local_sgd import Predict
 
 
 class Embedding(nn.Module):

@@ -10,10 +10,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from clients.engine.split import SplitClient
 from clients.hyperfl import hyperfl_rates
-from clients.split import SplitClient
-from hyperfl_flwr.messages import Reduction
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
+from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.fedrep import train_fedrep
 from hyperfl_flwr.training.hyperfl import as_fedrep
 

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from clients.novel import is_novel, unlabelled
+from clients.novel.answers import is_novel, unlabelled
 from clients.pfedhn import PFedHNClient
-from hyperfl_flwr.arrays import SharedArrays
-from hyperfl_flwr.messages import Reduction, group_of
+from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.privacy.descriptor import private_descriptor
-from hyperfl_flwr.queries import DESCRIPTOR, Question
-from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.privacy.private_mean import private_descriptor
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.messages import Reduction, group_of
+from hyperfl_flwr.protocol.queries import DESCRIPTOR, Question
 from hyperfl_flwr.training.encoder import train_encoder
 
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from clients.fedavg import FedAvgClient
-from hyperfl_flwr.messages import Reduction
-from hyperfl_flwr.models.initial import initial_state
-from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.protocol.messages import Reduction
 
 
 class LocalClient(FedAvgClient):

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.engine.split import SplitClient
 from clients.fedavg import FedAvgClient
-from clients.split import SplitClient
-from hyperfl_flwr.messages import Reduction
-from hyperfl_flwr.training.sgd import Epochs, ParameterSet, train_epochs
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 
 
 class PFedHNClient(FedAvgClient):

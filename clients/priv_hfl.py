@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from clients.base import BaseClient
-from clients.setting import ClientSetting
-from hyperfl_flwr.arrays import SharedArrays
-from hyperfl_flwr.messages import Reduction
-from hyperfl_flwr.models.initial import initial_state
-from hyperfl_flwr.privacy.mixing import mixing_of
-from hyperfl_flwr.rng import numpy_generator, torch_generator
-from hyperfl_flwr.state import INITIAL
+from clients.engine.base import BaseClient
+from clients.engine.context import ClientSetting
+from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.privacy.secret_rotation import mixing_of
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.distillation import PseudoData, new_generator
-from hyperfl_flwr.training.dual import MeanClient
+from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
-from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, train_epochs
 
 
 class Vector(nn.Module):

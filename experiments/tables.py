@@ -7,8 +7,8 @@ import math
 import re
 from pathlib import Path
 
-from experiments.collecting import FAILED, Collected, Entry, unit_of
-from experiments.studies import Study
+from experiments.collect import FAILED, Collected, Entry, unit_of
+from experiments.study import Study
 
 NOTHING = "–"
 

@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from hyperfl_flwr.arrays import SharedArrays
-from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from strategies.base import BaseStrategy
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from strategies.engine.base import BaseStrategy
 
 
 class FedAvg(BaseStrategy):

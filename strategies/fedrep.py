@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from strategies.base import BaseStrategy
+from strategies.engine.base import BaseStrategy
 
 
 class FedRep(BaseStrategy):

@@ -10,13 +10,13 @@ import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from torch import Tensor
 
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.grid import Exchange
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.scalars import Scalar, number
-from strategies.base import BaseStrategy, Setting
+from hyperfl_flwr.server.exchange import Exchange
+from strategies.engine.base import BaseStrategy, Setting
 
 
 def initial_state(setting: Setting) -> tuple[Hypernetwork, dict[str, Tensor], Tensor]:

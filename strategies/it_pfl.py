@@ -16,18 +16,18 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.grid import Exchange
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.models.initial import rectifier_parameters
+from hyperfl_flwr.models.initialisation import rectifier_parameters
 from hyperfl_flwr.models.server_hypernetwork import ServerRates
-from hyperfl_flwr.queries import DESCRIPTOR, Question
-from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.queries import DESCRIPTOR, Question
+from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.training.server_adam import ServerAdam
-from strategies.asking import Answers, ask, descriptors_of
-from strategies.base import Setting
+from strategies.engine.base import Setting
+from strategies.engine.query_clients import Answers, ask, descriptors_of
 from strategies.pfedhn import PFedHN
 
 KEPT = "federation/"

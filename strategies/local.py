@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from strategies.base import BaseStrategy
+from strategies.engine.base import BaseStrategy
 
 
 class Local(BaseStrategy):

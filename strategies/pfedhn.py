@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.arrays import SharedArrays
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.messages import group_of
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.targets import Target, build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.scalars import Scalar, number
-from strategies.base import BaseStrategy, Setting
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.messages import group_of
+from strategies.engine.base import BaseStrategy, Setting
 
 
 class PFedHN(BaseStrategy):

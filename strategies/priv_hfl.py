@@ -18,20 +18,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.grid import Exchange
-from hyperfl_flwr.messages import group_of
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import write_arrays
 from hyperfl_flwr.models.generator import kept_generator_path
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.storage import write_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.training.distillation import new_generator
-from hyperfl_flwr.training.dual import ChainServer, MeanServer
+from hyperfl_flwr.training.dual_averaging import ChainServer, MeanServer
 from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, stability_warnings
-from strategies.base import BaseStrategy, Setting
+from strategies.engine.base import BaseStrategy, Setting
 
 CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
 

@@ -13,11 +13,11 @@ from federations import Call, Federate, MakeGrid, Settings, plain_grid, small_se
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-import hyperfl_flwr.server_app
+import hyperfl_flwr.app.server
 from hyperfl_flwr.__main__ import main
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.setting_types import Scalar
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background; what tests start would ignore it, too
@@ -93,9 +93,9 @@ def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
         settings = make_settings(method, **changes)
         with monkeypatch.context() as patch:
             if not plots:
-                patch.setattr(hyperfl_flwr.server_app, "plot_run", lambda _: None)
+                patch.setattr(hyperfl_flwr.app.server, "plot_run", lambda _: None)
             config = RunConfig.from_flat(settings, methods=METHODS)
-            return hyperfl_flwr.server_app.run(grid(num_nodes, settings), config)
+            return hyperfl_flwr.app.server.run(grid(num_nodes, settings), config)
 
     return run
 

@@ -14,19 +14,19 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import Grid
 
-import hyperfl_flwr.server_app
-from hyperfl_flwr.agreement import handshake
-from hyperfl_flwr.checkpoint import Checkpoints, Progress
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import CONFIG, Request, record_of
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_metrics
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.storage import read_arrays
-from strategies.base import Setting
+import hyperfl_flwr.app.server
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.protocol.messages import CONFIG, Request, record_of
+from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
+from hyperfl_flwr.runs.run_directory import read_metrics
+from hyperfl_flwr.server.federation import handshake
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+from strategies.engine.base import Setting
 
 Settings = dict[str, Scalar]
 MakeGrid = Callable[[int, Settings], Grid]
@@ -72,9 +72,9 @@ def plain_grid(num_nodes: int, settings: Settings) -> InProcessGrid:
 def trained(settings: Settings) -> Path:
     """Run a federation on one node to its end, without pictures and waiting for the disk; returns its folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hyperfl_flwr.server_app, "plot_run", lambda _: None)
+        patch.setattr(hyperfl_flwr.app.server, "plot_run", lambda _: None)
         patch.setattr(os, "fsync", lambda _: None)
-        return hyperfl_flwr.server_app.run(plain_grid(1, settings), RunConfig.from_flat(settings, methods=METHODS))
+        return hyperfl_flwr.app.server.run(plain_grid(1, settings), RunConfig.from_flat(settings, methods=METHODS))
 
 
 def round_of(message: Message) -> int:

@@ -40,11 +40,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.head_gradient import invert
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
 from hyperfl_flwr.attacks.readout import Readout, mean_gradients, named_extractor
-from hyperfl_flwr.attacks.reconstruction import AttackSettings, Reconstruction
-from hyperfl_flwr.rng import numpy_generator
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
 
 _ITERATIONS = 1000
 

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.ig import invert
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
 from hyperfl_flwr.attacks.readout import Readout, sgd_scalars
-from hyperfl_flwr.attacks.reconstruction import AttackSettings, Reconstruction
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.training.dual import DualRule, MeanClient
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.training.dual_averaging import DualRule, MeanClient
 
 _KEYS = {"mean": "changes/theta", "chain": "force/theta"}
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.models.encoder import Pooling
 
 

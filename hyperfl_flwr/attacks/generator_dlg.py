@@ -23,6 +23,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional
 
+from hyperfl_flwr.attacks.base import (
+    AttackSettings,
+    Batch,
+    IntArray,
+    Reconstruction,
+    pixel_range,
+    reconstruct,
+    stack,
+)
 from hyperfl_flwr.attacks.dual_difference import model_after
 from hyperfl_flwr.attacks.generator_labels import (
     GENERATOR,
@@ -33,18 +42,9 @@ from hyperfl_flwr.attacks.generator_labels import (
     networks,
     private_counts,
 )
-from hyperfl_flwr.attacks.inversion import Optimisation, Problems, Tensors
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
-from hyperfl_flwr.attacks.reconstruction import (
-    AttackSettings,
-    Batch,
-    IntArray,
-    Reconstruction,
-    pixel_range,
-    reconstruct,
-    stack,
-)
+from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, Tensors
 from hyperfl_flwr.models.generator import NOISE_DIM
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
 
 DEFAULTS = Optimisation(iterations=400, learning_rate=0.3, total_variation=0.0)
 """Tuned on two to eight pseudo-samples of a generator of width 64 for images of 28x28, with fresh parameters."""

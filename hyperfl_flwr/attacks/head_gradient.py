@@ -22,10 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Tensors
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
-from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, read_out
-from hyperfl_flwr.attacks.reconstruction import (
+from hyperfl_flwr.attacks.base import (
     AttackSettings,
     Batch,
     Client,
@@ -36,6 +33,9 @@ from hyperfl_flwr.attacks.reconstruction import (
     reconstruct,
     stack,
 )
+from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
+from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, read_out
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
 
 DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_variation=3e-3, polish=500)
 """Tuned on single images of Fashion-MNIST: at a rate of 0.1, as in the papers, the same search stops 10 dB lower.

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
+from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.readout import CLASSIFIER, Readout, read_out
-from hyperfl_flwr.attacks.reconstruction import AttackSettings, IntArray, Reconstruction
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
 
 
 def idlg(

@@ -18,10 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn import functional
 
-from hyperfl_flwr.attacks.inversion import IMAGES, Optimisation, Problems, Tensors
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
-from hyperfl_flwr.attacks.readout import mean_gradients
-from hyperfl_flwr.attacks.reconstruction import (
+from hyperfl_flwr.attacks.base import (
     AttackSettings,
     Batch,
     IntArray,
@@ -31,7 +28,10 @@ from hyperfl_flwr.attacks.reconstruction import (
     reconstruct,
     stack,
 )
+from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
+from hyperfl_flwr.attacks.readout import mean_gradients
 from hyperfl_flwr.models.targets import Target
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
 
 DEFAULTS = Optimisation(iterations=10_000, signed=True, total_variation=1e-6)
 """The paper's settings."""

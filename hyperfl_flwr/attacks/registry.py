@@ -13,8 +13,8 @@ from hyperfl_flwr.attacks import (
     ig,
     paper_ig,
 )
-from hyperfl_flwr.attacks.inversion import Optimisation
-from hyperfl_flwr.attacks.reconstruction import Run
+from hyperfl_flwr.attacks.base import Run
+from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import math
 
-from hyperfl_flwr.config import RunConfig
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
 
 GENERATED = ("pfedhn", "pfedhn-pc", "it-pfl")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hyperfl_flwr.checked_files import read_header
+from hyperfl_flwr.core.checked_files import read_header
 
 _FORMAT = 1
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")

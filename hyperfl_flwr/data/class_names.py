@@ -2,7 +2,7 @@
 
 import string
 
-from hyperfl_flwr.data.omniglot import CHARACTERS
+from hyperfl_flwr.data.sources.omniglot import CHARACTERS
 
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
 
 CORRUPTIONS: dict[str, tuple[float, float]] = {
     "blur": (0.1, 2.0),

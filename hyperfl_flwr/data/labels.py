@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperfl_flwr.data.npz import read_labels
-from hyperfl_flwr.data.splits import IntArray
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.dataset import IntArray
+from hyperfl_flwr.data.sources.npz import read_labels
 from hyperfl_flwr.data.unlabelled import Unlabelled
-from hyperfl_flwr.errors import DataError
 
 
 def labels_of(path: Path, found: Unlabelled, classes: Sequence[str]) -> tuple[IntArray | None, str]:

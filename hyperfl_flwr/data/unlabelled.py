@@ -2,7 +2,7 @@
 
 A folder is searched with all folders below it; their names are not read as labels. Images must have the size and the
 channels of those that the models were trained on: nothing is resized or converted unless asked for. Of an `.npz` file
-the keys `images` or `features` are read as `hyperfl_flwr.data.npz` has them, and no others.
+the keys `images` or `features` are read as `hyperfl_flwr.data.sources.npz` has them, and no others.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import fingerprint
-from hyperfl_flwr.data.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
-from hyperfl_flwr.data.npz import read_samples
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
+from hyperfl_flwr.data.sources.npz import read_samples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
 
 Images = NDArray[np.float32]
 Values = NDArray[np.float64]

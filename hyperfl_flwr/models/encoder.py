@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hyperfl_flwr.models.dropout import without_dropout
+from hyperfl_flwr.models.layers.dropout import without_dropout
 from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
 
 Pooling = Literal["mean-max", "mean"]

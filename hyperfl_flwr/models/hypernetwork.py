@@ -21,8 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.models.initial import Drawn, fan_in, ordinary_parameters, weighted_layers
-from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import Drawn, fan_in, ordinary_parameters, weighted_layers
 
 Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
 """`hyperfan-bias`: the head bias c carries the target's ordinary initialisation and H adds a tenth of its standard

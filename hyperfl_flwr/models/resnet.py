@@ -6,7 +6,7 @@ is usual for images of 32x32 pixels: a 3x3 convolution without stride, and no ma
 
 from torch import nn
 
-from hyperfl_flwr.models.batchnorm import BatchNorm2d
+from hyperfl_flwr.models.layers.batchnorm import BatchNorm2d
 
 RESNET_SMALLEST = 8
 """Smallest image side: three strides of 2 leave one pixel of it."""

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
-from hyperfl_flwr.models.initial import ordinary_parameters
-from hyperfl_flwr.optimisers import SGD
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 
 Combine = Literal["sum", "mean"]
 """How the products of the clients of one round become one step: the original has one client per step."""

@@ -10,14 +10,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.models import own_source
-from hyperfl_flwr.models.dropout import Dropout
-from hyperfl_flwr.models.own import OwnTarget
-from hyperfl_flwr.models.own_source import is_factory
-from hyperfl_flwr.models.recipe import TargetRecipe
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.models.custom import source as custom_source
+from hyperfl_flwr.models.custom.network import OwnTarget
+from hyperfl_flwr.models.custom.source import is_factory
+from hyperfl_flwr.models.layers.dropout import Dropout
+from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.targets import ChannelsLast, Target
-from hyperfl_flwr.storage import write_atomically
 
 STEM = "model"
 
@@ -133,9 +133,9 @@ def write_model(
     write_atomically(document, (json.dumps(told, indent=2) + "\n").encode(), mode=0o600)
     if text:
         write_atomically(code, text.encode(), mode=0o600)
-    source = own_source.source_of(recipe.target) if is_factory(recipe.target) else None
-    if source is not None and not own_source.is_installed(source):
-        own_source.copy(source, folder / source_folder(stem))
+    source = custom_source.source_of(recipe.target) if is_factory(recipe.target) else None
+    if source is not None and not custom_source.is_installed(source):
+        custom_source.copy(source, folder / source_folder(stem))
     return [parameters, document, *([code] if text else [])]
 
 
@@ -152,7 +152,7 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         facts = {name: json.loads(told[name]) for name in NAMES}
         if is_factory(str(facts["target"])):
-            own_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
+            custom_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
         recipe = TargetRecipe.of(facts)
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; name a file that `hyperfl export` has written") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.models.dropout import Dropout
+from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet18_extractor
 
 NUM_FEATURES = 128
@@ -253,7 +253,7 @@ def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> T
     """Build a target network on the meta device.
 
     Args:
-        name: One of `TARGETS`, or `package.module:factory` of an own one, see `hyperfl_flwr.models.own`.
+        name: One of `TARGETS`, or `package.module:factory` of an own one, see `hyperfl_flwr.models.custom.network`.
         input_shape: (channels, height, width), or (D,) of feature vectors.
         num_classes: K.
 
@@ -262,7 +262,7 @@ def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> T
         ConfigError: If it is an own one, and something is wrong with that.
     """
     if ":" in name:
-        from hyperfl_flwr.models.own import build_own  # only now, since it makes targets of this module
+        from hyperfl_flwr.models.custom.network import build_own  # only now, since it makes targets of this module
 
         return build_own(name, input_shape, num_classes)
     if name not in TARGETS:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.models.batchnorm import statistics_kept
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator
+from hyperfl_flwr.models.layers.batchnorm import statistics_kept
 
 
 def label_probabilities(counts: Tensor, balance: float) -> Tensor:

@@ -12,9 +12,9 @@ is s (1 - p) / 8 per round. Curvature damps by alpha K h / 2 per training and wi
 
 import math
 
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.scalars import number
-from hyperfl_flwr.training.dual import KAPPA, DualRule, Realisation
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.setting_types import number
+from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule, Realisation
 
 LARGEST_EIGENVALUE: dict[Realisation, float] = {"mean": 1.0, "chain": 4.0}
 """l_max of C^T C; a chain's comes close to 4 with many clients."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.encoder import Encoder
-from hyperfl_flwr.optimisers import SGD
-from hyperfl_flwr.training.sgd import Epochs, TrainingData, run_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, TrainingData, run_epochs
 
 
 def train_encoder(

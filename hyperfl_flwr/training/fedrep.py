@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.training.sgd import Epochs, ParameterSet, TrainingData, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, train_epochs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
-from hyperfl_flwr.optimisers import SGD
-from hyperfl_flwr.training.factored import FactoredHeads
+from hyperfl_flwr.training.factored_sgd import FactoredHeads
 from hyperfl_flwr.training.fedrep import FedRepRates
-from hyperfl_flwr.training.sgd import Epochs, ParameterSet, Predict, TrainingData, run_epochs, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, TrainingData, run_epochs, train_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def _step2_plain(
 def _step2_factored(
     model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
 ) -> float:
-    """Train (varphi, v) without forming the gradients of the heads, see `hyperfl_flwr.training.factored`.
+    """Train (varphi, v) without forming the gradients of the heads, see `hyperfl_flwr.training.factored_sgd`.
 
     The chain rule is cut at theta and at z: g = dL/dtheta by autograd through the target network, dL/dz = H g by the
     heads, and the gradients of the first layer and of v by autograd again.

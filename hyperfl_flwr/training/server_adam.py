@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hyperfl_flwr.optimisers import Adam
+from hyperfl_flwr.core.optimisers import Adam
 
 BETAS = (0.9, 0.99)
 """Decay of the averages of gradients and of their squares; the paper's."""

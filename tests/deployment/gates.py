@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from programs import LocalDeployment, eventually, local_deployment
 
-from experiments.deploy_probe import probe
+from hyperfl_flwr.deploy.probe import probe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "deployment.md"

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.deploy_files import init
-from experiments.deploy_layout import Deployment
-from experiments.deploy_register import register
-from experiments.deployed import DeployedSuperLink
-from experiments.flower import training_environment
-from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.recording import read_metrics
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.provision import init
+from hyperfl_flwr.deploy.register import register
+from hyperfl_flwr.deploy.superlink import DeployedSuperLink
+from hyperfl_flwr.launch.flower_env import training_environment
+from hyperfl_flwr.runs.run_directory import read_metrics
 
 PATIENCE = 400.0
 """Seconds within which whatever is waited for happens, on a machine that does much else."""

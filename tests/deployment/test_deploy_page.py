@@ -20,14 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.deploy_keys import write_node_key
-from experiments.deploy_layout import Deployment
-from experiments.deploy_nodes import registered_nodes
-from experiments.deploy_probe import probe
-from experiments.deploy_start import wait_for_admission
-from experiments.flower import flower_command
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.deploy.admission import wait_for_admission
+from hyperfl_flwr.deploy.keys import write_node_key
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.probe import probe
+from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.launch.flower_env import flower_command
+from hyperfl_flwr.runs.run_directory import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -15,15 +15,15 @@ import pytest
 from PIL import Image
 from programs import PATIENCE, SMALL, LocalDeployment, Program, local_deployment, rows_of, sets
 
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.server_app import run
-from hyperfl_flwr.storage import read_arrays
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.server import run
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -9,8 +9,8 @@ import torch
 from federations import small_settings, trained
 from programs import eventually, finished, local_deployment
 
-from clients.on_demand import NovelOwner
-from experiments.personalize import personalize
+from clients.novel.on_demand import NovelOwner
+from hyperfl_flwr.results.personalize import personalize
 
 pytestmark = pytest.mark.slow
 

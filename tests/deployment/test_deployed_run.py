@@ -26,15 +26,15 @@ from programs import (
 from resident import assert_small
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments.bundle import commit
-from experiments.event_files import FOLDER
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.server_app import run
-from hyperfl_flwr.storage import read_arrays
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.server import run
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.launch.app_bundle import commit
+from hyperfl_flwr.launch.tensorboard import FOLDER
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -15,9 +15,9 @@ import pytest
 from gates import INSIDE, OUTSIDE, ROOT, call, needs_nginx, running_gate
 from programs import HYPERFL, PATIENCE, LocalDeployment, finished
 
-from experiments.deploy_texts import CONNECTION, fill
-from experiments.flower import flower_command
-from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.deploy.templates import CONNECTION, fill
+from hyperfl_flwr.launch.flower_env import flower_command
+from hyperfl_flwr.runs.run_directory import read_metrics
 
 pytestmark = needs_nginx()
 

@@ -16,8 +16,8 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from gates import INSIDE, OUTSIDE, needs_nginx, running_gate
 from programs import LocalDeployment, eventually, finished
 
-from experiments.deploy_gate import sent_key
-from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.deploy.gate import sent_key
+from hyperfl_flwr.runs.run_directory import read_metrics
 
 ELSEWHERE = "127.0.0.3"
 """Another address than the nodes', which is 127.0.0.1."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from programs import HYPERFL, PATIENCE, SMALL, eventually, free_port, processes_of, rows_of, sets
 
-from experiments.flower import training_environment
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.flower_env import training_environment
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

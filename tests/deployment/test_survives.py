@@ -17,7 +17,7 @@ import pytest
 from programs import LocalDeployment, eventually, finished, local_deployment, rows_of, sets
 from small_disk import SmallDisk
 
-from hyperfl_flwr.ledger import LEDGER, Entry, read_ledger
+from hyperfl_flwr.node.ledger import LEDGER, Entry, read_ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

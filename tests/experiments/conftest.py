@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hyperfl_flwr.cli import cli
+from hyperfl_flwr.cli.main import cli
 
 
 @pytest.fixture(scope="session")

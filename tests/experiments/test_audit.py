@@ -8,18 +8,18 @@ import pytest
 from federations import SMALL, Federate, Settings
 from typer.testing import CliRunner
 
-from experiments.audit import Options, audit, chosen_attacks, make_target
-from experiments.audit_report import sentence, write_audit
-from experiments.leaks import leak_warnings
-from experiments.observed import record_round, recorded_round
-from hyperfl_flwr.attacks.observation import load_observation
 from hyperfl_flwr.attacks.readout import read_out
-from hyperfl_flwr.cli import cli
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks, make_target
+from hyperfl_flwr.audit.record_round import record_round, recorded_round
+from hyperfl_flwr.audit.report import sentence, write_audit
+from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.warnings import leak_warnings
 from hyperfl_flwr.models.hypernetwork import common_embedding
-from hyperfl_flwr.recording import read_metrics, settings_of
+from hyperfl_flwr.runs.observation import load_observation
+from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
 
 METHODS_WITH_UPLOADS = ["fedavg", "fedrep", "hyperfl", "hyperfl-frozen", "pfedhn", "pfedhn-pc", "it-pfl"]
 

@@ -12,20 +12,20 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from experiments.audit import Options, audit, chosen_attacks, make_target, passes
-from experiments.audit_cell import run_attack
-from experiments.followed import Followed, attacked_round, require_history
-from experiments.observed import Target, record_round, recorded_round
+from experiments.attack_cell import run_attack
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.attacks.base import build_structure
 from hyperfl_flwr.attacks.dual_difference import read_change
-from hyperfl_flwr.attacks.reconstruction import build_structure
 from hyperfl_flwr.attacks.registry import attacks_on
-from hyperfl_flwr.cli import cli
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.models.initial import ordinary_parameters
-from hyperfl_flwr.recording import settings_of
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks, make_target, passes
+from hyperfl_flwr.audit.history import Followed, attacked_round, require_history
+from hyperfl_flwr.audit.record_round import Target, record_round, recorded_round
+from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import ordinary_parameters
+from hyperfl_flwr.runs.run_directory import settings_of
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 ALL = {"audit.clients": "all", "audit.rounds": "all"}

@@ -9,17 +9,17 @@ import torch
 from federations import SMALL
 from torch.nn import functional
 
-from experiments.audit import Options, audit, make_target
-from experiments.audit_report import measure, sentence
-from experiments.observed import record_round, view
 from hyperfl_flwr.attacks.dual_difference import read_change
-from hyperfl_flwr.attacks.observation import load_observation, observation_path
-from hyperfl_flwr.config import default_settings
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.audit.audit import Options, audit, make_target
+from hyperfl_flwr.audit.record_round import record_round, view
+from hyperfl_flwr.audit.report import measure, sentence
+from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.runs.observation import load_observation, observation_path
 
 OPTIONS = Options(num_images=5, by_neighbours=True, iterations=3)
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.audit import Options, audit, chosen_attacks, make_target
-from experiments.audit_report import measure, sentence, write_audit
-from experiments.observed import record_round, view
-from hyperfl_flwr.config import default_settings
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks, make_target
+from hyperfl_flwr.audit.record_round import record_round, view
+from hyperfl_flwr.audit.report import measure, sentence, write_audit
+from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.errors import ConfigError
 
 OPTIONS = Options(num_images=6, samples=2, summed=True, iterations=3)
 

@@ -9,11 +9,11 @@ import torch
 from federations import Federate, files_below, small_settings, trained
 from typer.testing import CliRunner
 
-from experiments.descriptors import measure_descriptors
-from hyperfl_flwr.cli import cli
-from hyperfl_flwr.data.client_data import load_federated_data, normalised
-from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.personalize import open_run
+from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.audit.descriptors import measure_descriptors
+from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.data.federated_data import load_federated_data, normalised
 
 NOVEL = [5, 6, 7]
 CLASSES = 10

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from experiments import dual_convergence
-from experiments.dual_measures import CURVATURES, curves, rates
+from experiments.dual import convergence
+from experiments.dual.measures import CURVATURES, curves, rates
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_growth_rates_are_the_predicted_ones():
 def test_pictures_and_numbers_are_written(tmp_path, monkeypatch, capsys):
     """The numbers are JSON; no end is predicted above the limit, or none that is finite."""
     monkeypatch.setattr(sys, "argv", ["dual_convergence", "--output", str(tmp_path / "new"), "--rounds", "20"])
-    dual_convergence.main()
+    convergence.main()
     paths = capsys.readouterr().out.split()
     assert [path.rpartition("/")[2] for path in paths] == [
         "dual-convergence.png", "dual-convergence.json", "dual-rates.png", "dual-rates.json",

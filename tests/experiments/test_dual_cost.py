@@ -7,10 +7,10 @@ import pytest
 import torch
 from torchvision.models import resnet18
 
-from experiments.cells import Begun
-from experiments.collecting import Collected, Entry, showing
-from experiments.dual_cost import Cost, computed_cost
-from experiments.studies import load_study
+from experiments.collect import Collected, Entry, showing
+from experiments.dual.cost import Cost, computed_cost
+from experiments.runner import Begun
+from experiments.study import load_study
 from experiments.tables import comma_separated, latex, markdown
 from hyperfl_flwr.models.targets import build_target
 
@@ -64,7 +64,7 @@ def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
     collected = Collected(study=study, begun=begun, entries=entries, commits=["abc"], rounds=[2])
     page = markdown(collected)
     assert "server_state_bytes in bytes" in page
-    assert "after the slash the computed number (computed, experiments/dual_cost.py)" in page
+    assert "after the slash the computed number (computed, experiments/dual/cost.py)" in page
     assert "| PRIV-HFL, chain | 723,264 (1) / 723,264 | – / 3,435,504 |" in page
     assert "| PRIV-HFL as printed | cannot be run: not offered / 1,446,528 |" in page
     assert "723,264 (1) / 723,264" in latex(collected)

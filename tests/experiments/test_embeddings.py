@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from federations import last_checkpoint
 
-from experiments.cells import Begun, begin, run_cells
-from experiments.embeddings import groups_of, read_embeddings, separation
-from experiments.figures import draw
-from experiments.studies import load_study
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.storage import read_arrays
+from experiments.figures.curves import draw
+from experiments.figures.embeddings import groups_of, read_embeddings, separation
+from experiments.runner import Begun, begin, run_cells
+from experiments.study import load_study
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.storage import read_arrays
 
 BEGUN = Begun(study="figure-8", quick=True, changes={})
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from federations import Call, Federate, KilledError, KilledGrid, Settings, plain_grid, small_settings
 
-import hyperfl_flwr.server_app
-from experiments.event_files import FOLDER, EventFiles, write_event_files, written_along
-from experiments.following import Observer
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_metrics
+import hyperfl_flwr.app.server
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.launch.follow import Observer
+from hyperfl_flwr.launch.tensorboard import FOLDER, EventFiles, write_event_files, written_along
+from hyperfl_flwr.runs.run_directory import read_metrics
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError)
 
@@ -72,11 +72,11 @@ def test_a_resumed_run_has_each_step_once(make_settings: Callable[..., Settings]
     files = EventFiles(run)
     files.update()  # there is nothing yet
     with pytest.raises(KilledError):
-        hyperfl_flwr.server_app.run(KilledGrid(1, settings, in_round=4), RunConfig.from_flat(settings, methods=METHODS))
+        hyperfl_flwr.app.server.run(KilledGrid(1, settings, in_round=4), RunConfig.from_flat(settings, methods=METHODS))
     files.update()
     assert [step for step, _ in curves(run / FOLDER)["accuracy/own"]] == [1, 2, 3]
     again = settings | {"resume": str(run), "output": ""}
-    hyperfl_flwr.server_app.run(plain_grid(1, again), RunConfig.from_flat(again, methods=METHODS))
+    hyperfl_flwr.app.server.run(plain_grid(1, again), RunConfig.from_flat(again, methods=METHODS))
     files.finish()
     shown = curves(run / FOLDER)
     assert shown["accuracy/own"] == recorded(run, "train", "own_accuracy")

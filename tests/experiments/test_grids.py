@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.cells import Begun, begin, run_cells
-from experiments.collecting import collect
-from experiments.studies import load_study
+from experiments.collect import collect
+from experiments.runner import Begun, begin, run_cells
+from experiments.study import load_study
 from experiments.tables import latex, markdown
-from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.core.errors import RunFailedError
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3)
 

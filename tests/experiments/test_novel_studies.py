@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.cells import Begun, begin, differences
-from experiments.collecting import collect, showing
-from experiments.figures import draw
-from experiments.lines import read_lines, with_grid
-from experiments.novel import curves, divergence_points, fifths, nearest_divergence
-from experiments.studies import load_study
+from experiments.collect import collect, showing
+from experiments.figures.curves import draw
+from experiments.figures.novel import curves, divergence_points, fifths, nearest_divergence
+from experiments.runner import Begun, begin, differences
+from experiments.study import load_study
+from experiments.study_axes import read_lines, with_grid
 from experiments.tables import comma_separated, latex, markdown
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.novel_results import NovelRecord, flat_means
-from hyperfl_flwr.recording import RunDirectory
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.runs.novel_results import NovelRecord, flat_means
+from hyperfl_flwr.runs.run_directory import RunDirectory
 
 WAYS = {"fedavg": ("global",), "pfedhn": ("sampled", "ensemble", "nearest"), "it-pfl": ("descriptor",)}
 CORRUPTIONS = ("none", "blur", "contrast")

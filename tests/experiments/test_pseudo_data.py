@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from experiments.cells import read_begun
-from experiments.figures import draw
-from experiments.pseudo_data import PseudoStudy, gaussian_divergence
-from experiments.studies import load_study
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from experiments.figures.curves import draw
+from experiments.figures.pseudo_data import PseudoStudy, gaussian_divergence
+from experiments.runner import read_begun
+from experiments.study import load_study
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 
 NUM_POINTS = 200_000
 

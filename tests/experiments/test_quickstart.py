@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from federations import Federate, plain_grid
 
-from experiments.quickstart import METHODS, SEEDS, Spread, quickstart_settings
-from hyperfl_flwr import ROOT, server_app
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.methods import METHODS as RECOMMENDED
-from hyperfl_flwr.plots import plot_comparison
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.app import server as server_app
+from hyperfl_flwr.app.methods import METHODS as RECOMMENDED
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.launch.quickstart import METHODS, SEEDS, Spread, quickstart_settings
+from hyperfl_flwr.runs.plots import plot_comparison
 
 PAGE = ROOT / "docs" / "results.md"
 

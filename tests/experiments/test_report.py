@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from experiments.report import write_report
-from hyperfl_flwr.errors import RunDirectoryError
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.results.report import write_report
 
 
 class Page(html.parser.HTMLParser):

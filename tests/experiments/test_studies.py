@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.audit_cell import PREFIX
-from experiments.cells import Begun, begin, is_finished, run_cells, seeds_in
-from experiments.collecting import collect
-from experiments.figures import draw
-from experiments.studies import FOLDER, load_study, study_names
+from experiments.attack_cell import PREFIX
+from experiments.collect import collect
+from experiments.figures.curves import draw
+from experiments.runner import Begun, begin, is_finished, run_cells, seeds_in
+from experiments.study import FOLDER, load_study, study_names
 from experiments.tables import comma_separated, latex, markdown, write_tables
-from hyperfl_flwr.cli import cli
-from hyperfl_flwr.config import default_settings
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 QUICK = Begun(study="table-1", quick=True, changes={})
 ROWS = ("fedavg", "hyperfl")

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from experiments.cells import Begun, begin, differences, is_finished, run_cells
-from experiments.cores import WAITING, CoreSlots, usable_cores
-from experiments.processes import descendants, process_table
-from experiments.studies import Cell, load_study
-from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.recording import RunDirectory
+from experiments.runner import Begun, begin, differences, is_finished, run_cells
+from experiments.study import Cell, load_study
+from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots, usable_cores
+from hyperfl_flwr.launch.processes import descendants, process_table
+from hyperfl_flwr.runs.run_directory import RunDirectory
 
 QUICK = Begun(study="table-1", quick=True, changes={})
 
@@ -95,7 +95,7 @@ def test_cells_end_with_the_process_that_runs_them(tmp_path):
             time.sleep(0.2)
         deadline = time.monotonic() + 120
         below = descendants([process.pid], process_table())
-        assert any("experiments.cell" in each.command for each in below.values())
+        assert any("experiments.worker" in each.command for each in below.values())
         process.kill()
     (run,) = (path.parent for path in folder.glob("fedavg/*/*/manifest.json"))
     while True:

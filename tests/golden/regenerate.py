@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyperfl_flwr import client_app, server_app
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.recording import read_metrics
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.app import client as client_app
+from hyperfl_flwr.app import server as server_app
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.runs.run_directory import read_metrics
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 EXPECTED = Path(__file__).with_name("expected.json")
 

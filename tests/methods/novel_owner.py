@@ -11,11 +11,11 @@ from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
-from clients.on_demand import NovelOwner
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.scalars import Scalar
+from clients.novel.on_demand import NovelOwner
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 N, SIDE, CLASSES = 7, 16, 3
 """Images, pixels of a side, classes."""

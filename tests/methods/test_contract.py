@@ -20,12 +20,12 @@ from federations import (
     private_arrays,
 )
 
-from hyperfl_flwr.checkpoint import SERVER
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.messages import Reduction, group_of
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_manifest, read_metrics
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.protocol.messages import Reduction, group_of
+from hyperfl_flwr.runs.checkpoint import SERVER
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from federations import NUM_CLIENTS, Federate, last_checkpoint, metrics, outcome
 
-from clients.base import BaseClient
-from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_manifest
-from strategies.base import BaseStrategy
+from clients.engine.base import BaseClient
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.runs.run_directory import read_manifest
+from strategies.engine.base import BaseStrategy
 from strategies.it_pfl import ITPFL
 
 pytestmark = pytest.mark.parametrize("method", METHODS)

@@ -10,11 +10,11 @@ import pytest
 from federations import Federate, Settings, metrics, plain_grid, round_of
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
-from hyperfl_flwr.messages import ARRAYS, CLIENTS, OWN_ARRAYS, WEIGHTS, Report, record_of, weights_record
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, OWN_ARRAYS, WEIGHTS, Report, record_of, weights_record
+from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
 

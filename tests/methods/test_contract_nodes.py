@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from federations import Federate, RecordingGrid, Settings, exact, last_checkpoint, metrics, outcome, plain_grid
 
-from clients.base import BaseClient
-from hyperfl_flwr.checkpoint import SERVER, Checkpoints
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import Reduction, group_of
-from hyperfl_flwr.methods import METHODS
+from clients.engine.base import BaseClient
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.protocol.messages import Reduction, group_of
+from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
 

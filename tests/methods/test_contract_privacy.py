@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from federations import Federate, RecordingGrid, Settings, files_below, last_checkpoint, private_arrays
 
-from hyperfl_flwr.checkpoint import SERVER
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_metrics
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.runs.checkpoint import SERVER
+from hyperfl_flwr.runs.run_directory import read_metrics
 
 WINDOW, BLOCK = 16, 8
 

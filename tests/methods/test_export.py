@@ -13,14 +13,14 @@ from federations import NUM_CLIENTS, small_settings, trained
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.errors import RunDirectoryError, StateError
-from hyperfl_flwr.export import Exported, model_of_run, write_exported
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.metrics.classification import evaluate
-from hyperfl_flwr.recording import read_manifest, read_metrics, settings_of
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.results.export import Exported, model_of_run, write_exported
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
 
 KINDS: dict[str, dict[str, Scalar]] = {
     **{name: {"method": name} for name in METHODS},

@@ -24,18 +24,18 @@ from federations import (
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from experiments.audit import Options, make_target
-from experiments.observed import recorded_round
-from experiments.planning import plan
-from hyperfl_flwr.checkpoint import Checkpoints
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.audit.audit import Options, make_target
+from hyperfl_flwr.audit.record_round import recorded_round
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.recording import read_manifest, read_metrics
-from hyperfl_flwr.rng import numpy_generator, torch_generator
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 NATURAL: Settings = {
     "data.partition": "natural", "data.train-samples": "auto", "data.test-samples": "auto", "priv-hfl.distill": False,

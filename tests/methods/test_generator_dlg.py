@@ -10,19 +10,19 @@ import pytest
 import torch
 from federations import Federate
 
-from experiments.audit import Options, audit, images_of
-from experiments.audit_report import measure, sentence
-from experiments.followed import Followed
-from experiments.observed import Target, recorded_round
+from hyperfl_flwr.attacks.base import AttackSettings, build_structure, to_pixels
 from hyperfl_flwr.attacks.dual_difference import _halves, _read_halves
 from hyperfl_flwr.attacks.generator_dlg import noise_space
 from hyperfl_flwr.attacks.generator_labels import label_shares, private_counts
 from hyperfl_flwr.attacks.ig import _simulation
-from hyperfl_flwr.attacks.inversion import Optimisation
-from hyperfl_flwr.attacks.matching import match
-from hyperfl_flwr.attacks.reconstruction import AttackSettings, build_structure, to_pixels
+from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 from hyperfl_flwr.attacks.registry import ATTACKS
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.attacks.scoring import match
+from hyperfl_flwr.audit.audit import Options, audit, images_of
+from hyperfl_flwr.audit.history import Followed
+from hyperfl_flwr.audit.record_round import Target, recorded_round
+from hyperfl_flwr.audit.report import measure, sentence
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.training.distillation import PseudoData, label_probabilities
 

@@ -21,12 +21,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
 from clients.it_pfl import ITPFLClient
-from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
-from hyperfl_flwr.checkpoint import Checkpoints
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.messages import (
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
     CONFIG,
@@ -36,8 +35,9 @@ from hyperfl_flwr.messages import (
     by_number,
     record_of,
 )
-from hyperfl_flwr.queries import DESCRIBE, Question
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.protocol.queries import DESCRIBE, Question
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 LOCAL, SERVER_RATE = 0.05, 0.5
 """Rates of the clients and of the server in a round of one local step on all data, without momentum and decay."""

@@ -14,7 +14,7 @@ from federations import (
     outcome,
 )
 
-from hyperfl_flwr.checkpoint import Checkpoints
+from hyperfl_flwr.runs.checkpoint import Checkpoints
 
 
 def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -> None:

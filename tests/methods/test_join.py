@@ -9,10 +9,10 @@ import torch
 from federations import Call, small_settings, trained
 from safetensors.torch import load_file
 
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.join import shared_of
+from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.results.join import shared_of
 
 
 @pytest.fixture(scope="module", params=["hyperfl", "hyperfl-frozen", "fedrep"])

@@ -10,20 +10,20 @@ import pytest
 from federations import NUM_CLIENTS, Call, Settings
 from flwr.app import ConfigRecord, Message, RecordDict
 
-import hyperfl_flwr.server_app
-from clients import adapter
-from experiments.ledger import RunLedger, runs_of
-from hyperfl_flwr.arrays import pack_arrays
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.ledger import LEDGER, Entry
-from hyperfl_flwr.messages import CONFIG, HELLO, PROPERTIES, record_of
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.queries import PERSONALIZE
-from hyperfl_flwr.recording import read_manifest, read_metrics
-from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.sizes import content_bytes
+import hyperfl_flwr.app.server
+from clients.engine import adapter
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.deploy.ledger_view import RunLedger, runs_of
+from hyperfl_flwr.node.ledger import LEDGER, Entry
+from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, record_of
+from hyperfl_flwr.protocol.queries import PERSONALIZE
+from hyperfl_flwr.protocol.sizes import content_bytes
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 MakeSettings = Callable[..., Settings]
 
@@ -51,7 +51,7 @@ class OwnedGrid(InProcessGrid):
 
 def federate_owned(settings: Settings, folder: Path) -> tuple[OwnedGrid, Path]:
     grid = OwnedGrid(settings, folder)
-    return grid, hyperfl_flwr.server_app.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    return grid, hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings, methods=METHODS))
 
 
 def run_in(folder: Path) -> RunLedger:
@@ -111,7 +111,7 @@ def test_it_is_its_owner_s_and_only_grows(make_settings: MakeSettings, tmp_path:
 def test_a_simulation_writes_one_on_request(make_settings: MakeSettings, asked: bool) -> None:
     settings = make_settings("local", ledger=asked)
     grid = InProcessGrid(app, 2, settings, {"simulated": True})
-    run = hyperfl_flwr.server_app.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    run = hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings, methods=METHODS))
     assert (run / "clients" / LEDGER).is_file() == asked
     if asked:
         assert {entry.node for entry in run_in(run).entries} == {0, 1}

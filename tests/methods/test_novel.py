@@ -21,21 +21,21 @@ from flwr.app import ArrayRecord, Message, MessageType
 from torch import Tensor
 from torch.func import functional_call
 
-from experiments.report import write_report
-from hyperfl_flwr.arrays import SharedArrays, unpack_arrays
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import ClientData, FederatedData, load_federated_data
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.corruptions import corrupted
-from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_number, record_of
+from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.novel_results import NovelRecord, read_novel
-from hyperfl_flwr.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.rng import numpy_generator
-from strategies.nearest import find_distances
+from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import OWN_ARRAYS, Request, by_number, record_of
+from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS
+from hyperfl_flwr.results.report import write_report
+from hyperfl_flwr.runs.novel_results import NovelRecord, read_novel
+from hyperfl_flwr.runs.run_directory import read_manifest
+from strategies.novel.nearest import find_distances
 
 NOVEL = [NUM_CLIENTS, NUM_CLIENTS + 1]
 PLAN: dict[str, Any] = {

@@ -11,17 +11,17 @@ import torch
 from federations import Settings, plain_grid, setting_of
 from torch import Tensor
 
-from clients import adapter
-from clients.base import BaseClient
-from hyperfl_flwr.arrays import SharedArrays
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import ClientData, FederatedData, load_federated_data
-from hyperfl_flwr.errors import DataError
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.queries import ERRORS, RATES, Question
-from hyperfl_flwr.rng import numpy_generator
+from clients.engine import adapter
+from clients.engine.base import BaseClient
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.queries import ERRORS, RATES, Question
 from hyperfl_flwr.training.a_distance import a_distance, split
-from strategies.nearest import find_distances
+from strategies.novel.nearest import find_distances
 
 GROUPS = 3
 """Of classes (two each) and clients (three each) in the data set whose clients are alike or not."""

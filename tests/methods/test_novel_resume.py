@@ -12,10 +12,10 @@ from federations import (
 )
 from test_novel import NOVEL, PLAN
 
-from hyperfl_flwr.data.client_data import ClientData, FederatedData
-from hyperfl_flwr.errors import RunDirectoryError, RunFailedError
-from hyperfl_flwr.novel_results import read_novel
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.data.federated_data import ClientData, FederatedData
+from hyperfl_flwr.runs.novel_results import read_novel
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 
 def test_a_failing_novel_client_is_named_and_the_others_go_on(

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from federations import NUM_CLIENTS, Federate, Settings, plain_grid, setting_of
 
-from hyperfl_flwr.arrays import pack_arrays
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.methods import check_novel
+from hyperfl_flwr.app.methods import check_novel
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.novel_results import NovelRecord, described, flat_means
-from hyperfl_flwr.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, Question
-from strategies.asking import Query, ask
+from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, Question
+from hyperfl_flwr.runs.novel_results import NovelRecord, described, flat_means
+from strategies.engine.query_clients import Query, ask
 
 SHAPE = (1, 8, 8)
 PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "it-pfl.fine-tune-rounds": 0}

@@ -13,19 +13,19 @@ from flwr.app import Message
 from flwr.common.serde import recorddict_to_proto
 from PIL import Image
 
-from experiments.event_files import write_event_files
-from experiments.observed import recorded_round
-from experiments.report import write_report
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_own_data
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.export import model_of_node, model_of_run
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.plots import run_figure
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.audit.record_round import recorded_round
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.data.federated_data import load_own_data
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.launch.tensorboard import write_event_files
+from hyperfl_flwr.results.export import model_of_node, model_of_run
+from hyperfl_flwr.results.report import write_report
+from hyperfl_flwr.runs.plots import run_figure
+from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 CLASSES = "0,1,2,3,4,5,6,7,8,9"
 OWN: dict[str, Any] = {

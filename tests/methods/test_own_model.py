@@ -12,21 +12,21 @@ import torch
 from federations import Federate, Settings, current_private, last_checkpoint, outcome, small_settings
 from torch import Tensor, nn
 
-from experiments.audit import Options, audit, make_target
-from experiments.observed import Target, record_round
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.export import model_of_node, model_of_run, write_exported
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models import initial
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.audit.audit import Options, audit, make_target
+from hyperfl_flwr.audit.record_round import Target, record_round
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models import initialisation as initialisation_module
+from hyperfl_flwr.models.custom.network import OwnTarget
+from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
-from hyperfl_flwr.models.own import OwnTarget
-from hyperfl_flwr.models.own_source import is_factory
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.results.export import model_of_node, model_of_run, write_exported
+from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 SHAPE = (1, 8, 8)
 
@@ -82,7 +82,10 @@ def test_fedavg_starts_from_the_factorys_values() -> None:
     torch.manual_seed(seed)
     expected = own_networks.build(SHAPE, 10).state_dict()
     target = own()
-    got = {target.original_name(name): value for name, value in initial.initial_state(target, generator).items()}
+    got = {
+        target.original_name(name): value
+        for name, value in initialisation_module.initial_state(target, generator).items()
+    }
     del expected["weights"]
     assert got.keys() == expected.keys()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
@@ -124,7 +127,7 @@ def test_generated_weights_begin_as_wide_as_the_factorys(initialisation: str) ->
 
 def test_dropout_of_maps_is_that_of_torch() -> None:
     """Whole maps are 0 or 2 times what they were, with probability 1/2 each."""
-    from hyperfl_flwr.models.dropout import Dropout, seed_dropout
+    from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
 
     layer = Dropout(0.5, maps=True)
     seed_dropout([layer], torch.Generator().manual_seed(0))
@@ -138,7 +141,7 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
     federate: Federate, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source lies in the run's folder; with another one it is not resumed."""
-    from hyperfl_flwr.own_model import refuse_other_model
+    from hyperfl_flwr.models.custom.provenance import refuse_other_model
 
     run = federate("fedavg", target="own_networks:build")
     manifest = read_manifest(run)
@@ -147,7 +150,7 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
 
     assert (run / "model" / "own_networks.py").read_bytes() == Path(own_networks.__file__).read_bytes()
     refuse_other_model(manifest, "own_networks:build")
-    monkeypatch.setattr("hyperfl_flwr.models.own_source.digest_of", lambda _: "another")
+    monkeypatch.setattr("hyperfl_flwr.models.custom.source.digest_of", lambda _: "another")
     with pytest.raises(RunDirectoryError, match="the source of own_networks:build has changed"):
         refuse_other_model(manifest, "own_networks:build")
     assert "model" not in read_manifest(federate("fedavg"))
@@ -168,7 +171,7 @@ def test_the_encoder_of_an_own_network(federate: Federate) -> None:
     extractor = sum(parameter.numel() for parameter in own().extractor.parameters())
     linear = 256 * 200 + 200 + 200 * 200 + 200 + 200 * 3 + 3
     assert sum(parameter.numel() for parameter in encoder.parameters()) == extractor + linear
-    values = initial.rectifier_parameters(encoder, torch_generator(0, "encoder"))
+    values = initialisation_module.rectifier_parameters(encoder, torch_generator(0, "encoder"))
     encoder.load_state_dict(values, assign=True)
     samples = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(0))
     descriptor: Tensor = encoder(samples)  # in training mode
@@ -213,8 +216,8 @@ def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path:
 def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the hashes that are told, the second node's is another; nothing is written."""
     hashes = iter(["same", "other", "same"])  # two nodes greet, then the server compares
-    monkeypatch.setattr("hyperfl_flwr.node.source_hash", lambda _: next(hashes))
-    monkeypatch.setattr("hyperfl_flwr.agreement.source_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.app.node.source_hash", lambda _: next(hashes))
+    monkeypatch.setattr("hyperfl_flwr.server.federation.source_hash", lambda _: next(hashes))
     with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_networks:build"):
         federate("fedavg", target="own_networks:build")
 

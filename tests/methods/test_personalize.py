@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from experiments.personalize import Personalized, personalize
-from hyperfl_flwr.checkpoint import Checkpoints
-from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.personalize import open_run
+from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.results.personalize import Personalized, personalize
+from hyperfl_flwr.runs.checkpoint import Checkpoints
 
 
 def checkpoint(run: Path) -> dict[str, Tensor]:

@@ -12,15 +12,15 @@ from novel_owner import HearingGrid, node_of, normalised, predictions
 from safetensors.torch import load_file
 from test_contract_privacy import leaks
 
-from hyperfl_flwr.agreement import greet, handshake
-from hyperfl_flwr.arrays import SharedArrays, pack_arrays, unpack_arrays
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import ARRAYS, CLIENTS, OWN_ARRAYS, PROPERTIES, Report, record_of
-from hyperfl_flwr.personalize import open_run
-from hyperfl_flwr.queries import DESCRIBE, PERSONALIZE, RECIPE
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, OWN_ARRAYS, PROPERTIES, Report, record_of
+from hyperfl_flwr.protocol.queries import DESCRIBE, PERSONALIZE, RECIPE
+from hyperfl_flwr.server.federation import greet, handshake
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
 @pytest.mark.parametrize("epsilon", [None, 1.0])

@@ -22,17 +22,17 @@ from federations import (
 from test_contract_privacy import leaks
 
 from clients.priv_hfl import PrivHFLClient
-from experiments.planning import plan
-from hyperfl_flwr.checkpoint import Checkpoints
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.planning import plan
 from hyperfl_flwr.models.generator import kept_generators
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.storage import read_arrays
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 ALONE = {"priv-hfl.distill": False}
@@ -63,8 +63,8 @@ def history(run: Path) -> dict[int, dict[int, dict[str, np.ndarray]]]:
 
 
 def keep_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyperfl_flwr.state.PrivateState.forget_before", lambda *_, **__: None)
-    monkeypatch.setattr("hyperfl_flwr.checkpoint.KEPT", 99)
+    monkeypatch.setattr("hyperfl_flwr.node.private_state.PrivateState.forget_before", lambda *_, **__: None)
+    monkeypatch.setattr("hyperfl_flwr.runs.checkpoint.KEPT", 99)
 
 
 def lose_replies(monkeypatch: pytest.MonkeyPatch, lost: set[tuple[int, int]]) -> None:

@@ -25,22 +25,22 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from experiments.followed import Followed, require_history
-from experiments.observed import Target, recorded_round
-from hyperfl_flwr.arrays import unpack_arrays
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.attacks.base import build_structure
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.attacks.ig import _simulation
-from hyperfl_flwr.attacks.reconstruction import build_structure
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import ClientData, load_federated_data
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import OWN_ARRAYS, Request, by_number, record_of
+from hyperfl_flwr.audit.history import Followed, require_history
+from hyperfl_flwr.audit.record_round import Target, recorded_round
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.training.dual import DualRule
+from hyperfl_flwr.protocol.arrays import unpack_arrays
+from hyperfl_flwr.protocol.messages import OWN_ARRAYS, Request, by_number, record_of
+from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+from hyperfl_flwr.training.dual_averaging import DualRule
 from hyperfl_flwr.training.dual_stability import dual_rule
 
 LAST = 3

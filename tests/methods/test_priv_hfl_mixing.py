@@ -9,13 +9,13 @@ import torch
 from federations import Federate, Settings, last_checkpoint
 from test_priv_hfl import CHAIN, FOUR, counted_models, keep_versions, start_vector
 
-from hyperfl_flwr.checkpoint import Checkpoints
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.privacy.mixing import Mixing, run_key
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.rng import seed_for
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.rng import seed_for
+from hyperfl_flwr.privacy.secret_rotation import Mixing, run_key
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 PLAN: dict[str, Any] = {**FOUR, "num_rounds": 4, "checkpoint_every": 1, "learning-rate": 0.05, "priv-hfl.sigma": 0.5}
 MIXED = {"priv-hfl.mixing": True}

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from federations import NUM_CLIENTS, Call, Federate, Settings, outcome, plain_grid, small_settings
 
-from clients.setting import client_setting
-from experiments.report import write_report
-from experiments.requested import requested
-from hyperfl_flwr import server_app
-from hyperfl_flwr.agreement import Federation
-from hyperfl_flwr.config import TRAINING_AUTOS, RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.device import resolve_device
-from hyperfl_flwr.errors import RunDirectoryError
-from hyperfl_flwr.introduction import Node
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_manifest, settings_of
-from hyperfl_flwr.resolved import resolution, resolved
-from hyperfl_flwr.state import PrivateState
+from clients.engine.context import client_setting
+from hyperfl_flwr.app import server as server_app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolution, resolved
+from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.settings import requested
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.results.report import write_report
+from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
+from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.handshake import Node
 
 MakeSettings = Callable[..., Settings]
 

@@ -9,20 +9,20 @@ import torch
 from federations import Federate, last_checkpoint, private_arrays, small_settings
 from torch.nn import functional
 
-from experiments.audit import Options, audit, make_target
-from experiments.observed import record_round
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.attacks.base import build_structure, stack
 from hyperfl_flwr.attacks.ig import _simulation
 from hyperfl_flwr.attacks.readout import read_out
-from hyperfl_flwr.attacks.reconstruction import build_structure, stack
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.messages import group_of
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.initial import initial_state
+from hyperfl_flwr.audit.audit import Options, audit, make_target
+from hyperfl_flwr.audit.record_round import record_round
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.recording import read_manifest
-from hyperfl_flwr.rng import torch_generator
+from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.runs.run_directory import read_manifest
 
 TINY = {"target": "resnet18", "num-clients": 2, "num-rounds": 1, "data.train-samples": 20, "data.test-samples": 10}
 NUM_PARAMETERS = 11_172_810

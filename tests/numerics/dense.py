@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.toy_problems import local_steps
+from experiments.dual.toy_problems import local_steps
 
 
 class Dense:

@@ -9,14 +9,14 @@ import torch
 from attacked import digits, fedrep, hyperfl, relative_error, samples
 from scipy.optimize import linear_sum_assignment
 
+from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.channels import head_rows, separate_ica, separate_known
-from hyperfl_flwr.attacks.inversion import Optimisation
-from hyperfl_flwr.attacks.matching import CLEAR_MARGIN, compare, verdict
-from hyperfl_flwr.attacks.observation import mean_observation
+from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 from hyperfl_flwr.attacks.readout import mean_gradients, read_out
-from hyperfl_flwr.attacks.reconstruction import AttackSettings
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, compare, verdict
+from hyperfl_flwr.runs.observation import mean_observation
+from hyperfl_flwr.training.local_sgd import Epochs
 
 STEP = Epochs(epochs=1, batch_size=1, momentum=0.5, weight_decay=5e-4)
 QUICK = Optimisation(iterations=200, learning_rate=1.0, signed=True, total_variation=3e-3)

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from clients.setting import ClientSetting
-from hyperfl_flwr.agreement import Federation
-from hyperfl_flwr.arrays import unpack_arrays
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import ClientData
-from hyperfl_flwr.device import resolve_device
-from hyperfl_flwr.errors import DeviceError
-from hyperfl_flwr.introduction import Node
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.state import PrivateState
-from strategies.base import Setting
+from clients.engine.context import ClientSetting
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import DeviceError
+from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.protocol.arrays import unpack_arrays
+from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.handshake import Node
+from strategies.engine.base import Setting
 
 
 def pretend(monkeypatch, num_gpus):

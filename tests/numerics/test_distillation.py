@@ -8,9 +8,9 @@ from test_priv_hfl_client import OneClient, assert_equal, vector
 from torch.nn import functional
 
 from clients.priv_hfl import PrivHFLClient
-from hyperfl_flwr.models.batchnorm import statistics_kept
 from hyperfl_flwr.models.generator import Generator
-from hyperfl_flwr.models.initial import initial_state, ordinary_parameters
+from hyperfl_flwr.models.initialisation import initial_state, ordinary_parameters
+from hyperfl_flwr.models.layers.batchnorm import statistics_kept
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.distillation import PseudoData, label_probabilities
 

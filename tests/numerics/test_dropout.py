@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hyperfl_flwr.models.dropout import Dropout, has_dropout, seed_dropout
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.layers.dropout import Dropout, has_dropout, seed_dropout
 from hyperfl_flwr.models.targets import PERCEPTRONS, TARGETS, build_target
-from hyperfl_flwr.rng import torch_generator
 
 
 def layer(seed: int = 0, probability: float = 0.2) -> Dropout:

@@ -5,12 +5,12 @@ import pytest
 import torch
 from dense import Dense
 
-from experiments.dual_cost import computed_cost
-from experiments.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.training.dual import DualRule
+from experiments.dual.cost import computed_cost
+from experiments.dual.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.training.dual_averaging import DualRule
 from hyperfl_flwr.training.dual_stability import (
     default_step,
     dual_rule,

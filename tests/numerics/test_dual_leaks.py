@@ -5,9 +5,9 @@ import pytest
 from dense import Dense
 from test_dual import STEPS
 
-from experiments.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
-from hyperfl_flwr.privacy.mixing import Mixing
-from hyperfl_flwr.training.dual import ChainServer, DualRule
+from experiments.dual.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
+from hyperfl_flwr.privacy.secret_rotation import Mixing
+from hyperfl_flwr.training.dual_averaging import ChainServer, DualRule
 
 RATE = 0.05
 PROBLEMS = [LeastSquares.random(), Logistic()]

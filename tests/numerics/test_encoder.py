@@ -7,12 +7,12 @@ from plain import Sgd, leaves, random_samples
 from torch.nn import functional
 
 import hyperfl_flwr.models.encoder
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
-from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.encoder import train_encoder
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.training.local_sgd import Epochs
 
 DIM = 3
 SHAPES = {"cnn": (1, 8, 8), "lenet": (3, 16, 16), "mlp": (1, 4, 5)}

@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from hyperfl_flwr.data.client_data import ClientData
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.data.federated_data import ClientData
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.training import factored as factored_module
-from hyperfl_flwr.training.factored import FactoredHeads
+from hyperfl_flwr.training import factored_sgd as factored_module
+from hyperfl_flwr.training.factored_sgd import FactoredHeads
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.training.local_sgd import Epochs
 
 WIDTH, SIZE, DIM = 8, 30, 5
 RATE = 0.05

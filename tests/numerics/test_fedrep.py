@@ -6,13 +6,13 @@ import torch
 from plain import CLASSIFIER, Sgd, cross_entropy, digits_cnn, leaves, random_samples
 from torch import nn
 
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, as_fedrep, train_hyperfl
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.training.local_sgd import Epochs
 
 NUM, BATCH = 13, 5
 STEPS = 3

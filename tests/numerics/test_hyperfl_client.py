@@ -4,12 +4,12 @@ import pytest
 import torch
 from plain import HyperFLRound, digits_cnn, random_samples
 
+from clients.engine.context import ClientSetting
 from clients.hyperfl import HyperFLClient
-from clients.setting import ClientSetting
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import ClientData
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.state import PrivateState
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.node.private_state import PrivateState
 
 
 def client(number, tmp_path, changes):

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.training.local_sgd import Epochs
 
 IMAGE, NUM_CLASSES, BATCH = (1, 6, 6), 3, 5
 SHAPES = {"conv.weight": (2, 1, 3, 3), "conv.bias": (2,), "fc.weight": (4, 8), "fc.bias": (4,)}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.hypernetwork import (
     Hypernetwork,
     common_embedding,
@@ -16,7 +17,6 @@ from hyperfl_flwr.models.hypernetwork import (
     initial_hypernetwork,
 )
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
 from hyperfl_flwr.training.hyperfl import HyperFLModel
 
 GREY = (1, 28, 28)

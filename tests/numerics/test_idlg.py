@@ -7,9 +7,9 @@ import pytest
 import torch
 from attacked import digits, fedavg, fedrep, samples
 
-from hyperfl_flwr.attacks.reconstruction import AttackSettings
+from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.registry import ATTACKS
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.training.local_sgd import Epochs
 
 
 def recovered(client):

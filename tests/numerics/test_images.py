@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hyperfl_flwr.attacks.matching import Comparison, compare, match, verdict
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.attacks.scoring import Comparison, compare, match, verdict
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.metrics.images import Lpips, psnr, similarity, ssim
 
 RNG = np.random.default_rng(0)

@@ -7,16 +7,16 @@ import pytest
 import torch
 from attacked import digits, fedavg, fedrep, hyperfl, it_pfl, pfedhn_pc, samples
 
-from hyperfl_flwr.attacks import reconstruction
+from hyperfl_flwr.attacks import base as attacks_base
+from hyperfl_flwr.attacks.base import AttackSettings
 from hyperfl_flwr.attacks.head_gradient import least_squares_cotangents, split_extractor
-from hyperfl_flwr.attacks.inversion import Optimisation, Problems, solve
-from hyperfl_flwr.attacks.matching import CLEAR_MARGIN, compare, verdict
 from hyperfl_flwr.attacks.objectives import cosine_distance, relative_squared_error
+from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, solve
 from hyperfl_flwr.attacks.priors import total_variation
-from hyperfl_flwr.attacks.reconstruction import AttackSettings
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
+from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, compare, verdict
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.training.local_sgd import Epochs
 
 STEP = Epochs(epochs=1, batch_size=8, momentum=0.5, weight_decay=5e-4)
 QUICK = Optimisation(iterations=200, learning_rate=1.0, signed=True, total_variation=3e-3)
@@ -137,7 +137,7 @@ def test_several_local_steps_are_simulated(method):
 def attack_from_truth(client, knowledge, images, labels):
     """Return the objective of `ig` at the true images [n, C, H, W], normalised."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reconstruction, "_starts", lambda *_: lambda restart: {"images": images[None]})
+        patch.setattr(attacks_base, "_starts", lambda *_: lambda restart: {"images": images[None]})
         settings = AttackSettings(optimisation=Optimisation(iterations=1, learning_rate=1e-9), labels=[labels])
         return ATTACKS["ig"].run([client.observation], knowledge, settings)[0].objective
 
@@ -166,7 +166,7 @@ def test_the_simulated_gradient_of_the_extractor_is_autograds():
     data = samples(*digits(1, side=12))
     client = fedrep(data, STEP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reconstruction, "_starts", lambda *_: lambda restart: {"images": data.train_images[None]})
+        patch.setattr(attacks_base, "_starts", lambda *_: lambda restart: {"images": data.train_images[None]})
         (result,) = attack("head-gradient", [client], Optimisation(iterations=1, learning_rate=1e-9))
     assert abs(result.objective) < 1e-6
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.privacy.mixing import Mixing, mixing_of, read_key, run_key
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.privacy.secret_rotation import Mixing, mixing_of, read_key, run_key
 
 KEY = b"sixteen bytes, or more"
 SIZES = [1, 2, 3, 64, 100, 1023, 22_602]

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hyperfl_flwr.models.dropout import Dropout
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
-from hyperfl_flwr.models.initial import fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.models.initialisation import fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.targets import build_target
 
 GREY, COLOUR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)

@@ -5,14 +5,14 @@ import pytest
 import torch
 from plain import CLASSIFIER, Sgd, cross_entropy, digits_cnn, leaves, random_samples
 
+from clients.engine.context import ClientSetting
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
-from clients.setting import ClientSetting
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import ClientData
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.state import PrivateState
+from hyperfl_flwr.node.private_state import PrivateState
 
 NUM, BATCH = 13, 5
 

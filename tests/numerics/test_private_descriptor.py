@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hyperfl_flwr.privacy.descriptor import private_unit_mean, unit_mean, unit_mean_sensitivity
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
+from hyperfl_flwr.privacy.private_mean import private_unit_mean, unit_mean, unit_mean_sensitivity
 
 FEATURES = np.array([[3.0, 4.0], [0.0, -2.0], [1e-200, 0.0], [0.0, 0.0]])
 """Unit vectors (0.6, 0.8), (0, -1), (1, 0) and, for the row of zeros, none."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hyperfl_flwr.models.encoder import BATCH, Encoder, build_encoder
-from hyperfl_flwr.models.initial import ordinary_parameters
-from hyperfl_flwr.privacy.descriptor import from_pooled, private_descriptor, private_pooled
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
+from hyperfl_flwr.privacy.private_mean import from_pooled, private_descriptor, private_pooled
 
 NO_NOISE = {"epsilon": 1e12, "delta": 0.5}
 """Privacy so weak that the noise is below rounding: sigma = S / sqrt(2 epsilon), about 1e-6 of the sensitivity."""

@@ -11,12 +11,12 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from hyperfl_flwr.attacks.encoder_gradient import encoder_arrays, read_encoder
-from hyperfl_flwr.attacks.observation import Observation
 from hyperfl_flwr.attacks.readout import mean_gradients, read_heads, read_out, refine_embedding, sgd_scalars
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_hypernetwork
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.training.sgd import Epochs
+from hyperfl_flwr.runs.observation import Observation
+from hyperfl_flwr.training.local_sgd import Epochs
 
 ONE_STEP = Epochs(epochs=1, batch_size=8)
 

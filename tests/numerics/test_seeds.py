@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyperfl_flwr.rng import numpy_generator, seed_for, torch_generator
+from hyperfl_flwr.core.rng import numpy_generator, seed_for, torch_generator
 
 KNOWN = [
     ((0,), b"(0,)", 5254295370254170289),

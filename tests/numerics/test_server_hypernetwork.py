@@ -9,10 +9,10 @@ import torch
 from plain import Sgd, cross_entropy, random_samples
 from torch import nn
 
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.training.sgd import Epochs, ParameterSet, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 
 NUM_CLIENTS, RATE = 4, 0.05
 """RATE is the clients'; they take one step on their whole data."""

@@ -8,18 +8,19 @@ import pytest
 import torch
 from plain import Samples, Sgd, cross_entropy, digits_cnn, leaves, random_samples
 
+from clients.engine.context import ClientSetting
 from clients.fedavg import FedAvgClient
-from clients.setting import ClientSetting
-from hyperfl_flwr import client_app, server_app
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import ClientData, load_federated_data
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.models.initial import ordinary_parameters
+from hyperfl_flwr.app import client as client_app
+from hyperfl_flwr.app import server as server_app
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
+from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.rng import torch_generator
-from hyperfl_flwr.state import PrivateState
-from hyperfl_flwr.storage import read_arrays
-from hyperfl_flwr.training.sgd import Epochs, ParameterSet, batches, train_epochs
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, batches, train_epochs
 
 
 def settings(changes):

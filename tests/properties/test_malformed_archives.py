@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from hyperfl_flwr.data.image_files import decode
-from hyperfl_flwr.data.npz import read_npz, read_samples
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.sources.image_files import decode
+from hyperfl_flwr.data.sources.npz import read_npz, read_samples
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 4, 3)).astype(np.uint8)
 LABELS = np.arange(12) % 3

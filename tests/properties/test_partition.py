@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperfl_flwr.data import partition
-from hyperfl_flwr.data.allocation import class_counts, largest_remainder, reuse_report, round_fairly
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.partition.allocation import class_counts, largest_remainder, reuse_report, round_fairly
+from hyperfl_flwr.data.partition import registry as partitions
 
 QUICK = settings(max_examples=40, deadline=None)
 SEEDS = st.integers(0, 2**32)
@@ -46,13 +46,13 @@ def every_partition(labels, seed, num_clients, num_classes):
     common = {"num_clients": num_clients}
     classes = {"num_classes": num_classes}
     return {
-        "iid": partition.iid(labels, generator(seed), **common),
-        "similarity": partition.similarity(labels, generator(seed), iid_fraction=0.2, **classes, **common),
-        "dirichlet": partition.dirichlet(labels, generator(seed), alpha=0.5, **classes, **common),
-        "dirichlet-per-label": partition.dirichlet_per_label(
+        "iid": partitions.iid(labels, generator(seed), **common),
+        "similarity": partitions.similarity(labels, generator(seed), iid_fraction=0.2, **classes, **common),
+        "dirichlet": partitions.dirichlet(labels, generator(seed), alpha=0.5, **classes, **common),
+        "dirichlet-per-label": partitions.dirichlet_per_label(
             labels, generator(seed), alpha=0.5, min_samples=1, **common
         ),
-        "shards": partition.shards(labels, generator(seed), shards_per_client=2, **common),
+        "shards": partitions.shards(labels, generator(seed), shards_per_client=2, **common),
     }
 
 
@@ -87,8 +87,8 @@ def test_iid_shards_and_dirichlet_per_label_share_out_all_data(labels, seed, num
 def test_given_sizes_are_kept_with_even_reuse(labels, seed, num_clients, samples):
     common = {"num_classes": labels.max() + 1, "num_clients": num_clients, "samples": samples}
     for indices in (
-        partition.similarity(labels, generator(seed), iid_fraction=0.2, **common),
-        partition.dirichlet(labels, generator(seed), alpha=0.5, **common),
+        partitions.similarity(labels, generator(seed), iid_fraction=0.2, **common),
+        partitions.dirichlet(labels, generator(seed), alpha=0.5, **common),
     ):
         assert [len(mine) for mine in indices] == [samples] * num_clients
         assert_even_reuse(indices, labels)
@@ -97,7 +97,7 @@ def test_given_sizes_are_kept_with_even_reuse(labels, seed, num_clients, samples
 @QUICK
 @given(labels=pools(), seed=SEEDS, num_clients=st.integers(1, 8), samples=st.integers(1, 80))
 def test_uniform_sizes_are_kept_with_even_reuse_over_the_whole_pool(labels, seed, num_clients, samples):
-    indices = partition.iid(labels, generator(seed), num_clients=num_clients, samples=samples)
+    indices = partitions.iid(labels, generator(seed), num_clients=num_clients, samples=samples)
     assert [len(mine) for mine in indices] == [samples] * num_clients
     assert np.ptp(np.bincount(np.concatenate(indices), minlength=len(labels))) <= 1
 
@@ -109,12 +109,12 @@ def test_sizes_of_whole_pool_partitions_are_upper_limits(labels, seed, num_clien
     common = {"num_clients": num_clients}
     for limited, whole in (
         (
-            partition.natural(clients, generator(seed), samples=samples, **common),
-            partition.natural(clients, generator(seed), **common),
+            partitions.natural(clients, generator(seed), samples=samples, **common),
+            partitions.natural(clients, generator(seed), **common),
         ),
         (
-            partition.shards(labels, generator(seed), shards_per_client=2, samples=samples, **common),
-            partition.shards(labels, generator(seed), shards_per_client=2, **common),
+            partitions.shards(labels, generator(seed), shards_per_client=2, samples=samples, **common),
+            partitions.shards(labels, generator(seed), shards_per_client=2, **common),
         ),
     ):
         for few, many in zip(limited, whole, strict=True):
@@ -127,10 +127,12 @@ def test_sizes_of_whole_pool_partitions_are_upper_limits(labels, seed, num_clien
 def test_test_data_follow_the_training_proportions(labels, seed, num_clients, samples):
     """A largest remainder differs from the exact share by less than 1."""
     num_classes = labels.max() + 1
-    train = partition.dirichlet_per_label(labels, generator(seed), num_clients=num_clients, alpha=0.5, min_samples=1)
+    train = partitions.dirichlet_per_label(
+        labels, generator(seed), num_clients=num_clients, alpha=0.5, min_samples=1
+    )
     counts = class_counts(train, labels, num_classes)
     pool = generator(seed).permutation(np.repeat(np.arange(num_classes), 30))
-    test = partition.follow(counts, pool, generator(seed), samples=samples)
+    test = partitions.follow(counts, pool, generator(seed), samples=samples)
     shares = counts / counts.sum(axis=1, keepdims=True)
     sizes = np.array([len(mine) for mine in test])
     assert (np.abs(class_counts(test, pool, num_classes) - shares * sizes[:, None]) < 1).all()
@@ -166,7 +168,9 @@ def test_rounding_keeps_rows_and_favours_no_class(fractions, size, num_rows, see
 def test_similarity_of_the_paper_20_clients_600_samples():
     """Similarity 20: 600 * .2 / 10 = 12 of each class, and 600 * .8 / 3 = 160 more of each dominant class."""
     labels = np.repeat(np.arange(10), 6000)
-    indices = partition.similarity(labels, generator(0), num_classes=10, num_clients=20, iid_fraction=0.2, samples=600)
+    indices = partitions.similarity(
+        labels, generator(0), num_classes=10, num_clients=20, iid_fraction=0.2, samples=600
+    )
     counts = class_counts(indices, labels, 10)
     dominant = [{0, 1, 2}, {2, 3, 4}, {4, 5, 6}, {6, 7, 8}, {8, 9, 0}]
     for client, row in enumerate(counts):
@@ -183,7 +187,7 @@ def test_reuse_of_the_paper_100_clients_300_test_samples():
     labels = np.repeat(np.arange(10), 1000)
     train = np.array([[172 if label in (client % 5 * 2, (client % 5 * 2 + 1), (client % 5 * 2 + 2) % 10) else 12
                        for label in range(10)] for client in range(100)])  # fmt: skip
-    indices = partition.follow(train, labels, generator(0), samples=300)
+    indices = partitions.follow(train, labels, generator(0), samples=300)
     report = reuse_report(indices, labels, 10)
     assert report["per_class"]["draws"] == [3800, 2200] * 5
     assert report["per_class"]["available"] == [1000] * 10
@@ -196,55 +200,57 @@ def test_automatic_size_is_what_the_scarcest_class_allows():
     """10 classes of 100, 20 clients, s = 20, size n: class 0 needs 8 * .8 n / 3 + 20 * .02 n = 2.5333 n <= 100."""
     labels = np.repeat(np.arange(10), 100)
     common = {"num_classes": 10, "num_clients": 20, "iid_fraction": 0.2}
-    indices = partition.similarity(labels, generator(0), **common)
+    indices = partitions.similarity(labels, generator(0), **common)
     assert {len(mine) for mine in indices} <= {38, 39}  # 100 / 2.5333 = 39.47; rounding may cost one
     assert_disjoint(indices)
-    assert {len(mine) for mine in partition.similarity(labels, generator(0), cap=7, **common)} == {7}
+    assert {len(mine) for mine in partitions.similarity(labels, generator(0), cap=7, **common)} == {7}
 
 
 def test_uniform_share_alone_gives_every_client_every_class():
     """Similarity 100: 50 of 10 classes are 5 each."""
     labels = np.repeat(np.arange(10), 100)
-    indices = partition.similarity(labels, generator(0), num_classes=10, num_clients=4, iid_fraction=1.0, samples=50)
+    indices = partitions.similarity(
+        labels, generator(0), num_classes=10, num_clients=4, iid_fraction=1.0, samples=50
+    )
     assert (class_counts(indices, labels, 10) == 5).all()
 
 
 def test_dominant_classes():
     """10 and 62 classes as the paper defines them, others by the rule in the docstring."""
-    assert [group.tolist() for group in partition.dominant_classes(10)] == [
+    assert [group.tolist() for group in partitions.dominant_classes(10)] == [
         [0, 1, 2],
         [2, 3, 4],
         [4, 5, 6],
         [6, 7, 8],
         [8, 9, 0],
     ]
-    assert [(group[0], group[-1], len(group)) for group in partition.dominant_classes(62)] == [
+    assert [(group[0], group[-1], len(group)) for group in partitions.dominant_classes(62)] == [
         (0, 9, 10),
         (10, 35, 26),
         (36, 61, 26),
     ]
-    hundred = partition.dominant_classes(100)
+    hundred = partitions.dominant_classes(100)
     assert [len(group) for group in hundred] == [21] * 5
     assert hundred[4].tolist() == [*range(80, 100), 0]
-    assert [group.tolist() for group in partition.dominant_classes(3)] == [[0, 1], [1, 2], [2, 0]]
-    assert [group.tolist() for group in partition.dominant_classes(2)] == [[0], [1]]
-    assert [group.tolist() for group in partition.dominant_classes(1)] == [[0]]
+    assert [group.tolist() for group in partitions.dominant_classes(3)] == [[0, 1], [1, 2], [2, 0]]
+    assert [group.tolist() for group in partitions.dominant_classes(2)] == [[0], [1]]
+    assert [group.tolist() for group in partitions.dominant_classes(1)] == [[0]]
 
 
 def test_dirichlet_extremes():
     """Towards infinity: uniform classes; towards 0: one class per client."""
     labels = np.repeat(np.arange(10), 1000)
     common = {"num_classes": 10, "num_clients": 30, "samples": 100}
-    flat = class_counts(partition.dirichlet(labels, generator(1), alpha=1e7, **common), labels, 10)
+    flat = class_counts(partitions.dirichlet(labels, generator(1), alpha=1e7, **common), labels, 10)
     assert (np.abs(flat - 10) <= 1).all()
-    sharp = class_counts(partition.dirichlet(labels, generator(1), alpha=1e-4, **common), labels, 10)
+    sharp = class_counts(partitions.dirichlet(labels, generator(1), alpha=1e-4, **common), labels, 10)
     assert (np.sort(sharp, axis=1)[:, -1] >= 99).mean() > 0.9
 
 
 def test_shards_hold_few_classes():
     """Shards that divide the classes evenly hold one class each, so two shards at most two classes."""
     labels = generator(0).permutation(np.repeat(np.arange(10), 40))
-    indices = partition.shards(labels, generator(0), num_clients=20, shards_per_client=2)
+    indices = partitions.shards(labels, generator(0), num_clients=20, shards_per_client=2)
     assert (np.count_nonzero(class_counts(indices, labels, 10), axis=1) <= 2).all()
     assert {len(mine) for mine in indices} == {20}
 
@@ -252,7 +258,7 @@ def test_shards_hold_few_classes():
 def test_dirichlet_per_label_tops_up_small_clients():
     """100 clients of 600 samples at alpha .05 are never all served by chance; everyone still gets 5."""
     labels = np.repeat(np.arange(10), 60)
-    indices = partition.dirichlet_per_label(labels, generator(0), num_clients=100, alpha=0.05, min_samples=5)
+    indices = partitions.dirichlet_per_label(labels, generator(0), num_clients=100, alpha=0.05, min_samples=5)
     assert min(len(mine) for mine in indices) == 5
     np.testing.assert_array_equal(np.sort(np.concatenate(indices)), np.arange(600))
 
@@ -260,23 +266,27 @@ def test_dirichlet_per_label_tops_up_small_clients():
 def test_a_class_without_samples_is_left_out():
     """Class 1 is missing: the others take its part, of the training and of the test data."""
     labels = np.array([0, 2] * 50)
-    indices = partition.similarity(labels, generator(0), num_classes=3, num_clients=3, iid_fraction=0.2, samples=10)
+    indices = partitions.similarity(
+        labels, generator(0), num_classes=3, num_clients=3, iid_fraction=0.2, samples=10
+    )
     assert (class_counts(indices, labels, 3).sum(axis=0)[[1]] == 0).all()
     assert [len(mine) for mine in indices] == [10] * 3
-    test = partition.follow(np.array([[5, 5, 0]]), labels, generator(0), samples=4)
+    test = partitions.follow(np.array([[5, 5, 0]]), labels, generator(0), samples=4)
     assert class_counts(test, labels, 3).tolist() == [[4, 0, 0]]
     with pytest.raises(DataError, match=r"none of the classes \[1\] of client 0"):
-        partition.follow(np.array([[0, 5, 0]]), labels, generator(0), samples=4)
+        partitions.follow(np.array([[0, 5, 0]]), labels, generator(0), samples=4)
 
 
 @pytest.mark.parametrize(
     "build",
     [
-        lambda labels: partition.iid(labels, generator(0), num_clients=21),
-        lambda labels: partition.similarity(labels, generator(0), num_classes=2, num_clients=21, iid_fraction=0.2),
-        lambda labels: partition.dirichlet(labels, generator(0), num_classes=2, num_clients=21, alpha=1.0),
-        lambda labels: partition.dirichlet_per_label(labels, generator(0), num_clients=21, alpha=1.0),
-        lambda labels: partition.shards(labels, generator(0), num_clients=7, shards_per_client=3),
+        lambda labels: partitions.iid(labels, generator(0), num_clients=21),
+        lambda labels: partitions.similarity(
+            labels, generator(0), num_classes=2, num_clients=21, iid_fraction=0.2
+        ),
+        lambda labels: partitions.dirichlet(labels, generator(0), num_classes=2, num_clients=21, alpha=1.0),
+        lambda labels: partitions.dirichlet_per_label(labels, generator(0), num_clients=21, alpha=1.0),
+        lambda labels: partitions.shards(labels, generator(0), num_clients=7, shards_per_client=3),
     ],
 )
 def test_more_clients_than_samples_are_refused(build):

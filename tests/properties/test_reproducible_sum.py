@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperfl_flwr.arrays import BLOCK, SharedArrays
-from hyperfl_flwr.messages import Reduction
-from hyperfl_flwr.reproducible_sum import HEADROOM_BITS, LEAST_EXPONENT, MOST_LEVELS, STEP_BITS, ReproducibleSum
+from hyperfl_flwr.protocol.arrays import BLOCK, SharedArrays
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.protocol.reproducible_sum import (
+    HEADROOM_BITS,
+    LEAST_EXPONENT,
+    MOST_LEVELS,
+    STEP_BITS,
+    ReproducibleSum,
+)
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 NEAR = st.floats(-0.5, 0.5, width=32)

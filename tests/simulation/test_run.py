@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from resident import assert_small
 
-from experiments.processes import descendants, process_table
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.scalars import Scalar
-from hyperfl_flwr.server_app import run
-from hyperfl_flwr.storage import read_arrays
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.server import run
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.launch.processes import descendants, process_table
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 pytestmark = pytest.mark.slow
 
@@ -197,7 +197,7 @@ def test_the_in_process_engine_opens_no_port_and_gives_the_same_numbers(
         with socket.create_server(("127.0.0.1", 0)):
             assert listening([os.getpid()])
         assert listening(family) == []
-        kill(below(process.pid, "experiments.in_process_app"))
+        kill(below(process.pid, "hyperfl_flwr.launch.in_process_app"))
         assert "exit code" in assert_failed_and_told_the_way_on(process, output, 3)
     assert not set(family) & set(process_table())
     resume = [str(HYPERFL), "run", "--resume", str(output), "--engine", "in-process"]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from federations import small_settings, trained
 
-from clients.on_demand import NovelOwner
-from experiments.bundle import build_app
-from experiments.flower import federation_config
-from experiments.personalize import personalize
-from experiments.superlink import LocalSuperLink
+from clients.novel.on_demand import NovelOwner
+from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.local_superlink import LocalSuperLink
+from hyperfl_flwr.results.personalize import personalize
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import private_network, processes
-from experiments.flower import federation_config
-from experiments.flower_client import RunStatus
-from experiments.other_accounts import NOBODY
-from experiments.superlink import LocalSuperLink
-from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.launch import private_network, processes
+from hyperfl_flwr.launch.flower_client import RunStatus
+from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.local_superlink import LocalSuperLink
+from hyperfl_flwr.launch.other_accounts import NOBODY
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +67,8 @@ VICTIM = """
 import sys, time
 from pathlib import Path
 from experiments import processes
-from experiments.flower import federation_config
-from experiments.superlink import LocalSuperLink
+from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.local_superlink import LocalSuperLink
 app, run_config = Path(sys.argv[1]), Path(sys.argv[2])
 with LocalSuperLink() as superlink:
     superlink.submit(app, run_config, federation_config(1, 1))

@@ -6,9 +6,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from hyperfl_flwr.cohort import clients_of_node
-from hyperfl_flwr.in_process import FIRST_NODE_ID, InProcessGrid
-from hyperfl_flwr.messages import PROPERTIES
+from hyperfl_flwr.node.cohort import clients_of_node
+from hyperfl_flwr.protocol.messages import PROPERTIES
+from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
 A, B, C = FIRST_NODE_ID, FIRST_NODE_ID + 1, FIRST_NODE_ID + 2
 Answer = Callable[[Message], Message | None]

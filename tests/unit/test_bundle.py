@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import bundle
-from hyperfl_flwr import manifest, versions
+from hyperfl_flwr.core import versions
+from hyperfl_flwr.launch import app_bundle
+from hyperfl_flwr.runs import manifest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PROGRAM = "import json; from hyperfl_flwr.manifest import code; print(json.dumps(code()))"
+PROGRAM = "import json; from hyperfl_flwr.runs.manifest import code; print(json.dumps(code()))"
 
 
 @pytest.mark.parametrize(
@@ -21,9 +22,9 @@ def test_an_app_tells_the_commit_that_it_was_copied_from(
     told: str, expected: tuple[str | None, bool | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that runs in the copy, as Flower's do, writes it into the manifest."""
-    monkeypatch.setattr(bundle, "commit", lambda: told)
+    monkeypatch.setattr(app_bundle, "commit", lambda: told)
     monkeypatch.delenv(versions.COMMIT_VARIABLE, raising=False)
-    app = bundle.build_app(tmp_path / "app")
+    app = app_bundle.build_app(tmp_path / "app")
     out = subprocess.run([sys.executable, "-c", PROGRAM], cwd=app, capture_output=True, text=True, check=True).stdout
     code = json.loads(out)
     assert (code["commit"], code["dirty"], code["app"]) == (*expected, str(app))

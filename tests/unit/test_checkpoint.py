@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperfl_flwr.checkpoint import Checkpoints, Progress
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import write_arrays
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.storage import write_arrays
+from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 
 ARRAYS = {"model/weight": np.linspace(0, 1, 5, dtype=np.float32)}
 

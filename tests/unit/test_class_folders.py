@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data import class_folders
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.data.reading import AS_IT_IS, Reading
-from hyperfl_flwr.data.splits import Dataset
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.dataset import Dataset
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
+from hyperfl_flwr.data.sources import image_folder
 
 DIGITS = load_dataset("digits")
 
@@ -182,7 +182,7 @@ def test_images_are_decoded_once(tmp_path: Path, own_cache: Path, monkeypatch: p
     (kept,) = own_cache.iterdir()
     assert kept.stat().st_mode & 0o077 == 0
     with monkeypatch.context() as patch:
-        patch.setattr(class_folders, "_decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(image_folder, "_decode", lambda *_: pytest.fail("decoded again"))
         load_dataset.__globals__["_load"].cache_clear()
         again = read(folder)
     assert isinstance(again.train.images.base, np.memmap)

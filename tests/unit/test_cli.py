@@ -10,9 +10,9 @@ import pytest
 from federations import Call, Federate, last_checkpoint
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import default_settings
-from hyperfl_flwr.data.datasets import DATASETS
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.data.registry import DATASETS
 
 
 def write_npz(path: Path, **changes: object) -> None:

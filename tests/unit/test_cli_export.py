@@ -12,14 +12,14 @@ from federations import NUM_CLIENTS, Call, Federate, InProcessGrid, Settings, sm
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.recording import read_manifest, read_metrics, settings_of
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from federations import Call, small_settings, trained
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import read_metrics, settings_of
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
 
 
 @pytest.fixture(scope="module")

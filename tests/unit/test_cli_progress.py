@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyperfl_flwr.cli_progress import ShownProgress
+from hyperfl_flwr.cli.progress import ShownProgress
 
 LOG = """\
 INFO :      Starting the app

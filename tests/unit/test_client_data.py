@@ -11,12 +11,12 @@ import pytest
 import torch
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from hyperfl_flwr.data.assignment import assign
-from hyperfl_flwr.data.client_data import DataSettings, FederatedData, load_federated_data
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.data.partition import PARTITIONS
-from hyperfl_flwr.data.splits import Dataset, Split
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.dataset import Dataset, Split
+from hyperfl_flwr.data.federated_data import DataSettings, FederatedData, load_federated_data
+from hyperfl_flwr.data.partition.assign import assign
+from hyperfl_flwr.data.partition.registry import PARTITIONS
+from hyperfl_flwr.data.registry import load_dataset
 
 TEST_DATA = os.environ.get("HYPERFL_TEST_DATA")
 SETTINGS = DataSettings(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings, nearest
-from hyperfl_flwr.data.reading import Reading
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.toml_settings import flatten
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default_settings, nearest
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.toml_files import flatten
+from hyperfl_flwr.data.sample_format import Reading
 
 
 def read(**changes: Any) -> RunConfig:

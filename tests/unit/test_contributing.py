@@ -15,19 +15,19 @@ from federations import Call, Federate
 from torch import nn
 
 from clients.fedavg import FedAvgClient
-from experiments import studies
-from experiments.audit import Options, audit, make_target
+from experiments import study
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge
-from hyperfl_flwr.attacks.reconstruction import AttackSettings, Reconstruction
+from hyperfl_flwr.app.methods import METHODS, Method
+from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
-from hyperfl_flwr.config import default_settings
+from hyperfl_flwr.audit.audit import Options, audit, make_target
+from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.data.class_names import CLASS_NAMES
-from hyperfl_flwr.data.datasets import DATASETS
-from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES
-from hyperfl_flwr.methods import METHODS, Method
+from hyperfl_flwr.data.registry import DATASETS
+from hyperfl_flwr.data.sources.torchvision import TORCHVISION_FILES
 from hyperfl_flwr.models.targets import TARGETS, Target, build_target
-from hyperfl_flwr.recording import read_manifest
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.runs.run_directory import read_manifest
 from strategies.fedavg import FedAvg
 
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -91,9 +91,9 @@ def test_every_registry_is_the_real_one() -> None:
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [("BaseStrategy", "strategies/base.py"), ("BaseClient", "clients/base.py"),
-     ("RunConfig", "hyperfl_flwr/config.py"), ("Run", "hyperfl_flwr/attacks/reconstruction.py"),
-     ("load_dataset", "hyperfl_flwr/data/datasets.py"), ("PERCEPTRONS", "hyperfl_flwr/models/targets.py")],
+    [("BaseStrategy", "strategies/engine/base.py"), ("BaseClient", "clients/engine/base.py"),
+     ("RunConfig", "hyperfl_flwr/config/run_config.py"), ("Run", "hyperfl_flwr/attacks/base.py"),
+     ("load_dataset", "hyperfl_flwr/data/registry.py"), ("PERCEPTRONS", "hyperfl_flwr/models/targets.py")],
 )  # fmt: skip
 def test_what_it_refers_to_stands_there(name: str, path: str) -> None:
     assert f"`{name}`" in page()
@@ -181,6 +181,6 @@ def test_a_study_needs_no_more_than_its_file(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "studies").mkdir()
     text = 'title = "Mine"\nmetric = "test_accuracy"\nunit = "%"\nseeds = 1\nnum-nodes = 1\n[settings]\n[quick]\n'
     (tmp_path / "studies" / "mine.toml").write_text(f'{text}[rows.local]\nmethod = "local"\n[columns.digits]\n')
-    monkeypatch.setattr(studies, "FOLDER", tmp_path)
-    assert studies.study_names() == ["mine"]
-    assert studies.load_study("mine").title == "Mine"
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    assert study.study_names() == ["mine"]
+    assert study.load_study("mine").title == "Mine"

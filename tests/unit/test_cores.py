@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cores import CoreSlots, slots_folder, usable_cores
-from experiments.flower import federation_config
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.core_locks import CoreSlots, slots_folder, usable_cores
+from hyperfl_flwr.launch.flower_env import federation_config
 
 HOLDER = """
 import subprocess, sys
 from pathlib import Path
-from experiments.cores import CoreSlots
+from hyperfl_flwr.launch.core_locks import CoreSlots
 slots = CoreSlots(Path(sys.argv[1]), [0, 1, 2])
 slots.acquire(int(sys.argv[2]))
 child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -51,7 +51,7 @@ def test_no_core_is_held_twice_and_kill_gives_back(tmp_path: Path) -> None:
 
 
 def test_waits_and_tells_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.cores.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("hyperfl_flwr.launch.core_locks.POLL_SECONDS", 0.01)
     told: list[int] = []
     with CoreSlots(tmp_path, [4, 7]) as first:
         assert first.acquire(2) == 2

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.corruptions import CORRUPTIONS, corrupted, require_corruption
-from hyperfl_flwr.errors import DataError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 

@@ -13,11 +13,12 @@ import pytest
 import torchvision
 from sklearn.datasets import load_digits
 
-from hyperfl_flwr.data import cache, datasets
-from hyperfl_flwr.data.datasets import DATASETS, load_dataset
-from hyperfl_flwr.data.splits import channel_statistics
-from hyperfl_flwr.data.torchvision_sets import TORCHVISION_FILES
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data import cache
+from hyperfl_flwr.data import registry as data_registry
+from hyperfl_flwr.data.dataset import channel_statistics
+from hyperfl_flwr.data.registry import DATASETS, load_dataset
+from hyperfl_flwr.data.sources.torchvision import TORCHVISION_FILES
 
 TEST_DATA = os.environ.get("HYPERFL_TEST_DATA")
 needs_data = pytest.mark.skipif(
@@ -29,7 +30,7 @@ needs_data = pytest.mark.skipif(
 def own_cache(monkeypatch, tmp_path):
     """Every test has its own cache on disk and nothing loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    datasets._load.cache_clear()
+    data_registry._load.cache_clear()
     return tmp_path / "xdg" / "hyperfl"
 
 
@@ -103,7 +104,7 @@ def test_decoded_arrays_are_mapped_from_the_cache(tmp_path, own_cache, monkeypat
     (folder,) = (own_cache / "decoded").iterdir()
     assert folder.name.startswith("mnist-")
     monkeypatch.setattr(torchvision.datasets, "MNIST", None)
-    datasets._load.cache_clear()
+    data_registry._load.cache_clear()
     dataset = load_dataset("mnist", tmp_path)
     assert_holds(dataset, written)
     assert isinstance(dataset.train.images.base, np.memmap)
@@ -137,7 +138,7 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, own_cache, damage):
     elif damage == "other":
         np.save(victim, np.zeros(3))
     for _ in range(2):
-        datasets._load.cache_clear()
+        data_registry._load.cache_clear()
         dataset = load_dataset("mnist", tmp_path)
         assert_holds(dataset, written)
     assert isinstance(dataset.train.images.base, np.memmap)
@@ -261,7 +262,7 @@ def test_cache_directory(monkeypatch, configured, platform, expected):
     monkeypatch.setenv("XDG_CACHE_HOME", configured)
     monkeypatch.setattr(cache.sys, "platform", platform)
     assert str(cache.cache_directory()) == expected.replace("HOME", str(Path.home()))
-    assert datasets.default_data_root() == cache.cache_directory() / "data"
+    assert data_registry.default_data_root() == cache.cache_directory() / "data"
 
 
 @needs_data

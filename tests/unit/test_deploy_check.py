@@ -13,15 +13,16 @@ from cryptography.hazmat.primitives import serialization
 from little_servers import free_port, https_server
 from PIL import Image
 
-from experiments import deploy_node_check, other_accounts
-from experiments.deploy_check import check
-from experiments.deploy_files import init, renew
-from experiments.deploy_keys import read_public_key, write_authority, write_server_certificate
-from experiments.deploy_layout import Deployment
-from experiments.findings import Finding, Level
-from experiments.machine_checks import gpus
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.deploy import check_node
+from hyperfl_flwr.deploy.check_server import check
+from hyperfl_flwr.deploy.keys import read_public_key, write_authority, write_server_certificate
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.provision import init, renew
+from hyperfl_flwr.launch import other_accounts
+from hyperfl_flwr.launch.findings import Finding, Level
+from hyperfl_flwr.launch.machine_checks import gpus
 
 Found = dict[str, list[Finding]]
 
@@ -286,7 +287,7 @@ def test_a_gpu_that_torch_cannot_use_is_told(
 ) -> None:
     """With a driver's version, as it stands in /proc, and a torch that does not find a GPU."""
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n")
-    monkeypatch.setattr(deploy_node_check, "gpus", lambda: gpus(tmp_path / "version"))
+    monkeypatch.setattr(check_node, "gpus", lambda: gpus(tmp_path / "version"))
     assert "driver 535.104.05" in warnings(look(_settings(deployment, 'device = "auto"')))["GPU"]
     assert "GPU" not in look(_settings(deployment, 'device = "cpu"'))
 

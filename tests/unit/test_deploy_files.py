@@ -12,12 +12,12 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from experiments.deploy_files import init, renew
-from experiments.deploy_keys import read_certificate, read_node_key
-from experiments.deploy_layout import Deployment
-from experiments.deploy_owner import Place
-from experiments.deploy_texts import fill
-from hyperfl_flwr.errors import ConfigError, StateError
+from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.deploy.keys import read_certificate, read_node_key
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.node_settings import Place
+from hyperfl_flwr.deploy.provision import init, renew
+from hyperfl_flwr.deploy.templates import fill
 
 
 def make(folder: Path, host: str = "fl.example.org", nodes: int = 2) -> Deployment:

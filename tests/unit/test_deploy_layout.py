@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.deploy_layout import Deployment
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.deploy.layout import Deployment
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from flwr.common.config import parse_config_args
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.deploy_owner import NodeSettings, Place, as_toml, node_arguments, node_config
-from experiments.deploy_texts import NODE_SETTINGS
-from hyperfl_flwr.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.deploy.node_settings import NodeSettings, Place, as_toml, node_arguments, node_config
+from hyperfl_flwr.deploy.templates import NODE_SETTINGS
 
 
 def node_folder(folder: Path, text: str = "") -> Path:

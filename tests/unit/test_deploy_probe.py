@@ -7,11 +7,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from little_servers import free_port, https_server, silent_server
 
-import experiments.deploy_probe
-from experiments.deploy_keys import write_authority, write_server_certificate
-from experiments.deploy_probe import Answer, clock, probe
-from experiments.findings import Level
-from hyperfl_flwr.registration import Registration, ask_admission, ask_registration
+import hyperfl_flwr.deploy.probe
+from hyperfl_flwr.deploy.fleet_api import Registration, ask_admission, ask_registration
+from hyperfl_flwr.deploy.keys import write_authority, write_server_certificate
+from hyperfl_flwr.deploy.probe import Answer, clock, probe
+from hyperfl_flwr.launch.findings import Level
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_name_that_nobody_has(folder: Path) -> None:
 
 
 def test_a_program_that_says_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments.deploy_probe, "SECONDS", 0.5)
+    monkeypatch.setattr(hyperfl_flwr.deploy.probe, "SECONDS", 0.5)
     with silent_server() as port:
         assert "does not answer within" in told("127.0.0.1", port, folder / "ca.crt")[1]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-import experiments.deploy_start
-from experiments.deploy_files import init
-from experiments.deploy_layout import Deployment
-from experiments.deploy_start import wait_for_admission
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.registration import Registration
+import hyperfl_flwr.deploy.admission
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.deploy.admission import wait_for_admission
+from hyperfl_flwr.deploy.fleet_api import Registration
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.provision import init
 
 Answers = Callable[..., list[str]]
 
@@ -24,7 +24,7 @@ def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     """Return a function that waits with a SuperLink which gives some answers, each once: -> what was noted."""
     deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=8000, num_nodes=1)
     init(deployment)
-    monkeypatch.setattr(experiments.deploy_start, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(hyperfl_flwr.deploy.admission, "POLL_SECONDS", 0.0)
 
     def run(*answers: Registration | Exception) -> list[str]:
         left, notes = list(answers), []
@@ -35,7 +35,7 @@ def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
                 raise said
             return said
 
-        monkeypatch.setattr(experiments.deploy_start, "ask_admission", answer)
+        monkeypatch.setattr(hyperfl_flwr.deploy.admission, "ask_admission", answer)
         wait_for_admission(deployment.node(0), notes.append)
         assert not left
         return notes

@@ -14,10 +14,10 @@ import pytest
 import torch
 from federations import Call
 
-from experiments import doctor, machine_checks
-from experiments.cores import usable_cores
-from experiments.findings import Finding, Level
-from experiments.processes import Process, process_table
+from hyperfl_flwr.launch import doctor, machine_checks
+from hyperfl_flwr.launch.core_locks import usable_cores
+from hyperfl_flwr.launch.findings import Finding, Level
+from hyperfl_flwr.launch.processes import Process, process_table
 
 
 def levels(findings: Iterable[Finding]) -> list[Level]:
@@ -113,7 +113,7 @@ def process(pid: int, parent: int, command: str) -> Process:
 
 def test_what_lives_below_a_supervisor_is_a_run_of_ours() -> None:
     rows = [
-        process(2, 1, "/usr/bin/python -I -S /x/experiments/processes.py --owner 1 -- /x/bin/flower-superlink"),
+        process(2, 1, "/usr/bin/python -I -S /x/hyperfl_flwr/launch/processes.py --owner 1 -- /x/bin/flower-superlink"),
         process(3, 2, "/usr/bin/python /x/bin/flower-superlink --insecure"),
         process(4, 3, "/x/ray/core/src/ray/raylet/raylet --socket"),
         process(5, 1, "vi flower-superlink.md"),

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyperfl_flwr.data import datasets
-from hyperfl_flwr.data.cinic import CLASSES
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.data.partition_equal import dominant_classes
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data import registry as data_registry
+from hyperfl_flwr.data.partition.equal_size import dominant_classes
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sources.cinic10 import CLASSES
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     """Every test has its own cache on disk and nothing loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    datasets._load.cache_clear()
+    data_registry._load.cache_clear()
 
 
 def write_emnist(root: Path, *, train: int, test: int) -> dict[str, np.ndarray]:
@@ -84,7 +84,7 @@ def test_cinic10_is_read_from_its_folders(tmp_path):
     assert len(dataset.test) == 21
     np.testing.assert_array_equal(dataset.test.images[-1], np.stack([images["test"][0, 0, :, :, 0]] * 3))
     assert (dataset.num_classes, dataset.augment) == (10, True)
-    datasets._load.cache_clear()
+    data_registry._load.cache_clear()
     assert isinstance(load_dataset("cinic10", tmp_path).train.images.base, np.memmap)
 
 

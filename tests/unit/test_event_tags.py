@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.event_files import require_tensorboard, tag
-from hyperfl_flwr.errors import InstallationError
+from hyperfl_flwr.core.errors import InstallationError
+from hyperfl_flwr.launch.tensorboard import require_tensorboard, tag
 
 
 def test_without_the_package_the_command_to_install_it_is_told() -> None:

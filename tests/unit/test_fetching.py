@@ -18,11 +18,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from hyperfl_flwr import fetching
-from hyperfl_flwr import grid as grid_module
-from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
-from hyperfl_flwr.grid import exchange
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.server import exchange as grid_module
+from hyperfl_flwr.server import fetching
+from hyperfl_flwr.server.exchange import exchange
+from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 
 
 @dataclass

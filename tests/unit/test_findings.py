@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from experiments.findings import Finding, Level, as_json, error, exit_code, ok, print_finding, warning
+from hyperfl_flwr.launch.findings import Finding, Level, as_json, error, exit_code, ok, print_finding, warning
 
 FOUND = [
     ok("memory", "12 GB are free"),

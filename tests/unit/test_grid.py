@@ -10,11 +10,11 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from scripted import A, Answer, B, C, ScriptedGrid, fails, from_the_superlink, is_silent, says
 
-from hyperfl_flwr import grid as grid_module
-from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.grid import exchange, match
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import record_of
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.protocol.messages import record_of
+from hyperfl_flwr.server import exchange as grid_module
+from hyperfl_flwr.server.exchange import exchange, match
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import pytest
 from flwr.common.constant import ErrorCode
 from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
 
-from hyperfl_flwr import agreement as agreement_module
-from hyperfl_flwr import grid as grid_module
-from hyperfl_flwr.agreement import Federation, handshake
-from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.server import exchange as grid_module
+from hyperfl_flwr.server import federation as agreement_module
+from hyperfl_flwr.server.federation import Federation, handshake
 
 
 @pytest.fixture(autouse=True)

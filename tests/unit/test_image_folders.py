@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from hyperfl_flwr.cli import cli
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.cli.main import cli
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.data.federated_data import load_federated_data
 
 
 def invoke(*words: str) -> list[Path]:

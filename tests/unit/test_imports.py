@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.app.methods import METHODS
 from strategies.pfedhn import PFedHN
 
 
 @pytest.mark.parametrize(
     ("modules", "not_needed"),
     [
-        ("hyperfl_flwr.client_app", "flwr.superlink.grid, matplotlib, ray, scipy.optimize, scipy.stats, sklearn"),
-        ("hyperfl_flwr.cli", "flwr, matplotlib, pydantic, torch"),
+        ("hyperfl_flwr.app.client", "flwr.superlink.grid, matplotlib, ray, scipy.optimize, scipy.stats, sklearn"),
+        ("hyperfl_flwr.cli.main", "flwr, matplotlib, pydantic, torch"),
         (
-            "experiments.deploy_files, experiments.deploy_register, experiments.deploy_check, experiments.deploy_start",
+            "hyperfl_flwr.deploy.provision, hyperfl_flwr.deploy.register, hyperfl_flwr.deploy.check_server, hyperfl_flwr.deploy.admission",
             "matplotlib, ray, torch",
         ),
-        ("experiments.planning", "matplotlib, ray, scipy.stats, sklearn"),
+        ("hyperfl_flwr.launch.planning", "matplotlib, ray, scipy.stats, sklearn"),
         (
-            "hyperfl_flwr.cli, experiments.run, experiments.deploy_run, experiments.deploy_personalize, "
-            "experiments.quickstart",
+            "hyperfl_flwr.cli.main, hyperfl_flwr.launch.simulation, hyperfl_flwr.deploy.run, hyperfl_flwr.deploy.personalize, "
+            "hyperfl_flwr.launch.quickstart",
             "flwr, matplotlib, ray, scipy, sklearn, torch, torchvision",
         ),
     ],
@@ -40,7 +40,7 @@ import os
 import sys
 from experiments import run
 from hyperfl_flwr.__main__ import main
-from hyperfl_flwr.errors import RunFailedError
+from hyperfl_flwr.core.errors import RunFailedError
 
 def follow(superlink, run_id, planned, observer):
     libraries = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else ""
@@ -71,8 +71,8 @@ TRAINING = """
 import sys
 from federations import plain_grid, small_settings
 from hyperfl_flwr import server_app
-from hyperfl_flwr.config import RunConfig
-from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.app.methods import METHODS
 
 server_app.plot_run = lambda _: None
 for method in sys.argv[2:]:

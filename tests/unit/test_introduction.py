@@ -7,11 +7,11 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from scripted import A, B, C, ScriptedGrid, introduction, nodes_of, says
 
-from hyperfl_flwr import roster as roster_module
-from hyperfl_flwr.grid import Exchange
-from hyperfl_flwr.introduction import MOST_NODES, Node, Refusal, introduce
-from hyperfl_flwr.messages import PROPERTIES, record_of
-from hyperfl_flwr.roster import Roster
+from hyperfl_flwr.protocol.messages import PROPERTIES, record_of
+from hyperfl_flwr.server import membership as roster_module
+from hyperfl_flwr.server.exchange import Exchange
+from hyperfl_flwr.server.handshake import MOST_NODES, Node, Refusal, introduce
+from hyperfl_flwr.server.membership import Roster
 
 
 def greeting(**changes: Any) -> Exchange:

@@ -9,9 +9,9 @@ from federations import Call, small_settings, trained
 from flwr.common.config import parse_config_args
 from PIL import Image
 
-from clients.on_demand_node import DATA, DELTA, EPSILON, OUTPUT
+from clients.novel.node import DATA, DELTA, EPSILON, OUTPUT
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.config import default_settings
+from hyperfl_flwr.config.run_config import default_settings
 
 SECTION = (ROOT / "docs" / "it_pfl.md").read_text().split("## A model for your own data\n")[1].split("\n## ")[0]
 LINES = [line.strip() for line in SECTION.splitlines() if line.startswith("    ")]

@@ -14,48 +14,48 @@ LAYERS: dict[str, int] = {
         (
             "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics",
             "hyperfl_flwr.attacks", "hyperfl_flwr.privacy",
-            "hyperfl_flwr.config", "hyperfl_flwr.sections", "hyperfl_flwr.rng", "hyperfl_flwr.device",
-            "hyperfl_flwr.errors",
-            "hyperfl_flwr.checked_files", "hyperfl_flwr.storage", "hyperfl_flwr.commit", "hyperfl_flwr.versions",
-            "hyperfl_flwr.predictions", "hyperfl_flwr.scalars", "hyperfl_flwr.optimisers",
-            "hyperfl_flwr.toml_settings", "hyperfl_flwr.folder_lock",
+            "hyperfl_flwr.config.run_config", "hyperfl_flwr.config.sections", "hyperfl_flwr.core.rng", "hyperfl_flwr.core.device",
+            "hyperfl_flwr.core.errors",
+            "hyperfl_flwr.core.checked_files", "hyperfl_flwr.core.storage", "hyperfl_flwr.core.commit", "hyperfl_flwr.core.versions",
+            "hyperfl_flwr.metrics.predictions", "hyperfl_flwr.core.setting_types", "hyperfl_flwr.core.optimisers",
+            "hyperfl_flwr.core.toml_files", "hyperfl_flwr.core.folder_lock",
         ),
         0,
     ),
     **dict.fromkeys(
         (
-            "hyperfl_flwr.messages", "hyperfl_flwr.owner", "hyperfl_flwr.queries", "hyperfl_flwr.arrays",
-            "hyperfl_flwr.sizes", "hyperfl_flwr.reproducible_sum",
-            "hyperfl_flwr.cohort", "hyperfl_flwr.grid", "hyperfl_flwr.agreement", "hyperfl_flwr.roster",
-            "hyperfl_flwr.introduction", "hyperfl_flwr.in_process",
-            "hyperfl_flwr.state", "hyperfl_flwr.checkpoint", "hyperfl_flwr.recording", "hyperfl_flwr.novel_results",
-            "hyperfl_flwr.kept_models",
-            "hyperfl_flwr.summary",
-            "hyperfl_flwr.plots", "hyperfl_flwr.resume", "hyperfl_flwr.manifest", "hyperfl_flwr.packages",
-            "hyperfl_flwr.guard_all", "hyperfl_flwr.guard_app",
-            "hyperfl_flwr.ray_pool", "hyperfl_flwr.ledger", "hyperfl_flwr.recorded_app", "hyperfl_flwr.own_model",
-            "hyperfl_flwr.registration", "hyperfl_flwr.fetching", "hyperfl_flwr.exclusions",
-            "hyperfl_flwr.greetings", "hyperfl_flwr.run_data",
+            "hyperfl_flwr.protocol.messages", "hyperfl_flwr.config.node_config", "hyperfl_flwr.protocol.queries", "hyperfl_flwr.protocol.arrays",
+            "hyperfl_flwr.protocol.sizes", "hyperfl_flwr.protocol.reproducible_sum",
+            "hyperfl_flwr.node.cohort", "hyperfl_flwr.server.exchange", "hyperfl_flwr.server.federation", "hyperfl_flwr.server.membership",
+            "hyperfl_flwr.server.handshake", "hyperfl_flwr.server.in_process_grid",
+            "hyperfl_flwr.node.private_state", "hyperfl_flwr.runs.checkpoint", "hyperfl_flwr.runs.run_directory", "hyperfl_flwr.runs.novel_results",
+            "hyperfl_flwr.node.saved_models",
+            "hyperfl_flwr.runs.summary",
+            "hyperfl_flwr.runs.plots", "hyperfl_flwr.runs.resume", "hyperfl_flwr.runs.manifest", "hyperfl_flwr.core.package_guard",
+            "hyperfl_flwr.core.guard_all", "hyperfl_flwr.core.guard_app",
+            "hyperfl_flwr.server.ray_pool", "hyperfl_flwr.node.ledger", "hyperfl_flwr.node.ledger_app", "hyperfl_flwr.models.custom.provenance",
+            "hyperfl_flwr.deploy.fleet_api", "hyperfl_flwr.server.fetching", "hyperfl_flwr.server.exclusions",
+            "hyperfl_flwr.server.greetings", "hyperfl_flwr.runs.run_data",
         ),
         1,
     ),
     **dict.fromkeys(("strategies", "clients"), 2),
     **dict.fromkeys(
         (
-            "hyperfl_flwr.server_app", "hyperfl_flwr.client_app", "hyperfl_flwr.node", "hyperfl_flwr.methods",
-            "hyperfl_flwr.personalize", "hyperfl_flwr.resolved",
-            "hyperfl_flwr.restored", "hyperfl_flwr.export", "hyperfl_flwr.join",
+            "hyperfl_flwr.app.server", "hyperfl_flwr.app.client", "hyperfl_flwr.app.node", "hyperfl_flwr.app.methods",
+            "hyperfl_flwr.app.personalize", "hyperfl_flwr.app.resolved",
+            "hyperfl_flwr.app.restore", "hyperfl_flwr.results.export", "hyperfl_flwr.results.join",
         ),
         3,
     ),
     "experiments": 4,
     **dict.fromkeys(
         (
-            "hyperfl_flwr.cli_export",
-            "hyperfl_flwr.cli", "hyperfl_flwr.cli_audit", "hyperfl_flwr.cli_studies", "hyperfl_flwr.cli_output",
-            "hyperfl_flwr.cli_personalize", "hyperfl_flwr.cli_deploy", "hyperfl_flwr.cli_folders",
-            "hyperfl_flwr.cli_ledger", "hyperfl_flwr.cli_tensorboard", "hyperfl_flwr.cli_progress",
-            "hyperfl_flwr.cli_doctor", "hyperfl_flwr.__main__",
+            "hyperfl_flwr.cli.export",
+            "hyperfl_flwr.cli.main", "hyperfl_flwr.cli.audit", "experiments.commands", "hyperfl_flwr.launch.console",
+            "hyperfl_flwr.cli.personalize", "hyperfl_flwr.cli.deploy", "hyperfl_flwr.cli.sample_folders",
+            "hyperfl_flwr.cli.ledger", "hyperfl_flwr.cli.tensorboard", "hyperfl_flwr.cli.progress",
+            "hyperfl_flwr.cli.doctor", "hyperfl_flwr.__main__",
         ),
         5,
     ),
@@ -63,8 +63,8 @@ LAYERS: dict[str, int] = {
 """Package or module -> layer; what is inside a package belongs to the package's layer."""
 
 STRANGERS = (
-    ("strategies", "clients"), ("hyperfl_flwr.server_app", "hyperfl_flwr.client_app"),
-    ("hyperfl_flwr.server_app", "hyperfl_flwr.node"),
+    ("strategies", "clients"), ("hyperfl_flwr.app.server", "hyperfl_flwr.app.client"),
+    ("hyperfl_flwr.app.server", "hyperfl_flwr.app.node"),
 )  # fmt: skip
 """Sides that meet in messages only and never import each other."""
 
@@ -136,22 +136,22 @@ def test_every_entry_exists() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("hyperfl_flwr.rng", "import flwr.common"),
-        ("hyperfl_flwr.data.npz", "def f():\n    from ray import get"),
-        ("hyperfl_flwr.config", "from hyperfl_flwr.messages import CONFIG"),
-        ("hyperfl_flwr.config", "from hyperfl_flwr import messages"),
-        ("hyperfl_flwr.data.npz", "from ..messages import CONFIG"),
-        ("hyperfl_flwr.data.npz", "from .. import grid"),
-        ("hyperfl_flwr.grid", "import strategies.base"),
-        ("strategies.base", "from clients.base import BaseClient"),
-        ("clients.base", "from strategies import base"),
-        ("clients.base", "from hyperfl_flwr.methods import METHODS"),
-        ("hyperfl_flwr.server_app", "import hyperfl_flwr.client_app"),
-        ("hyperfl_flwr.methods", "from experiments import run"),
-        ("experiments.run", "from hyperfl_flwr.cli import main"),
-        ("hyperfl_flwr", "from hyperfl_flwr.errors import HyperFLError"),
+        ("hyperfl_flwr.core.rng", "import flwr.common"),
+        ("hyperfl_flwr.data.sources.npz", "def f():\n    from ray import get"),
+        ("hyperfl_flwr.config.run_config", "from hyperfl_flwr.protocol.messages import CONFIG"),
+        ("hyperfl_flwr.config.run_config", "from hyperfl_flwr import messages"),
+        ("hyperfl_flwr.data.sources.npz", "from ..messages import CONFIG"),
+        ("hyperfl_flwr.data.sources.npz", "from .. import grid"),
+        ("hyperfl_flwr.server.exchange", "import strategies.engine.base"),
+        ("strategies.engine.base", "from clients.engine.base import BaseClient"),
+        ("clients.engine.base", "from strategies import base"),
+        ("clients.engine.base", "from hyperfl_flwr.app.methods import METHODS"),
+        ("hyperfl_flwr.app.server", "import hyperfl_flwr.app.client"),
+        ("hyperfl_flwr.app.methods", "from experiments import run"),
+        ("hyperfl_flwr.launch.simulation", "from hyperfl_flwr.cli.main import main"),
+        ("hyperfl_flwr", "from hyperfl_flwr.core.errors import HyperFLError"),
         ("hyperfl_flwr.news", ""),
-        ("hyperfl_flwr.grid", "from hyperfl_flwr.news import x"),
+        ("hyperfl_flwr.server.exchange", "from hyperfl_flwr.news import x"),
     ],
 )
 def test_a_wrong_import_is_seen(module: str, source: str) -> None:
@@ -161,8 +161,11 @@ def test_a_wrong_import_is_seen(module: str, source: str) -> None:
 
 def test_right_imports_are_let_through() -> None:
     source = "import numpy\nfrom hyperfl_flwr import ROOT, messages\nfrom . import grid\nimport flwr.app"
-    assert problems("hyperfl_flwr.cohort", source) == []
-    assert problems("strategies.base", "from strategies.fedavg import FedAvg\nfrom hyperfl_flwr.rng import x") == []
+    assert problems("hyperfl_flwr.node.cohort", source) == []
+    assert (
+        problems("strategies.engine.base", "from strategies.fedavg import FedAvg\nfrom hyperfl_flwr.core.rng import x")
+        == []
+    )
 
 
 def test_no_file_is_over_300_lines() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.layout import Machine, suitable_nodes, suitable_threads
-from experiments.planning import plan
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 
 HYPERNETWORK, CNN = 60_000_000, 470_000
 """Bytes that a node of HyperFL and of FedAvg receives."""

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from hyperfl_flwr.arrays import pack_arrays
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.ledger import LEDGER, Entry, Ledger, LedgerError, Origin, read_ledger
-from hyperfl_flwr.sizes import content_bytes
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.node.ledger import LEDGER, Entry, Ledger, LedgerError, Origin, read_ledger
+from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.sizes import content_bytes
 
 
 def entry(number: int = 0, error: str = "") -> Entry:

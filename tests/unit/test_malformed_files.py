@@ -15,15 +15,15 @@ import pytest
 from federations import Call
 from PIL import Image
 
-from hyperfl_flwr import checked_files
+from hyperfl_flwr.core import checked_files
+from hyperfl_flwr.core.errors import DataError, HyperFLError, StateError
+from hyperfl_flwr.core.storage import read_arrays, stored_bytes
 from hyperfl_flwr.data import cache
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.data.npz import read_samples
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sources.npz import read_samples
 from hyperfl_flwr.data.unlabelled import read_unlabelled
-from hyperfl_flwr.errors import DataError, HyperFLError, StateError
-from hyperfl_flwr.models.recipe import TargetRecipe
+from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import read_model, write_model
-from hyperfl_flwr.storage import read_arrays, stored_bytes
 
 META = json.dumps({"arrays": ["images", "labels"], "meta": {}})
 MEGABYTE = 1_000_000

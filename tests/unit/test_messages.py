@@ -8,8 +8,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from numpy.typing import NDArray
 
-from hyperfl_flwr.arrays import layout_problem, not_finite, pack_arrays, unpack_arrays
-from hyperfl_flwr.messages import (
+from hyperfl_flwr.protocol.arrays import layout_problem, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import (
     ClientResult,
     Failure,
     Reduction,
@@ -21,7 +21,7 @@ from hyperfl_flwr.messages import (
     record_of,
     weights_record,
 )
-from hyperfl_flwr.sizes import content_bytes
+from hyperfl_flwr.protocol.sizes import content_bytes
 
 REQUEST = Request(
     round=3,

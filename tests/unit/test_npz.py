@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperfl_flwr.data.client_data import DataSettings, load_federated_data
-from hyperfl_flwr.data.datasets import load_dataset
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.federated_data import DataSettings, load_federated_data
+from hyperfl_flwr.data.registry import load_dataset
 
 REAL = Path(os.environ.get("HYPERFL_TEST_DATA", "/nonexistent"))
 CHARS74K = "chars74k_fnt_28x28.npz"

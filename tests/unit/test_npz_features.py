@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_npz import load
 
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.data.client_data import load_federated_data
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.federated_data import load_federated_data
 
 
 def vectors(count=40, length=7, **changes):

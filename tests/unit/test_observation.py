@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperfl_flwr.attacks.observation import Observation, PublicKnowledge, load_observation, save_observation
-from hyperfl_flwr.config import RunConfig, default_settings
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import read_arrays, write_arrays
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.storage import read_arrays, write_arrays
+from hyperfl_flwr.runs.observation import Observation, PublicKnowledge, load_observation, save_observation
 
 SHAPE = {"input_shape": (3, 32, 32), "num_classes": 10, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2)}
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyperfl_flwr.data import datasets, omniglot
-from hyperfl_flwr.data.client_data import DataSettings, load_federated_data
-from hyperfl_flwr.data.datasets import DATASETS, load_dataset
-from hyperfl_flwr.data.omniglot import CHARACTERS, DRAWERS, FOLDER, SETS
-from hyperfl_flwr.errors import DataError
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data import registry as data_registry
+from hyperfl_flwr.data.federated_data import DataSettings, load_federated_data
+from hyperfl_flwr.data.registry import DATASETS, load_dataset
+from hyperfl_flwr.data.sources import omniglot
+from hyperfl_flwr.data.sources.omniglot import CHARACTERS, DRAWERS, FOLDER, SETS
 
 REAL = Path(os.environ.get("HYPERFL_TEST_DATA", "/nonexistent"))
 needs_omniglot = pytest.mark.skipif(
@@ -47,7 +48,7 @@ SETTINGS = DataSettings(
 def small_alphabets(request, monkeypatch, tmp_path):
     """Every test has its own cache on disk and nothing loaded; alphabets have four characters where files are made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    datasets._load.cache_clear()
+    data_registry._load.cache_clear()
     if "root" in request.fixturenames:
         monkeypatch.setattr(omniglot, "CHARACTERS", SMALL)
 
@@ -153,7 +154,7 @@ def test_unpacked_archives_are_the_same_data(root, unpacked):
 def test_clients_are_mapped_from_the_cache_too(root, monkeypatch, tmp_path):
     """A second process reads no archive; where the cache has lost the clients, it is built anew."""
     first = load_dataset("omniglot", root)
-    datasets._load.cache_clear()
+    data_registry._load.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(omniglot, "_decode", None)
         second = load_dataset("omniglot", root)
@@ -163,7 +164,7 @@ def test_clients_are_mapped_from_the_cache_too(root, monkeypatch, tmp_path):
     for name in ("train_clients.npy", "test_clients.npy"):
         (folder / name).unlink()
     np.save(folder / "train_clients.npy", np.zeros(3, dtype=np.int64))
-    datasets._load.cache_clear()
+    data_registry._load.cache_clear()
     third = load_dataset("omniglot", root)
     np.testing.assert_array_equal(third.train.clients, first.train.clients)
     assert (folder / "test_clients.npy").is_file()

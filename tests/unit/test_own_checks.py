@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.models.own_checks import check_own
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.models.custom.checks import check_own
 
 SHAPE = (1, 8, 8)
 

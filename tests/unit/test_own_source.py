@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from federations import Call
 
-from experiments.bundle import build_app
-from hyperfl_flwr.errors import ConfigError
-from hyperfl_flwr.models import own_source
-from hyperfl_flwr.own_model import travelling_source
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.models.custom import source as custom_source
+from hyperfl_flwr.models.custom.provenance import travelling_source
 
 NETWORK = """
 from torch import nn
@@ -60,14 +60,14 @@ TRAVELS = ["__init__.py", "deep/__init__.py", "nets.py", "parts.py", "sizes.json
 
 def test_a_package_is_found_copied_and_hashed(tmp_path: Path) -> None:
     package = write_package(tmp_path, "netof_a")
-    assert own_source.find("netof_a.nets:build", [tmp_path]) == package
-    assert list(own_source.files_of(package)) == [f"netof_a/{name}" for name in TRAVELS]
-    own_source.copy(package, tmp_path / "copy")
-    assert own_source.digest_of(tmp_path / "copy" / "netof_a") == own_source.digest_of(package)
+    assert custom_source.find("netof_a.nets:build", [tmp_path]) == package
+    assert list(custom_source.files_of(package)) == [f"netof_a/{name}" for name in TRAVELS]
+    custom_source.copy(package, tmp_path / "copy")
+    assert custom_source.digest_of(tmp_path / "copy" / "netof_a") == custom_source.digest_of(package)
     (package / "notes.txt").write_text("not part of it")
-    assert own_source.digest_of(tmp_path / "copy" / "netof_a") == own_source.digest_of(package)
+    assert custom_source.digest_of(tmp_path / "copy" / "netof_a") == custom_source.digest_of(package)
     (package / "sizes.json").write_text("[6]")
-    assert own_source.digest_of(tmp_path / "copy" / "netof_a") != own_source.digest_of(package)
+    assert custom_source.digest_of(tmp_path / "copy" / "netof_a") != custom_source.digest_of(package)
 
 
 def test_the_first_folder_counts_and_none_is_none(tmp_path: Path) -> None:
@@ -75,14 +75,14 @@ def test_the_first_folder_counts_and_none_is_none(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "netof_b.py").write_text("")
     folders = [tmp_path / "none", tmp_path / "one", tmp_path / "other"]
-    assert own_source.find("netof_b:build", folders) == tmp_path / "one" / "netof_b.py"
-    assert own_source.find("netof_c:build", folders) is None
+    assert custom_source.find("netof_b:build", folders) == tmp_path / "one" / "netof_b.py"
+    assert custom_source.find("netof_c:build", folders) is None
 
 
 def test_an_installed_package_s_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("")
     with pytest.raises(ConfigError, match=r"which it would hide; rename it"):
-        own_source.find("numpy:build", [tmp_path])
+        custom_source.find("numpy:build", [tmp_path])
 
 
 @pytest.mark.parametrize("name", ["clients", "strategies", "experiments", "hyperfl_flwr", "random", "os"])
@@ -90,7 +90,7 @@ def test_names_of_this_project_and_of_python_are_refused(name: str, tmp_path: Pa
     """Whether something of that name lies there or not: nothing in them makes a network."""
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf"{name} is (this project's|Python's); give your own package or module"):
-            own_source.find(f"{name}.path:build", [tmp_path])
+            custom_source.find(f"{name}.path:build", [tmp_path])
         (tmp_path / f"{name}.py").write_text("")
 
 
@@ -100,30 +100,30 @@ def test_a_copy_beside_the_original_is_let_through(tmp_path: Path, monkeypatch: 
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "netof_l.py").write_text("x = 1")
     monkeypatch.syspath_prepend(tmp_path / "path")
-    assert own_source.find("netof_l:build", [tmp_path / "copy"]) == tmp_path / "copy" / "netof_l.py"
+    assert custom_source.find("netof_l:build", [tmp_path / "copy"]) == tmp_path / "copy" / "netof_l.py"
     (tmp_path / "path" / "netof_l.py").write_text("x = 2")
     with pytest.raises(ConfigError, match="which it would hide"):
-        own_source.find("netof_l:build", [tmp_path / "copy"])
+        custom_source.find("netof_l:build", [tmp_path / "copy"])
 
 
 @pytest.mark.parametrize("name", ["build", "lib", "env", "test_net", "net_test"])
 def test_names_that_flower_leaves_out_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("")
     with pytest.raises(ConfigError, match=rf"Flower's apps leave out what is called {name}; rename"):
-        own_source.find(f"{name}:build", [tmp_path])
+        custom_source.find(f"{name}:build", [tmp_path])
 
 
 def test_too_much_source_is_refused(tmp_path: Path) -> None:
     package = write_package(tmp_path, "netof_d")
-    (package / "table.json").write_text("0" * (own_source.LARGEST + 1))
+    (package / "table.json").write_text("0" * (custom_source.LARGEST + 1))
     with pytest.raises(ConfigError, match="8 MB of source, an app takes 8 MB"):
-        own_source.find("netof_d.nets:build", [tmp_path])
+        custom_source.find("netof_d.nets:build", [tmp_path])
 
 
 def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
     """Flower's own `flwr build`: the bundle holds the package, and nothing of it that does not travel."""
     write_package(tmp_path, "netof_e")
-    own_source.find("netof_e.nets:build", [tmp_path])
+    custom_source.find("netof_e.nets:build", [tmp_path])
     app = build_app(tmp_path / "app", travelling_source("netof_e.nets:build"))
     patterns = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     assert [name for name in patterns if "netof_e" in name] == [f"netof_e/{name}" for name in TRAVELS]

@@ -7,17 +7,17 @@ import pytest
 from federations import Settings, small_settings
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from clients import adapter
-from experiments.deploy_owner import NodeSettings
-from hyperfl_flwr.arrays import pack_arrays
-from hyperfl_flwr.client_app import app
-from hyperfl_flwr.errors import ConfigError, DataError, RefusalError, for_others
-from hyperfl_flwr.in_process import InProcessGrid
-from hyperfl_flwr.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
-from hyperfl_flwr.node import NodeApp
-from hyperfl_flwr.owner import Owner
-from hyperfl_flwr.queries import PROBLEM
-from hyperfl_flwr.scalars import Scalar
+from clients.engine import adapter
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.node import NodeApp
+from hyperfl_flwr.config.node_config import Owner
+from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError, for_others
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.deploy.node_settings import NodeSettings
+from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
+from hyperfl_flwr.protocol.queries import PROBLEM
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
 def context(run: Settings | None = None, **node: Scalar) -> Context:
@@ -53,7 +53,7 @@ def test_data_must_name_something(data: str) -> None:
 
 
 def test_the_keys_of_a_deployments_node_are_known() -> None:
-    """`hyperfl deploy` hands over these; only `hyperfl_flwr.owner` decides what they mean."""
+    """`hyperfl deploy` hands over these; only `hyperfl_flwr.config.node_config` decides what they mean."""
     handed = {str(field.alias) for field in NodeSettings.model_fields.values()}
     assert handed <= {str(field.alias) for field in Owner.model_fields.values()}
 

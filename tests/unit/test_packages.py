@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.errors import InstallationError
-from hyperfl_flwr.packages import ALL, APP, refuse_foreign_packages
+from hyperfl_flwr.core.errors import InstallationError
+from hyperfl_flwr.core.package_guard import ALL, APP, refuse_foreign_packages
 
 
 def test_this_installation_is_accepted() -> None:
@@ -55,7 +55,7 @@ def guarded_by(tree: ast.Module) -> str | None:
     return first if first in (GUARD_APP, GUARD_ALL) else None
 
 
-OURS, GUARD_APP, GUARD_ALL = "hyperfl_flwr", "hyperfl_flwr.guard_app", "hyperfl_flwr.guard_all"
+OURS, GUARD_APP, GUARD_ALL = "hyperfl_flwr", "hyperfl_flwr.core.guard_app", "hyperfl_flwr.core.guard_all"
 
 IMPORTS = {
     name: {top.split(".")[0] for node in ast.walk(tree) for top in imported(node)} & set(ALL)
@@ -76,7 +76,7 @@ def test_every_module_that_imports_a_package_is_guarded() -> None:
     assert guarded_by(dict(modules("experiments"))["experiments"]) == GUARD_ALL
 
 
-@pytest.mark.parametrize("lines", [["import hyperfl_flwr.guard_all", "from clients import x"], ["x = 1"], []])
+@pytest.mark.parametrize("lines", [["import hyperfl_flwr.core.guard_all", "from clients import x"], ["x = 1"], []])
 def test_a_guard_is_seen_only_if_it_comes_first(lines: list[str]) -> None:
     assert guarded_by(ast.parse("\n".join(lines))) == (GUARD_ALL if len(lines) == 2 else None)
     assert guarded_by(ast.parse("\n".join(lines[::-1]))) is None
@@ -143,7 +143,7 @@ def test_a_foreign_package_that_was_imported_before_is_refused(tmp_path: Path, n
     """Its modules are not taken for this project's either."""
     path = make_foreign(tmp_path, name)
     before = f"import os, {name}.base, {name}.setting, {name}.run, {name}.findings; os.remove(os.environ['MARK'])\n"
-    needed = NEED_ALL if name == "experiments" else [*NEED_APP, "experiments.run"]
+    needed = NEED_ALL if name == "experiments" else [*NEED_APP, "hyperfl_flwr.launch.simulation"]
     found, has_run = results(tmp_path, needed, before)
     refusal = f"InstallationError the package '{name}' would be imported from {path}"
     assert {module: what for module, what in found.items() if not what.startswith(refusal)} == {}
@@ -161,7 +161,9 @@ def test_what_needs_none_of_the_packages_is_imported_beside_foreign_ones(tmp_pat
 
 def test_the_app_is_imported_beside_a_foreign_package_that_it_does_not_need(tmp_path: Path) -> None:
     make_foreign(tmp_path, "experiments")
-    found, has_run = results(tmp_path, ["hyperfl_flwr.methods", "hyperfl_flwr.client_app", "strategies.base"])
+    found, has_run = results(
+        tmp_path, ["hyperfl_flwr.app.methods", "hyperfl_flwr.app.client", "strategies.engine.base"]
+    )
     assert set(found.values()) == {"imported"}
     assert not has_run
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner, ShardPartitioner
 
-from hyperfl_flwr.data import partition
+from hyperfl_flwr.data.partition import registry as partitions
 
 SAMPLES = 400
 
@@ -48,14 +48,14 @@ def assert_same(ours, theirs):
 
 def test_natural(labels, clients):
     theirs = reference(NaturalIdPartitioner(partition_by="client"), labels, clients)
-    assert_same(partition.natural(clients, np.random.default_rng(0), num_clients=7), theirs)
+    assert_same(partitions.natural(clients, np.random.default_rng(0), num_clients=7), theirs)
 
 
 @pytest.mark.parametrize("num_clients", [1, 6, 7, 20])
 def test_iid_sizes(labels, clients, num_clients):
     """The same sizes; Flower's partitioner does not shuffle, and always gives the remainder to the first clients."""
     theirs = reference(IidPartitioner(num_partitions=num_clients), labels, clients)
-    ours = partition.iid(labels, np.random.default_rng(0), num_clients=num_clients)
+    ours = partitions.iid(labels, np.random.default_rng(0), num_clients=num_clients)
     assert sorted(map(len, ours)) == sorted(map(len, theirs))
 
 
@@ -67,7 +67,7 @@ def test_shards(labels, clients, num_clients, shards_per_client):
         num_partitions=num_clients, partition_by="label", num_shards_per_partition=shards_per_client, seed=11
     )
     theirs = reference(partitioner, labels, clients)
-    ours = partition.shards(
+    ours = partitions.shards(
         labels, np.random.default_rng(11), num_clients=num_clients, shards_per_client=shards_per_client
     )
     assert_same(ours, theirs)
@@ -80,7 +80,7 @@ def test_dirichlet_per_label(labels, clients, num_clients, alpha):
         num_partitions=num_clients, partition_by="label", alpha=alpha, min_partition_size=3, seed=5
     )
     theirs = reference(partitioner, labels, clients)
-    ours = partition.dirichlet_per_label(
+    ours = partitions.dirichlet_per_label(
         labels, np.random.default_rng(5), num_clients=num_clients, alpha=alpha, min_samples=3
     )
     assert_same(ours, theirs)
@@ -93,7 +93,11 @@ def test_dirichlet_per_label_tries_again_like_flower(labels, clients):
         num_partitions=10, partition_by="label", alpha=0.5, min_partition_size=15, seed=0
     )
     theirs = reference(partitioner, labels, clients)
-    first = partition.dirichlet_per_label(labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=1)
+    first = partitions.dirichlet_per_label(
+        labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=1
+    )
     assert min(map(len, first)) < 15
-    ours = partition.dirichlet_per_label(labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=15)
+    ours = partitions.dirichlet_per_label(
+        labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=15
+    )
     assert_same(ours, theirs)

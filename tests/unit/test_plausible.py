@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperfl_flwr.arrays import BLOCK
-from hyperfl_flwr.messages import ClientResult, Reduction, Report
-from strategies.plausible import Bounds, refuse_impossible_numbers
-from strategies.replies import TrainingReply
+from hyperfl_flwr.protocol.arrays import BLOCK
+from hyperfl_flwr.protocol.messages import ClientResult, Reduction, Report
+from strategies.engine.replies import TrainingReply
+from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
 
 RATIO = 2.0
 SENT = {"net/a": np.full(3, 1.0, np.float32), "net/b": np.full(1, 1.0, np.float32)}

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import other_accounts, private_network
-from experiments.findings import Level
-from experiments.private_network import Network
+from hyperfl_flwr.launch import other_accounts, private_network
+from hyperfl_flwr.launch.findings import Level
+from hyperfl_flwr.launch.private_network import Network
 
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5)"
 INTERFACES = "import socket; print(*[name for _, name in socket.if_nameindex()])"

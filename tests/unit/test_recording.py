@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from hyperfl_flwr.errors import RunDirectoryError, StateError
-from hyperfl_flwr.messages import Failure
-from hyperfl_flwr.recording import RunDirectory, new_run_name, read_manifest, read_metrics, refuse_used_directory
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
+from hyperfl_flwr.protocol.messages import Failure
+from hyperfl_flwr.runs.run_directory import (
+    RunDirectory,
+    new_run_name,
+    read_manifest,
+    read_metrics,
+    refuse_used_directory,
+)
 
 
 @pytest.fixture
@@ -71,8 +77,8 @@ def test_a_second_writer_is_refused(directory: RunDirectory) -> None:
 
 def test_another_process_is_refused_until_the_first_one_is_done(directory: RunDirectory) -> None:
     program = (
-        "import sys; from pathlib import Path; from hyperfl_flwr.errors import RunDirectoryError\n"
-        "from hyperfl_flwr.recording import RunDirectory\n"
+        "import sys; from pathlib import Path; from hyperfl_flwr.core.errors import RunDirectoryError\n"
+        "from hyperfl_flwr.runs.run_directory import RunDirectory\n"
         "try: RunDirectory(Path(sys.argv[1])).close()\n"
         "except RunDirectoryError as error: sys.exit(7)\n"
     )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from hyperfl_flwr.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.messages import (
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
     OUTLIER_SUMS,
@@ -18,9 +18,9 @@ from hyperfl_flwr.messages import (
     Report,
     weights_record,
 )
-from hyperfl_flwr.reproducible_sum import MOST_LEVELS, ReproducibleSum
-from strategies.outcome import Outcome, Refused
-from strategies.replies import MOST_METRICS, read_report, read_training
+from hyperfl_flwr.protocol.reproducible_sum import MOST_LEVELS, ReproducibleSum
+from strategies.engine.replies import MOST_METRICS, read_report, read_training
+from strategies.engine.round_outcome import Outcome, Refused
 
 
 def content(metrics: dict[str, float], **changes: Any) -> RecordDict:

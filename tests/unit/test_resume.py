@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from federations import Federate, Settings, last_checkpoint
 
-from hyperfl_flwr.config import RESUMABLE_CHANGES, RunConfig, default_settings
-from hyperfl_flwr.errors import HyperFLError, RunDirectoryError, StateError
-from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.recording import RunDirectory, read_manifest, read_metrics
-from hyperfl_flwr.resolved import resolved
-from hyperfl_flwr.resume import refuse_changes, resume_round
-from hyperfl_flwr.scalars import Scalar
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default_settings
+from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.runs.resume import refuse_changes, resume_round
+from hyperfl_flwr.runs.run_directory import RunDirectory, read_manifest, read_metrics
 
 Resume = Callable[..., int]
 

@@ -8,13 +8,13 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
 
-from hyperfl_flwr import greetings
-from hyperfl_flwr import roster as roster_module
-from hyperfl_flwr.errors import RunFailedError
-from hyperfl_flwr.messages import PROPERTIES
-from hyperfl_flwr.queries import NOVEL
-from hyperfl_flwr.roster import Roster
-from hyperfl_flwr.versions import shared_versions
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.protocol.messages import PROPERTIES
+from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.server import greetings
+from hyperfl_flwr.server import membership as roster_module
+from hyperfl_flwr.server.membership import Roster
 
 D = C + 1
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from experiments.requested import requested
-from hyperfl_flwr.agreement import Federation
-from hyperfl_flwr.data.reading import title_of
-from hyperfl_flwr.introduction import Node
-from hyperfl_flwr.run_data import RunData
+from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.launch.settings import requested
+from hyperfl_flwr.runs.run_data import RunData
+from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.handshake import Node
 
 
 def federation(*owners_data: bool, shape: tuple[int, ...] = (1, 28, 28), **told: Any) -> Federation:

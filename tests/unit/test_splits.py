@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyperfl_flwr.data.splits import channel_statistics, split_train_test
+from hyperfl_flwr.data.dataset import channel_statistics, split_train_test
 
 
 def test_channel_statistics_leave_out_nan():

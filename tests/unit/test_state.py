@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.kept_models import KeptModel
-from hyperfl_flwr.models.recipe import TargetRecipe
-from hyperfl_flwr.state import PrivateState, largest_state
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.node.private_state import PrivateState, largest_state
+from hyperfl_flwr.node.saved_models import KeptModel
 
 ARRAYS = {"embedding/v": np.arange(4, dtype=np.float32), "classifier/weight": np.ones((2, 3))}
 
@@ -74,7 +74,7 @@ KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from hyperfl_flwr.state import PrivateState
+from hyperfl_flwr.node.private_state import PrivateState
 
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 PrivateState(Path(sys.argv[1]), "ab12", 3).save(int(sys.argv[2]), {"embedding/v": np.zeros(4)})

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperfl_flwr.errors import StateError
-from hyperfl_flwr.storage import read_arrays, stored_bytes, write_arrays, write_atomically
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays, write_atomically
 
 ARRAYS = {"group/a": np.arange(6, dtype=np.float32).reshape(2, 3), "group/b": np.array([-1], np.int64)}
 META = {"round": 3, "name": "ä"}

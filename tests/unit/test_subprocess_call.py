@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from federations import Call
 
-from experiments.processes import descendants, process_table
 from hyperfl_flwr import ROOT
+from hyperfl_flwr.launch.processes import descendants, process_table
 
 PATIENCE = 120.0
 """Seconds within which whatever is waited for happens, on a machine that does much else."""
 
 PROGRAM = """
 import sys
-from experiments.subprocess_call import call_in_subprocess
-from hyperfl_flwr.errors import HyperFLError
+from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
+from hyperfl_flwr.core.errors import HyperFLError
 try:
     print(repr(call_in_subprocess(*eval(sys.argv[1]))))
 except (HyperFLError, OSError) as error:
@@ -59,7 +59,7 @@ def test_it_is_another_process_and_what_it_prints_goes_to_standard_error() -> No
 
 def test_errors_for_users_come_back_as_they_are(tmp_path: Path) -> None:
     wrong = {**os.environ, "HYPERFL_CORES": "many"}
-    out, err = done("experiments.cores:usable_cores", wrong)
+    out, err = done("hyperfl_flwr.launch.core_locks:usable_cores", wrong)
     assert out == "ConfigError HYPERFL_CORES must be a positive integer, got 'many'. {'public': ''} None"
     assert err == ""
     out, err = done("os:stat", str(tmp_path / "gone"))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.class_names import CLASS_NAMES, class_names
-from hyperfl_flwr.data.datasets import DATASETS
-from hyperfl_flwr.data.omniglot import CHARACTERS
+from hyperfl_flwr.data.registry import DATASETS
+from hyperfl_flwr.data.sources.omniglot import CHARACTERS
 from hyperfl_flwr.data.unlabelled import read_unlabelled
-from hyperfl_flwr.errors import DataError
 
 GREY, COLOUR = (1, 8, 6), (3, 8, 6)
 

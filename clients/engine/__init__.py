@@ -1,0 +1,1 @@
+"""The machinery of all clients: parameter groups, private state, Flower's messages."""

@@ -1,0 +1,134 @@
+"""The bridge between Flower's Message API and the NumPyClients of a node."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
+
+from clients.engine.base import BaseClient
+from clients.novel.answers import assess, classifier_errors, classifier_gradients
+from hyperfl_flwr.metrics.memory import peak_memory, process_name
+from hyperfl_flwr.node.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
+from hyperfl_flwr.protocol.arrays import SharedArrays, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import (
+    ARRAYS,
+    CLIENTS,
+    OUTLIER_SUMS,
+    OWN_ARRAYS,
+    PROPERTIES,
+    WEIGHTS,
+    ClientResult,
+    Reduction,
+    Report,
+    Request,
+    by_number,
+    own_key,
+    record_of,
+    weights_record,
+)
+from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, ERRORS, GRADIENTS, Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """The clients of one node.
+
+    Attributes:
+        make_client: Builds one of them.
+        trainer: Trains those that a message asks for.
+        reductions: How each shared group is reduced.
+        send_details: Whether a failure's text and traceback leave the node.
+    """
+
+    make_client: Callable[[int], BaseClient]
+    trainer: Trainer
+    reductions: Mapping[str, Reduction]
+    send_details: bool
+
+
+def train(cohort: Cohort, message: Message) -> Message:
+    """Answer a TRAIN message: the shared arrays or their sums, the weights, and a report."""
+    began = time.perf_counter()
+    received, request = _received(message), Request.of(message.content)
+    result = train_cohort(cohort.trainer, request, received, cohort.reductions, send_details=cohort.send_details)
+    content = RecordDict(
+        {
+            ARRAYS: pack_arrays(result.arrays),
+            WEIGHTS: weights_record(result.num_examples, len(result.results)),
+            CLIENTS: _report(result, began).to_record(),
+        }
+    )
+    if result.outliers:
+        content[OUTLIER_SUMS] = _pack_by_number(result.outliers)
+    if result.own:
+        content[OWN_ARRAYS] = _pack_by_number(result.own)
+    return Message(content, reply_to=message)
+
+
+def evaluate(cohort: Cohort, message: Message) -> Message:
+    """Answer an EVALUATE message: a report."""
+    began = time.perf_counter()
+    received, request = _received(message), Request.of(message.content)
+    result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
+    return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
+
+
+def answer(cohort: Cohort, message: Message) -> Message:
+    """Answer a query about clients' data: arrays of each client, and a report."""
+    began = time.perf_counter()
+    received, request, question = _received(message), Request.of(message.content), Question.of(message.content)
+    work = _WORK[message.metadata.message_type]
+    result = CohortResult()
+    for client in request.clients:
+        try:
+            arrays, num_examples = work(cohort.make_client(client), received.of(client), question)
+            if key := not_finite(arrays):
+                raise FloatingPointError(f"{key} is not finite")
+        except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
+            result.failures.append(failure_of(client, error, send_details=cohort.send_details))
+            continue
+        result.own[client] = arrays
+        result.results.append(ClientResult(client=client, num_examples=num_examples, metrics={}))
+    content = RecordDict({CLIENTS: _report(result, began).to_record()})
+    if result.own:
+        content[OWN_ARRAYS] = _pack_by_number(result.own)
+    return Message(content, reply_to=message)
+
+
+_WORK: Mapping[str, Callable[[BaseClient, SharedArrays, Question], tuple[SharedArrays, int]]] = {
+    DESCRIBE: lambda member, received, question: member.describe(received, question),
+    ASSESS: assess,
+    GRADIENTS: classifier_gradients,
+    ERRORS: classifier_errors,
+}
+"""How a client answers a query."""
+
+
+def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
+    """Answer the handshake with a node's properties."""
+    return Message(RecordDict({PROPERTIES: ConfigRecord(dict(properties))}), reply_to=message)
+
+
+def _received(message: Message) -> Received:
+    shared = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
+    if OWN_ARRAYS not in message.content:
+        return Received(shared=shared)
+    return Received(shared=shared, own=by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord))))
+
+
+def _pack_by_number(found: Mapping[int, SharedArrays]) -> ArrayRecord:
+    """Pack arrays of clients or levels under keys that begin with its number."""
+    return pack_arrays(
+        {own_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
+    )
+
+
+def _report(result: CohortResult, began: float) -> Report:
+    return Report(
+        results=result.results,
+        failures=result.failures,
+        process=process_name(),
+        peak_memory=peak_memory(),
+        seconds=time.perf_counter() - began,
+    )

@@ -1,0 +1,285 @@
+"""What all clients share: parameter groups, private state, the two accuracies."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from flwr.common import Scalar
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from clients.engine.context import ClientSetting, keep_model
+from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
+from hyperfl_flwr.models.layers.dropout import seed_dropout
+from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.privacy.clip_and_noise import protect
+from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.protocol.messages import Reduction, group_of
+from hyperfl_flwr.protocol.queries import Question
+from hyperfl_flwr.training.local_sgd import Epochs, Predict
+
+_NOTHING = np.zeros(0)
+
+CHUNK = 2000
+"""Images of the global test set that are brought to the device at a time."""
+
+
+class BaseClient(NumPyClient):
+    """A client whose model is a set of parameter groups, some shared with the server, some private.
+
+    A method's client declares its groups, builds a module for each, and trains. Receiving, merging, storing and sending
+    are done here.
+
+    Attributes:
+        shared: Names of the shared groups and how the server reduces each.
+        private: Names of the groups that never leave the node.
+        generated: Whether a hypernetwork generates parameters of the target network.
+        joins: Whether a new client can train its private groups alone, see `join`.
+    """
+
+    shared: ClassVar[Mapping[str, Reduction]] = {}
+    private: ClassVar[tuple[str, ...]] = ()
+    generated: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
+
+    def __init__(self, setting: ClientSetting) -> None:
+        self.setting = setting
+        self.groups = self.build_groups()
+
+    @abstractmethod
+    def build_groups(self) -> dict[str, nn.Module]:
+        """Return a module for each group; its values do not matter and may be on the meta device."""
+
+    @abstractmethod
+    def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the initial values of the private groups: group -> parameters by name."""
+
+    @abstractmethod
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train the groups' modules in place on the client's data; returns numbers to report."""
+
+    def join(self, rounds: int, rng: np.random.Generator) -> None:
+        """Train the private groups in place for some rounds, with the shared ones as constants.
+
+        Raises:
+            ValueError: If the method's clients cannot.
+        """
+        raise ValueError(f"clients of {self.setting.config.method} cannot join by training private parts alone")
+
+    @abstractmethod
+    def predictor(self) -> Predict:
+        """Return the client's model as it is now."""
+
+    @abstractmethod
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return the client's model as it is now: values of the whole target network by name, on the device."""
+
+    def own_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Return the client's model after its last local training, as `target_state` does.
+
+        Args:
+            stored: The private groups of that round, keyed `group/name`.
+
+        Returns:
+            None where they do not tell.
+        """
+        own = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
+        return own or None
+
+    def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return what is sent of the shared groups, in the order of `keys`: the trained arrays, protected."""
+        return self.protected(received, trained)
+
+    def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return arrays whose change is clipped and noised as the run's settings ask for."""
+        privacy = self.setting.config.privacy
+        if not privacy.clip_norm:
+            return trained
+        return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=privacy.noise_multiplier)
+
+    def new_target(self) -> Target:
+        """Return the target network for the client's data, on the meta device."""
+        data = self.setting.data
+        return build_target(self.setting.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
+
+    def epochs(self) -> Epochs:
+        """Return the local epochs that the run's settings ask for."""
+        config = self.setting.config
+        return Epochs(
+            epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
+        """Evaluate what was received, train, evaluate again, and store the private groups.
+
+        Args:
+            parameters: The shared groups' arrays, in the order of `keys`.
+            config: `round`, `version` (of the private state to start from) and `kept-version`.
+
+        Returns:
+            What `reply` makes of the shared arrays, the number of training samples, and the client's numbers; among
+            them `aggregate-accuracy` (received parameters with the client's private ones) and `own-accuracy` (after
+            local training), both on the client's test data.
+
+        Raises:
+            ValueError: If the arrays do not fit the client's model.
+            FloatingPointError: If a private parameter is not finite after training.
+            StateError: If the private state cannot be read.
+        """
+        setting = self.setting
+        began = time.perf_counter()
+        self._load(parameters, config["version"])
+        metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
+        evaluated = time.perf_counter()
+        self._set_mode(training=True)
+        path = (setting.client, config["round"])
+        seed_dropout(self.networks(), torch_generator(setting.config.seed, "dropout", *path))
+        metrics |= self.train(numpy_generator(setting.config.seed, "training", *path))
+        trained = time.perf_counter()
+        metrics |= _accuracy("own", self._evaluate())
+        if config["round"] == setting.config.num_rounds:
+            metrics |= self._global_accuracy("own")
+        self._store(config["round"], {config["version"], config["kept-version"]})
+        if setting.keeps_model:
+            keep_model(setting, self.target_state(), config["round"], metrics)
+        arrays = [_to_numpy(t) for group in self.travelling() for t in self.groups[group].state_dict().values()]
+        metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
+        return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
+
+    def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
+        """Evaluate received parameters with the client's private ones on its test data; see `fit`."""
+        self._load(parameters, config["version"])
+        sums = self._evaluate()
+        return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
+
+    def describe(self, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+        """Return a descriptor of the client's training data, and their number, for a method that has an encoder.
+
+        Args:
+            received: The encoder.
+            question: Which data, and how they are protected.
+
+        Raises:
+            ValueError: If the method has none.
+        """
+        raise ValueError(f"{self.setting.config.method} has no encoder")
+
+    def travelling(self) -> tuple[str, ...]:
+        """Return the shared groups that are part of this round: all, unless a method says otherwise."""
+        return tuple(self.shared)
+
+    def keys(self) -> list[str]:
+        """Return the names `group/name` of the shared arrays, in the order in which they travel."""
+        return [f"{group}/{name}" for group in self.travelling() for name in self.groups[group].state_dict()]
+
+    def shared_bytes(self) -> int:
+        """Return the size of the shared arrays in bytes."""
+        tensors = (tensor for group in self.shared for tensor in self.groups[group].state_dict().values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def receive(self, received: SharedArrays, version: int) -> None:
+        """Become what is evaluated after the last round: the shared groups, by key, and the private ones of a version.
+
+        Raises:
+            ValueError: If the arrays do not fit the client's model.
+            StateError: If the private state cannot be read.
+        """
+        if problem := layout_problem(dict.fromkeys(keys := self.keys(), _NOTHING), dict.fromkeys(received, _NOTHING)):
+            raise ValueError(problem)
+        self._load([received[key] for key in keys], version)
+
+    def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
+        keys = self.keys()
+        if len(parameters) != len(keys):
+            raise ValueError(f"received {len(parameters)} arrays, expected {len(keys)}: {', '.join(keys)}")
+        received = dict(zip(keys, parameters, strict=True))
+        if version == INITIAL:
+            private = {
+                f"{group}/{name}": tensor
+                for group, tensors in (self.initial_private() if self.private else {}).items()
+                for name, tensor in tensors.items()
+            }
+        else:
+            stored = self.setting.state.load(version) if self.private else {}
+            private = {key: torch.tensor(value) for key, value in stored.items()}
+        tensors = {key: torch.tensor(value) for key, value in received.items()} | private
+        for group in (*self.travelling(), *self.private):
+            self.load_group(group, tensors)
+
+    def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put the tensors of one group, by key, into its module.
+
+        Raises:
+            ValueError: If they do not fit.
+        """
+        module = self.groups[group]
+        expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
+        got = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
+        if problem := layout_problem(expected, got):
+            raise ValueError(problem)
+        values = {key.partition("/")[2]: tensors[key].to(self.setting.device) for key in got}
+        module.load_state_dict(values, assign=True)
+
+    def _store(self, version: int, kept: set[int]) -> None:
+        if not self.private:
+            return
+        arrays = {
+            f"{group}/{name}": _to_numpy(tensor)
+            for group in self.private
+            for name, tensor in self.groups[group].state_dict().items()
+        }
+        if key := not_finite(arrays):
+            raise FloatingPointError(f"{key} is not finite after training")
+        self.setting.state.save(version, arrays)
+        self.setting.state.forget_before(version, but=kept)
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Return all modules that are called, for what depends on whether they train; these are the groups'."""
+        return list(self.groups.values())
+
+    def _set_mode(self, *, training: bool) -> None:
+        """Let BatchNorm use each batch's statistics (training), or the running ones; let Dropout work, or not."""
+        for module in self.networks():
+            module.train(training)
+
+    def _evaluate(self) -> ClassificationSums:
+        data = self.setting.data
+        self._set_mode(training=False)
+        return evaluate(self.predictor(), data.test_images, data.test_labels)
+
+    def _global_accuracy(self, kind: str) -> dict[str, Scalar]:
+        """Return the accuracy on all test data of the data set, where the run asks for it."""
+        if self.setting.global_test is None:
+            return {}
+        images, labels = self.setting.global_test
+        predict, device = self.predictor(), self.setting.device
+        parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
+        each = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
+        sums = sum(each, ClassificationSums())
+        return {f"{kind}-global-accuracy": sums.accuracy}
+
+
+def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:
+    return {f"{kind}-accuracy": sums.accuracy, f"{kind}-loss": sums.mean_loss, "test-examples": float(sums.total)}
+
+
+def _to_numpy(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _shape_of(tensor: Tensor) -> NDArray[Any]:
+    """Return an array of a tensor's shape and type that takes no memory."""
+    dtype = torch.empty((), dtype=tensor.dtype).numpy().dtype
+    return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))

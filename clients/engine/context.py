@@ -1,0 +1,107 @@
+"""What a client works with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from flwr.common import Scalar
+from torch import Tensor
+
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.setting_types import number
+from hyperfl_flwr.data.class_names import class_names
+from hyperfl_flwr.data.federated_data import ClientData, FederatedData
+from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.node.saved_models import KeptModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSetting:
+    """What a client works with.
+
+    Attributes:
+        config: The run's settings.
+        client: The client's id.
+        data: Its samples, on `device`.
+        device: Where it trains.
+        state: Its private arrays on the node's disk.
+        learning_rate: Of what is shared.
+        global_test: All test images of the data set and their labels, where they are evaluated after the last round.
+        mixing_key: Of the run, for methods that mix what they share; empty without.
+        mean: Per channel, with which the images are normalised.
+        std: Per channel.
+        round: That the client was asked in; 0 outside a round.
+        classes: Names of the classes.
+        keeps_model: Whether the client's model is kept on the node's disk after each local training.
+    """
+
+    config: RunConfig
+    client: int
+    data: ClientData
+    device: torch.device
+    state: PrivateState
+    learning_rate: float
+    global_test: tuple[Tensor, Tensor] | None = None
+    mixing_key: bytes = b""
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
+    round: int = 0
+    classes: tuple[str, ...] = ()
+    keeps_model: bool = False
+
+
+def client_setting(
+    config: RunConfig,
+    data: FederatedData,
+    client: int,
+    device: torch.device,
+    state: PrivateState,
+    mixing_key: bytes = b"",
+) -> ClientSetting:
+    """Put together what one client works with; the settings are without any `auto` of the method's."""
+    return ClientSetting(
+        config=config,
+        client=client,
+        data=data.client(client).to(device),
+        device=device,
+        state=state,
+        learning_rate=number(config.learning_rate),
+        global_test=data.global_test if config.data.global_test else None,
+        mixing_key=mixing_key,
+        mean=data.dataset.mean,
+        std=data.dataset.std,
+        classes=data.dataset.classes or class_names(config.dataset, data.dataset.num_classes),
+    )
+
+
+def keep_model(
+    setting: ClientSetting, tensors: Mapping[str, Tensor], server_round: int, metrics: Mapping[str, Scalar]
+) -> None:
+    """Keep a client's model beside its private state, for its owner.
+
+    Args:
+        setting: The client's.
+        tensors: Values of the target network by name.
+        server_round: The round that made it.
+        metrics: The client's numbers of that round.
+    """
+    kept = KeptModel(
+        client=setting.client,
+        experiment=setting.state.experiment,
+        round=server_round,
+        method=setting.config.method,
+        dataset=title_of(setting.config.dataset),
+        accuracy=float(metrics["own-accuracy"]),
+        test_examples=int(metrics["test-examples"]),
+        recipe=TargetRecipe(
+            target=setting.config.target,
+            input_shape=tuple(setting.data.train_images.shape[1:]),
+            mean=tuple(setting.mean),
+            std=tuple(setting.std),
+            classes=setting.classes,
+        ),
+        tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
+    )
+    kept.write(setting.state.directory)

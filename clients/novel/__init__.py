@@ -1,0 +1,1 @@
+"""Clients that were never trained: how a node answers for them."""

@@ -1,0 +1,136 @@
+"""A client's answers to queries: what is asked of one that has no labels and was never trained, and of its neighbours.
+
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, sections 4 and 6.2. Labels are read in one
+place, to count the correct predictions on the test samples.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.engine.base import BaseClient
+from clients.engine.context import ClientSetting
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.data.corruptions import corrupted
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.protocol.queries import CLASSIFIERS, CORRECT, RATES, TOGETHER, Question
+from hyperfl_flwr.training.a_distance import errors, gradients, split
+
+BATCH = 200
+"""Test samples that a model gets at a time."""
+
+COMPARED = "pfedhn"
+"""The method that compares clients' samples. Nothing is answered that the run's settings do not say will be asked."""
+
+
+def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
+    """Return the training samples [n, ...] that a question is about, without their labels.
+
+    A smaller number of samples is a part of every larger one.
+
+    Raises:
+        ValueError: If the client has fewer.
+        DataError: If they cannot be corrupted as asked.
+    """
+    samples = _corrupted(setting, setting.data.train_images, question.corruption, "train")
+    if question.samples is not None:
+        if question.samples > len(samples):
+            raise ValueError(f"has {len(samples)} training samples, asked for {question.samples}")
+        order = numpy_generator(setting.config.seed, "unlabelled", setting.client).permutation(len(samples))
+        samples = samples[torch.from_numpy(order[: question.samples]).to(samples.device)]
+    return samples
+
+
+def is_novel(setting: ClientSetting) -> bool:
+    """Say whether a client is one of those that are never trained."""
+    return setting.client >= setting.config.num_clients
+
+
+def assess(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    """Count the test samples that models have right, one model after the other.
+
+    Args:
+        member: The client.
+        received: M models, stacked [M, *shape], keyed `model/name`.
+        question: Gives the corruption of the samples.
+
+    Returns:
+        `CORRECT` [M] and `TOGETHER` [1], of the sum of all logits, and the number of samples.
+
+    Raises:
+        ValueError: If the arrays are not models of the client's target network.
+        DataError: If the samples cannot be corrupted as asked.
+    """
+    if not is_novel(member.setting):
+        raise ValueError("only novel clients are assessed")
+    labels = member.setting.data.test_labels
+    images = _corrupted(member.setting, member.setting.data.test_images, question.corruption, "test")
+    each, total = [], torch.zeros(())
+    for logits in _logits(member, received, images):
+        each.append(int((logits.argmax(dim=1) == labels).sum()))
+        total = total + logits.double()
+    together = int((total.argmax(dim=1) == labels).sum())
+    return {CORRECT: np.array(each, np.int64), TOGETHER: np.array([together], np.int64)}, len(labels)
+
+
+def classifier_gradients(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    """Return the mean gradients of linear classifiers over the half of the training samples that they learn from.
+
+    Args:
+        member: The client.
+        received: `CLASSIFIERS` [M, D + 1].
+        question: Which samples.
+
+    Returns:
+        `CLASSIFIERS` [M, D + 1] and the number of samples, of both halves.
+
+    Raises:
+        ValueError: If the classifiers do not fit the samples.
+    """
+    classifiers, samples, _, sides = _opposed(member.setting, received, question)
+    total = question.samples or len(member.setting.data.train_images)
+    return {CLASSIFIERS: gradients(classifiers, samples, sides).cpu().numpy()}, total
+
+
+def classifier_errors(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    """Return `RATES` [M] over the other half of the training samples, and their number; see `classifier_gradients`."""
+    classifiers, _, samples, sides = _opposed(member.setting, received, question)
+    rates = errors(classifiers, samples, sides).double() / len(samples)
+    return {RATES: rates.cpu().numpy()}, len(samples)
+
+
+def _opposed(
+    setting: ClientSetting, received: SharedArrays, question: Question
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return classifiers, samples to learn from and to count errors on, and this client's side of each classifier."""
+    if setting.config.method != COMPARED or not setting.config.novel.clients:
+        raise ValueError(f"samples are compared in runs of {COMPARED} with novel clients only")
+    samples = unlabelled(setting, question)
+    learned, held = split(samples, numpy_generator(setting.config.seed, "a-distance", setting.client))
+    classifiers = torch.tensor(received[CLASSIFIERS], device=setting.device)
+    if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:
+        raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
+    side = int(is_novel(setting))
+    return classifiers, learned, held, torch.full((len(classifiers),), side, device=setting.device)
+
+
+@torch.no_grad()
+def _logits(member: BaseClient, stacked: SharedArrays, images: Tensor) -> Iterator[Tensor]:
+    """Yield the logits [n, K] of each of M models."""
+    if not stacked or {group_of(key) for key in stacked} != {"model"} or "model" not in member.groups:
+        raise ValueError("a client without labels can use whole models only, of the group model")
+    for number in range(len(next(iter(stacked.values())))):
+        member.load_group("model", {key: torch.tensor(value[number]) for key, value in stacked.items()})
+        member.groups["model"].eval()
+        predict = member.predictor()
+        yield torch.cat([predict(batch) for batch in torch.split(images, BATCH)])
+
+
+def _corrupted(setting: ClientSetting, samples: Tensor, name: str, part: str) -> Tensor:
+    if name == "none":
+        return samples
+    rng = numpy_generator(setting.config.seed, "corruption", setting.client, name, part)
+    return corrupted(samples, name, rng, mean=setting.mean, std=setting.std)

@@ -1,0 +1,124 @@
+"""A novel client's node: what its owner has set, and its answers to the server's queries.
+
+Answers hold a descriptor and a number of samples, the same for whatever the samples are; labels, samples and
+predictions stay in the owner's folders.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
+
+from clients.novel.on_demand import NovelOwner, OnDemandClient
+from hyperfl_flwr.config.node_config import Owner
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.models.model_spec import Recipe
+from hyperfl_flwr.node.cohort import failure_of
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import (
+    ARRAYS,
+    CLIENTS,
+    OWN_ARRAYS,
+    PROPERTIES,
+    ClientResult,
+    Report,
+    by_number,
+    own_key,
+    record_of,
+)
+from hyperfl_flwr.protocol.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE
+
+DATA, OUTPUT, EPSILON, DELTA = "novel-data", "novel-output", "novel-epsilon", "novel-delta"
+"""Node config of a novel client: its samples, the folder of its results, and the noise on its descriptor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NovelNode:
+    """A node that takes a model on demand.
+
+    Attributes:
+        owner: What its owner has decided.
+        partition: Its number, which is that of its only client, too.
+        num_nodes: How many nodes there are.
+        simulated: Whether the server is on the same machine and may see what goes wrong.
+    """
+
+    owner: NovelOwner
+    partition: int
+    num_nodes: int
+    simulated: bool
+
+    @classmethod
+    def of(cls, context: Context, *, simulated: bool) -> "NovelNode | None":
+        """Return the novel client that a node is; None if it is none.
+
+        The owner says so in the node config. Simulated nodes of Flower's have no owner: for them the run's settings
+        `personalize.*` count, which no other node looks at.
+
+        Raises:
+            ConfigError: If a setting is missing or wrong.
+        """
+        run, asked = context.run_config, dict[str, Scalar]()
+        if DATA not in context.node_config:
+            if not (simulated and run.get("personalize.run") and run.get("personalize.data")):
+                return None
+            asked = {DATA: run["personalize.data"], OUTPUT: run["personalize.output"]}
+            if run["personalize.epsilon"]:
+                asked |= {EPSILON: run["personalize.epsilon"], DELTA: run["personalize.delta"]}
+        decided = Owner.of({**context.node_config, **asked})
+        if not decided.novel_output:
+            raise ConfigError(f"{DATA} needs {OUTPUT}, the folder of the results, in the node config")
+        return cls(
+            owner=NovelOwner(
+                data=Path(decided.novel_data),
+                output=Path(decided.novel_output),
+                epsilon=decided.novel_epsilon,
+                delta=decided.novel_delta,
+                device=resolve_device(decided.device),
+            ),
+            partition=decided.partition_id or 0,
+            num_nodes=decided.num_partitions or 1,
+            simulated=simulated,
+        )
+
+    def introduce(self, message: Message) -> Message:
+        """Answer the handshake.
+
+        Nobody knows how many of a deployment's nodes are novel: those are served that are there.
+        """
+        properties: dict[str, ConfigRecordValues] = {
+            NOVEL: True,
+            "partition": self.partition,
+            "num-nodes": self.num_nodes if self.simulated else 1,
+            "clients": [self.partition],
+        }
+        return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)
+
+    def answer(self, message: Message) -> Message:
+        """Answer a DESCRIBE or PERSONALIZE message: a report, and to the former the descriptor."""
+        content = RecordDict()
+        work = {DESCRIBE: self._describe, PERSONALIZE: self._personalize}[message.metadata.message_type]
+        try:
+            recipe = Recipe.of(dict(record_of(message.content, RECIPE, ConfigRecord)))
+            num_examples = work(OnDemandClient(self.owner, recipe), message, content)
+            result = ClientResult(client=self.partition, num_examples=num_examples, metrics={})
+            report = Report(results=[result], process=NOVEL)
+        except Exception as error:  # noqa: BLE001 - what the server learns of a failure is decided here
+            content = RecordDict()
+            failure = failure_of(self.partition, error, send_details=self.simulated)
+            report = Report(failures=[failure], process=NOVEL)
+        content[CLIENTS] = report.to_record()
+        return Message(content, reply_to=message)
+
+    def _describe(self, client: OnDemandClient, message: Message, content: RecordDict) -> int:
+        arrays, num_examples = client.describe(unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord)))
+        content[OWN_ARRAYS] = pack_arrays({own_key(self.partition, key): value for key, value in arrays.items()})
+        return num_examples
+
+    def _personalize(self, client: OnDemandClient, message: Message, _: RecordDict) -> int:
+        own = by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
+        if set(own) != {self.partition}:
+            raise ValueError(f"the message has models of the clients {sorted(own)}, this is client {self.partition}")
+        return client.personalize(own[self.partition])

@@ -1,0 +1,203 @@
+"""A client that was never trained takes a model on demand: what it does with its own unlabelled samples.
+
+IT-PFL-HN's novel client ("Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4). All
+that it does is decided by its owner: which samples, where results go, how a descriptor is protected. One descriptor
+leaves it for each output folder, `hyperfl_flwr.privacy.release_once`.
+
+::
+
+    release.npz         what was pooled of the samples, with its noise if there is any
+    predictions.csv     file or index, class, confidence
+    model.safetensors   the model; model.json and use_model.py say how it is used
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
+from hyperfl_flwr.metrics.predictions import batches
+from hyperfl_flwr.models.model_spec import Recipe
+from hyperfl_flwr.models.standalone import write_model
+from hyperfl_flwr.privacy.private_mean import from_pooled, private_pooled, refuse_maximum
+from hyperfl_flwr.privacy.release_once import digest, release_once
+from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.protocol.queries import DESCRIPTOR
+
+RELEASE, PREDICTIONS = "release.npz", "predictions.csv"
+"""Names of files in the output folder."""
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NovelOwner:
+    """What the owner of the samples has decided.
+
+    Attributes:
+        data: A folder of images, or an `.npz` file.
+        output: Folder of the results.
+        device: Where to compute.
+        epsilon: Of the noise on what leaves; None for no noise.
+        delta: Of that noise; None without.
+
+    Raises:
+        ConfigError: If one of epsilon and delta is given without the other, or is out of range.
+    """
+
+    data: Path
+    output: Path
+    device: torch.device
+    epsilon: float | None = None
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) != (self.delta is None):
+            given, other = ("epsilon", "delta") if self.delta is None else ("delta", "epsilon")
+            raise ConfigError(f"noise needs epsilon and delta, got {given} without {other}; give both or neither")
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigError(f"epsilon must be above 0 and finite, got {self.epsilon:g}")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ConfigError(f"delta must be above 0 and below 1, got {self.delta:g}")
+
+
+def samples_of(owner: NovelOwner, recipe: Recipe) -> Unlabelled:
+    """Read the owner's samples and see that a descriptor can be made of them as the owner wants.
+
+    Raises:
+        DataError: If they do not fit the run's models, or are too few for noise.
+        ConfigError: If the run's encoder cannot be protected by noise.
+    """
+    if owner.epsilon is not None:
+        try:
+            refuse_maximum(recipe.pooling)
+        except ValueError as error:
+            raise ConfigError(f"epsilon cannot be had from this run: {error}") from None
+    found = read_unlabelled(owner.data, recipe.input_shape)
+    if len(found) == 1 and owner.epsilon is not None:
+        raise DataError(
+            f"{owner.data} holds one sample: noise that hides one sample of one leaves nothing; give more samples, or "
+            f"no epsilon"
+        )
+    return found
+
+
+def notes_on(owner: NovelOwner, found: Unlabelled) -> list[str]:
+    """Return what the owner should know of the samples."""
+    notes = list(found.notes)
+    if len(found) == 1:
+        notes.append("there is one sample only: its features are the descriptor, and nothing is averaged")
+    if owner.epsilon is None:
+        notes.append("the descriptor has no noise; give epsilon and delta to protect single samples")
+    return notes
+
+
+class OnDemandClient:
+    """The novel client.
+
+    Args:
+        owner: See `NovelOwner`; the output folder is made where it is missing.
+        recipe: What the run's models take.
+    """
+
+    def __init__(self, owner: NovelOwner, recipe: Recipe) -> None:
+        self.owner, self.recipe = owner, recipe
+        self.found = samples_of(owner, recipe)
+        owner.output.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def describe(self, received: SharedArrays) -> tuple[SharedArrays, int]:
+        """Return the descriptor [1, d] of all samples, and their number.
+
+        Args:
+            received: The encoder, keyed `encoder/name`. Sent again it is given the same answer.
+
+        Raises:
+            ValueError: If the arrays are not an encoder's.
+            StateError: If another descriptor has been released into the output folder.
+        """
+        encoder = self._loaded(self.recipe.new_encoder(), received, "encoder")
+        made_of = {
+            "samples": digest([self.found.samples]),
+            "encoder": digest(received[key] for key in sorted(received)),
+            "recipe": repr(self.recipe),
+            "epsilon": self.owner.epsilon,
+            "delta": self.owner.delta,
+        }
+
+        def pooled() -> NDArray[np.float64]:
+            samples = torch.cat(list(self._batches()))
+            if self.owner.epsilon is None or self.owner.delta is None:
+                exact: NDArray[np.float64] = encoder.pooled(samples).cpu().numpy()
+                return exact
+            return private_pooled(encoder, samples, epsilon=self.owner.epsilon, delta=self.owner.delta)
+
+        vector = release_once(self.owner.output / RELEASE, made_of, pooled)
+        return {DESCRIPTOR: from_pooled(encoder, vector).cpu().numpy()[np.newaxis]}, len(self.found)
+
+    def personalize(self, received: SharedArrays) -> int:
+        """Predict all samples and write predictions and model; returns the number of samples.
+
+        Args:
+            received: The model, keyed `model/name`.
+
+        Raises:
+            ValueError: If the arrays are not a target network's.
+        """
+        target = self._loaded(self.recipe.new_target(), received, "model")
+        with torch.no_grad():
+            confidences, labels = torch.cat([target(batch).softmax(dim=1) for batch in self._batches()]).max(dim=1)
+        write_model(self.owner.output, target.state_dict(), self.recipe, self._about())
+        table = self._table(labels.tolist(), confidences.tolist())
+        write_atomically(self.owner.output / PREDICTIONS, table.encode(), mode=0o600)
+        return len(self.found)
+
+    def _batches(self) -> Iterator[Tensor]:
+        """Yield the samples, normalised, on the device."""
+        return batches(self.found, self.recipe, self.owner.device)
+
+    def _loaded(self, module: Module, received: SharedArrays, group: str) -> Module:
+        """Return a module, on the meta device before, with received values, for evaluation."""
+        expected = {
+            f"{group}/{name}": np.broadcast_to(np.zeros((), np.float32), tuple(value.shape))
+            for name, value in module.state_dict().items()
+        }
+        if problem := layout_problem(expected, received):
+            raise ValueError(problem)
+        if key := not_finite(received):
+            raise ValueError(f"{key} is not finite")
+        values = {
+            key.partition("/")[2]: torch.tensor(value) for key, value in received.items() if group_of(key) == group
+        }
+        module.load_state_dict(values, assign=True)
+        return module.eval().to(self.owner.device)
+
+    def _about(self) -> Mapping[str, object]:
+        """Return what model.json tells of the descriptor that the model was made of."""
+        return {
+            "descriptor": {
+                "samples": len(self.found), "length": self.recipe.descriptor_length,
+                "epsilon": self.owner.epsilon, "delta": self.owner.delta,
+            },
+            "notes": notes_on(self.owner, self.found),
+        }  # fmt: skip
+
+    def _table(self, labels: Sequence[int], confidences: Sequence[float]) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([self.found.column, "class", "confidence"])
+        for name, label, confidence in zip(self.found.names, labels, confidences, strict=True):
+            writer.writerow([name, self.recipe.classes[label], f"{confidence:.6f}"])
+        return text.getvalue()

@@ -1,0 +1,152 @@
+"""An attack as a cell of a study: a round is recorded and attacked, after some rounds of training if need be."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
+
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.server import run
+from hyperfl_flwr.attacks.registry import ATTACKS
+from hyperfl_flwr.audit.audit import Options, audit, make_target, passes
+from hyperfl_flwr.audit.report import measure, write_audit
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.sections import AuditConfig
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.versions import versions
+from hyperfl_flwr.metrics.images import Lpips
+from hyperfl_flwr.runs import manifest
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+
+PREFIX = "attack."
+"""Of the settings of an attack, beside those of the round that is attacked."""
+
+
+class AttackedCell(BaseModel):
+    """The settings `attack.*` of a cell.
+
+    Attributes:
+        name: Of the attack.
+        num_images: Private images in all.
+        samples: Of them per client; 0 is the batch size.
+        iterations: Of the optimisation; 0 is the attack's own number.
+        total_variation: Weight of the prior; 0 is the attack's own.
+        lpips_weights: File of AlexNet's weights for LPIPS; empty leaves LPIPS out.
+        labels_known: Whether the attack is told the labels.
+        summed: Whether the server sees the sum of the clients' uploads only.
+        rounds_before: Rounds of training before the round that is attacked, with the cell's other settings and the data
+            set's usual samples per client.
+        epochs: Local epochs of the round that is attacked.
+        batch_size: Of that round.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", alias_generator=lambda name: PREFIX + name.replace("_", "-")
+    )
+
+    name: str
+    num_images: PositiveInt = 20
+    samples: NonNegativeInt = 0
+    iterations: NonNegativeInt = 0
+    total_variation: NonNegativeFloat = 0.0
+    lpips_weights: str = ""
+    labels_known: bool = False
+    summed: bool = False
+    rounds_before: NonNegativeInt = 0
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt = 1
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Scalar]) -> "AttackedCell":
+        """Read and check the settings.
+
+        Raises:
+            ConfigError: If one is unknown or wrong.
+        """
+        try:
+            found = cls.model_validate(dict(settings))
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise ConfigError("; ".join(problems)) from None
+        if found.name not in ATTACKS:
+            raise ConfigError(f"attack.name must be one of {', '.join(ATTACKS)}, got {found.name!r}")
+        return found
+
+    def options(self) -> Options:
+        """Return what `hyperfl_flwr.audit.audit` takes."""
+        return Options(
+            attacks=[self.name],
+            num_images=self.num_images,
+            samples=self.samples or None,
+            labels_known=self.labels_known,
+            summed=self.summed,
+            iterations=self.iterations or None,
+            total_variation=self.total_variation or None,
+        )
+
+
+def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) -> None:
+    """Run a cell from its beginning; its folder gets manifest.json, summary.json and the pages of an audit.
+
+    Args:
+        config: Settings of the training before the round, and of all else of the round but its samples and steps.
+        settings: The cell's `attack.*`.
+        folder: The cell's; what is in it is deleted.
+    """
+    cell = AttackedCell.of(settings)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    start = manifest.now()
+    trained = _train(config, cell, folder / "trained") if cell.rounds_before else None
+    base = config.flat() | {"batch-size": cell.batch_size, "local-epochs": cell.epochs}
+    target = make_target(base | passes(base, cell.options()), cell.options(), trained)
+    lpips = Lpips(Path(cell.lpips_weights), resolve_device(config.device)) if cell.lpips_weights else None
+    findings = audit(target, cell.options())
+    write_audit(target, findings, folder, lpips)
+    document = {
+        "experiment": "", "settings": config.flat() | dict(settings), "status": "completed", "problem": "",
+        "start": start, "end": manifest.now(), "code": manifest.code(), "resumed": [],
+        "hardware": manifest.hardware(), "versions": versions(),
+    }  # fmt: skip
+    for name, content in (
+        ("summary.json", _summary(measure(target, findings, lpips), cell.name)),
+        ("manifest.json", document),
+    ):
+        write_atomically(folder / name, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
+    """Train before the attack; the clients' private state and the checkpoint stay in the folder.
+
+    Where the attack follows the clients, what the server sees of them is recorded.
+    """
+    rounds: dict[str, Any] = {"num_rounds": cell.rounds_before, "checkpoint_every": cell.rounds_before}
+    if ATTACKS[cell.name].follows:
+        rounds["audit"] = AuditConfig(clients="all", rounds="all")
+    changed = config.model_copy(update={"output": str(folder), **rounds})
+    return run(InProcessGrid(app, 1, changed.flat(), {"simulated": True}), changed)
+
+
+def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the numbers that tables show, with the names of docs/audit.md."""
+    found = document["attacks"][name]
+    numbers: dict[str, Any] = {"labels_found": found["labels_found"], "attack_seconds": found["seconds"]}
+    if "psnr" not in found:
+        return numbers
+    others, mean_image = found["control"]["unrelated"], found["control"]["mean_image"]
+    return numbers | {
+        "psnr": found["psnr"]["mean"],
+        "psnr_median": found["psnr"]["median"],
+        "ssim": found["ssim"]["mean"],
+        "lpips": found["lpips"] and found["lpips"]["mean"],
+        "control_psnr": max(others["psnr"]["mean"], mean_image["psnr"]["mean"]),
+        "control_ssim": others["ssim"]["mean"],
+        "recovered": {"recovered": 1.0, "recovered some": 0.5, "recovered nothing": 0.0}[found["verdict"]],
+    }

@@ -1,0 +1,195 @@
+"""The numbers of a study's finished cells and those that stand beside them, for its tables; nothing is trained here."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.runner import Begun, differences, seeds_in
+from experiments.study import Study
+from experiments.study_axes import Expected, Line
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.runs.run_directory import read_manifest
+
+FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a table says of a row and a column.
+
+    Attributes:
+        values: Our numbers, one per seed, in the study's unit.
+        paper: The paper's number, if it has one.
+        missing: Why there is none of ours.
+        is_best: Whether it is the highest of the rows that a grid made of one.
+        error: The standard error of a single seed's number, if the study has one.
+    """
+
+    values: Sequence[float]
+    paper: Expected | None
+    missing: str
+    is_best: bool = False
+    error: float = float("nan")
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds; NaN without any."""
+        return statistics.fmean(self.values) if self.values else float("nan")
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the seeds (n - 1); NaN with fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else float("nan")
+
+    @property
+    def spread(self) -> float:
+        """What stands after the plus-minus: the deviation over seeds, or a single one's standard error; or NaN."""
+        return self.deviation if len(self.values) > 1 else self.error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """A study's finished cells.
+
+    Attributes:
+        study: The study.
+        begun: What its folder was begun with.
+        entries: By (row, column).
+        commits: Of the code that made them.
+        rounds: Of the runs.
+    """
+
+    study: Study
+    begun: Begun
+    entries: Mapping[tuple[str, str], Entry]
+    commits: Sequence[str]
+    rounds: Sequence[int]
+
+
+def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> Collected:
+    """Read the finished cells of a study's folder.
+
+    Args:
+        study: The study; see `showing` for another number than its own.
+        begun: What the folder was begun with.
+        folder: The study's.
+        mix: Accept cells of different commits, and cells whose settings are not the study's.
+
+    Raises:
+        RunDirectoryError: If there are none, or they must not be mixed.
+    """
+    summaries: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    commits: set[str] = set()
+    rounds: set[int] = set()
+    problems: list[str] = []
+    failed: dict[tuple[str, str], str] = {}
+    for cell in study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes):
+        path = cell.folder(folder)
+        if not (path / "manifest.json").is_file():
+            continue
+        manifest = read_manifest(path)
+        if not (path / "summary.json").is_file():
+            if manifest["status"] == "failed":
+                failed[cell.row, cell.column] = FAILED
+            continue
+        problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
+        commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
+        summaries.setdefault((cell.row, cell.column), []).append(json.loads((path / "summary.json").read_text()))
+        rounds.add(cell.config.num_rounds)
+    if not summaries:
+        raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
+    if len(commits) > 1:
+        problems.append(f"the cells are of {len(commits)} commits: {', '.join(sorted(commits))}")
+    if problems and not mix:
+        raise RunDirectoryError("\n  - ".join(["cells do not belong together; accept it with --mix:", *problems]))
+    return Collected(
+        study=study,
+        begun=begun,
+        entries=_entries(study, summaries, failed),
+        commits=sorted(commits),
+        rounds=sorted(rounds),
+    )
+
+
+def _entries(
+    study: Study,
+    summaries: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+    failed: Mapping[tuple[str, str], str],
+) -> dict[tuple[str, str], Entry]:
+    """Return what the table says, of the summaries of the runs of each row and column, one per seed."""
+    values: dict[tuple[str, str], list[float]] = {}
+    errors: dict[tuple[str, str], float] = {}
+    for row, column in itertools.product(study.rows, study.columns):
+        metric, pair = study.metric_of(row, column), (row.name, column.name)
+        found = [_value(metric, row, column, summary) for summary in summaries.get((row.run, column.run), ())]
+        if known := [value for value in found if value is not None]:
+            values[pair] = known
+        if study.standard_error and len(known) == 1:
+            error = summaries[row.run, column.run][0].get(f"{metric}_sem")
+            errors[pair] = float("nan") if error is None else _in_unit(error, metric)
+    best, paper = _best(study, values), study.paper
+    return {
+        (row.name, column.name): Entry(
+            values=values.get((row.name, column.name), ()),
+            paper=paper.get((row.name, column.name)),
+            missing=row.missing or column.missing or failed.get((row.run, column.run), ""),
+            is_best=(row.name, column.name) in best,
+            error=errors.get((row.name, column.name), float("nan")),
+        )
+        for row in study.rows
+        for column in study.columns
+    }
+
+
+def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
+    """Return, for each row that a grid was made of and each column, the pair with the highest mean."""
+    means = {pair: statistics.fmean(each) for pair, each in values.items()}
+    best = set()
+    for column in study.columns:
+        for family in {row.family for row in study.rows if row.family != row.name}:
+            pairs = [(row.name, column.name) for row in study.rows if row.family == family]
+            if done := [pair for pair in pairs if pair in means]:
+                best.add(max(done, key=lambda pair: means[pair]))
+    return best
+
+
+def _value(metric: str, row: Line, column: Line, summary: Mapping[str, Any]) -> float | None:
+    """Return a run's number; None if a line that shows another's runs asks for what they have not measured.
+
+    Raises:
+        RunDirectoryError: If it is missing in a run of the row's and the column's own.
+    """
+    value = summary.get(metric)
+    if value is None and (row.run, column.run) == (row.name, column.name):
+        raise RunDirectoryError(f"the run of {row.name}, {column.name} has no {metric}")
+    return None if value is None else _in_unit(value, metric)
+
+
+def _in_unit(value: float, metric: str) -> float:
+    return float(value) * (100 if unit_of(metric) == "%" else 1)
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit in which a number of summary.json is shown."""
+    if "bytes" in metric:
+        return "bytes"
+    if metric.endswith("_models"):
+        return ""
+    if "accuracy" in metric or metric == "labels_found" or metric.startswith("novel_"):
+        return "%"
+    return "dB" if "psnr" in metric else "s" if "seconds" in metric else ""
+
+
+def showing(study: Study, metric: str) -> Study:
+    """Return a study whose tables show another number of its cells."""
+    columns = [replace(column, metric="") for column in study.columns]
+    return replace(study, metric=metric, unit=unit_of(metric), columns=columns)
+
+
+def _commit(code: Mapping[str, Any]) -> str:
+    """Return the commit that a manifest tells, short, with a mark of uncommitted changes."""
+    return str(code["commit"] or "unknown")[:12] + ("-dirty" if code["dirty"] else "")

@@ -1,0 +1,1 @@
+"""PRIV-HFL's dual averaging on toy problems: convergence and cost."""

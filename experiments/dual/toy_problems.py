@@ -1,0 +1,231 @@
+"""Problems whose optimum is known, and federations that solve them with PRIV-HFL's dual updates.
+
+For tests and pictures of convergence: a few clients, a few parameters, float64, full gradients, no network. The dual
+updates are those of `hyperfl_flwr.training.dual_averaging`; only the models, their gradients and the optima are made here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor
+
+from hyperfl_flwr.training.dual_averaging import ChainServer, DualRule, MeanClient, MeanServer, Realisation
+
+Array = NDArray[np.float64]
+
+NUM_CLIENTS, DIM = 5, 6
+
+NEWTON_STEPS = 30
+
+
+class Problem(ABC):
+    """Functions f_i of the clients.
+
+    Attributes:
+        start: The model [m] that all clients start from.
+        num_clients: How many there are, N.
+    """
+
+    start: Array
+    num_clients: int
+
+    @abstractmethod
+    def gradient(self, client: int, theta: Array) -> Array:
+        """Return the gradient [m] of f_i at theta [m]."""
+
+    @abstractmethod
+    def hessian(self, client: int, theta: Array) -> Array:
+        """Return the second derivatives [m, m] of f_i at theta [m]."""
+
+    def optimum(self, clients: Sequence[int] | None = None) -> Array:
+        """Return the theta [m] that minimises the sum over some clients, by default over all: Newton's method."""
+        some = range(self.num_clients) if clients is None else clients
+        theta = np.zeros_like(self.start)
+        for _ in range(NEWTON_STEPS):
+            slope = np.sum([self.gradient(i, theta) for i in some], axis=0)
+            theta = theta - np.linalg.solve(np.sum([self.hessian(i, theta) for i in some], axis=0), slope)
+        return theta
+
+    def biased(self, matrix: Array, weight: float) -> Array:
+        """Return the theta_i [N, m] that minimise sum f_i + weight / 2 |C theta|^2, by Newton's method.
+
+        Args:
+            matrix: C [constraints, N], see `incidence`.
+            weight: Not negative.
+        """
+        size = len(self.start)
+        coupling = weight * np.kron(matrix.T @ matrix, np.eye(size))
+        theta = np.zeros((self.num_clients, size))
+        for _ in range(NEWTON_STEPS):
+            slope, system = coupling @ theta.ravel(), coupling.copy()
+            for i, each in enumerate(theta):
+                block = slice(i * size, (i + 1) * size)
+                slope[block] += self.gradient(i, each)
+                system[block, block] += self.hessian(i, each)
+            theta = theta - np.linalg.solve(system, slope).reshape(theta.shape)
+        return theta
+
+
+class LeastSquares(Problem):
+    """f_i = theta^T H_i theta / 2 - b_i^T theta.
+
+    Attributes:
+        hessians: H_i [m, m].
+        slopes: b_i [m].
+    """
+
+    def __init__(self, start: Array, hessians: Sequence[Array], slopes: Sequence[Array]) -> None:
+        self.start, self.hessians, self.slopes = start, hessians, slopes
+        self.num_clients = len(hessians)
+
+    @classmethod
+    def random(
+        cls, seed: int = 0, num_clients: int = NUM_CLIENTS, dim: int = DIM, *, alike: bool = False
+    ) -> "LeastSquares":
+        """Return a problem with curvatures from 0.14 to 1, in random directions; `alike`: the same for all clients."""
+        rng = np.random.default_rng(seed)
+        start, hessians, slopes = rng.normal(size=dim), [], []
+        for _ in range(num_clients):
+            rotation = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+            hessians.append(rotation @ np.diag(np.linspace(0.14, 1, dim)) @ rotation.T)
+            slopes.append(2 * rng.normal(size=dim))
+        return cls(start, hessians[:1] * num_clients if alike else hessians, slopes)
+
+    def gradient(self, client: int, theta: Array) -> Array:
+        """Return H_i theta - b_i."""
+        return self.hessians[client] @ theta - self.slopes[client]
+
+    def hessian(self, client: int, theta: Array) -> Array:
+        """Return H_i."""
+        return self.hessians[client]
+
+
+class Logistic(Problem):
+    """Mean logistic loss of 30 random samples per client, plus 0.05 |theta|^2.
+
+    Args:
+        seed: Of the samples.
+        num_clients: N.
+        dim: m.
+        alike: Give all clients the same inputs, with labels of their own; then the second derivatives of all f_i are
+            the same wherever the theta_i are.
+    """
+
+    def __init__(self, seed: int = 0, num_clients: int = NUM_CLIENTS, dim: int = DIM, *, alike: bool = False) -> None:
+        rng = np.random.default_rng(seed)
+        self.start = rng.normal(size=dim)
+        self.num_clients = num_clients
+        self.inputs = rng.normal(size=(num_clients, 30, dim))
+        if alike:
+            self.inputs[:] = self.inputs[0]
+        truths = rng.normal(size=(num_clients, dim)) * 2
+        self.signs = np.sign(np.einsum("nsd,nd->ns", self.inputs, truths) + rng.normal(size=(num_clients, 30)))
+
+    def gradient(self, client: int, theta: Array) -> Array:
+        """Return the gradient [m] of f_i."""
+        margins = self.signs[client] * (self.inputs[client] @ theta)
+        wrong: Array = self.signs[client] * expit(-margins)
+        slope: Array = 0.1 * theta - wrong @ self.inputs[client] / 30
+        return slope
+
+    def hessian(self, client: int, theta: Array) -> Array:
+        """Return the second derivatives [m, m] of f_i."""
+        shares = expit(self.inputs[client] @ theta)
+        weighted: Array = self.inputs[client].T * (shares * (1 - shares) / 30)
+        curvature: Array = weighted @ self.inputs[client] + 0.1 * np.eye(len(theta))
+        return curvature
+
+
+def incidence(realisation: Realisation, num_clients: int = NUM_CLIENTS) -> Array:
+    """Return C: differences of neighbours [N - 1, N], or from the mean [N, N]."""
+    if realisation == "mean":
+        return np.eye(num_clients) - 1 / num_clients
+    return np.eye(num_clients)[:-1] - np.eye(num_clients, k=1)[:-1]
+
+
+def local_steps(problem: Problem, client: int, theta: Array, force: Array, rate: float, steps: int) -> Array:
+    """Return the model [m] after K steps along gradient + force."""
+    for _ in range(steps):
+        theta = theta - rate * (problem.gradient(client, theta) + force)
+    return theta
+
+
+def distance(theta: Array, optimum: Array) -> float:
+    """Return the largest distance of a client's model, theta [N, m], from the optimum [m] or its own [N, m]."""
+    return float(np.linalg.norm(theta - optimum, axis=1).max())
+
+
+class Federation:
+    """Clients with models of their own, and a server, that take rounds on a problem.
+
+    Attributes:
+        theta: The clients' models [N, m].
+        rounds: How many were taken.
+        last: For each client the last round whose reply has arrived.
+        server: The product's.
+        clients: The product's; in the chain a client keeps nothing but its model, and there are none.
+
+    Args:
+        problem: See `Problem`.
+        rule: The dual's settings.
+        rate: alpha.
+        steps: K.
+    """
+
+    def __init__(self, problem: Problem, rule: DualRule, rate: float = 0.1, steps: int = 5) -> None:
+        self.problem, self.rule, self.rate, self.steps = problem, rule, rate, steps
+        self.num_clients, self.rounds, size = problem.num_clients, 0, len(problem.start)
+        self.theta = np.tile(problem.start, (self.num_clients, 1))
+        self.last = [0] * self.num_clients
+        self.clients: list[MeanClient] = []
+        self.server: MeanServer | ChainServer
+        if rule.realisation == "mean":
+            self.server = MeanServer(rule=rule, consensus=_zeros(size), total=_zeros(size))
+            for _ in range(self.num_clients):
+                self.clients.append(MeanClient(rule=rule, change=_zeros(size), total=_zeros(size)))
+        else:
+            self.server = ChainServer.start(rule, self.num_clients, size, torch.float64)
+
+    def force(self, client: int) -> Tensor:
+        """Return what a client adds to its gradients in this round [m]; in the mean form it catches up."""
+        if isinstance(self.server, ChainServer):
+            return self.server.force(client)
+        return self.clients[client].multiplier(self.server.total, self.rounds - self.last[client])
+
+    def round(self, present: Collection[int] | None = None, lost: Collection[int] = ()) -> None:
+        """Take a round.
+
+        Args:
+            present: Clients that train; by default all.
+            lost: Those of them whose replies never arrive, so that they start again from before.
+        """
+        increments = {}
+        for i in range(self.num_clients) if present is None else present:
+            before, kept = self.theta[i].copy(), [(each.change, each.total) for each in self.clients[i : i + 1]]
+            force = self.force(i).numpy()
+            self.theta[i] = local_steps(self.problem, i, before, force, self.rate, self.steps)
+            if self.clients:
+                self.clients[i].move(torch.from_numpy(self.theta[i] - self.problem.start))
+            if i in lost:
+                self.lose(i, before, kept)
+            else:
+                increments[i], self.last[i] = torch.from_numpy(self.theta[i] - before), self.rounds + 1
+        self.rounds += 1
+        if isinstance(self.server, ChainServer):
+            self.server.advance(increments)
+        else:
+            self.server.advance(sum(increments.values(), _zeros(len(self.problem.start))), self.num_clients)
+
+    def lose(self, client: int, theta: Array, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Bring a client whose reply was lost back to what it was: its model [m] and its change and total, if any."""
+        self.theta[client] = theta
+        for change, total in kept:
+            self.clients[client].change, self.clients[client].total = change, total
+
+
+def _zeros(size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.float64)

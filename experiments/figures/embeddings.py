@@ -1,0 +1,176 @@
+"""The clients' learned embeddings: whether they fall into the groups that the clients' data come from.
+
+Guo et al., AAAI 2025, figure 8(b), shows the t-SNE of the embeddings of 20 clients and reads three clusters off it.
+t-SNE (van der Maaten and Hinton, JMLR 2008) makes clusters of noise, too: beside it stand the two principal components
+and numbers that are computed from the embeddings themselves.
+
+Embeddings never leave a client. A simulation keeps its clients' private files in the run's folder, and they are read
+there, which the caller must ask for in so many words.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from sklearn.metrics import silhouette_score
+from sklearn.neighbors import NearestNeighbors
+
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.data.partition.equal_size import dominant_classes
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.run_data import RunData
+from hyperfl_flwr.runs.run_directory import read_manifest
+
+Vectors = npt.NDArray[np.float64]
+Groups = npt.NDArray[np.int64]
+
+SHUFFLES = 2000
+"""Random groupings that the silhouette is compared with."""
+
+PERPLEXITY = 5.0
+
+LOOKS = [("o", "#0072b2"), ("s", "#e69f00"), ("^", "#009e73"), ("D", "#cc79a7"), ("v", "#000000")]
+"""Marker and colour of each group, told apart without colours too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """How well embeddings fall into known groups.
+
+    Attributes:
+        clients: How many embeddings.
+        groups: How many groups.
+        silhouette: Mean silhouette in [-1, 1], 1 where groups are tight and far apart (Rousseeuw 1987).
+        p_value: Share of random groupings of the same sizes whose silhouette is at least as high.
+        neighbours: Share of clients whose nearest embedding is of their own group.
+        neighbours_by_chance: What random groupings give on average.
+        spread: Mean distance of the embeddings from their mean.
+        norm: Mean norm of the embeddings.
+    """
+
+    clients: int
+    groups: int
+    silhouette: float
+    p_value: float
+    neighbours: float
+    neighbours_by_chance: float
+    spread: float
+    norm: float
+
+
+def read_embeddings(run: Path) -> Vectors:
+    """Read the embeddings of all clients after a simulated run's last checkpoint, [N, d], by ascending id.
+
+    Raises:
+        RunDirectoryError: If the run has no checkpoint, or its clients keep no embeddings.
+    """
+    manifest, checkpoints = read_manifest(run), Checkpoints(run / "checkpoints")
+    if not checkpoints.rounds():
+        raise RunDirectoryError(f"{run} holds no checkpoint")
+    _, progress = checkpoints.load(checkpoints.rounds()[-1])
+    found = []
+    for client, version in sorted(progress.versions.items()):
+        arrays = PrivateState(run / "clients", manifest["experiment"], client).load(version)
+        if "embedding/v" not in arrays:
+            raise RunDirectoryError(f"the clients of {run} keep no embeddings: its method is not hyperfl")
+        found.append(arrays["embedding/v"])
+    return np.stack(found).astype(np.float64)
+
+
+def groups_of(label_counts: npt.NDArray[np.int64]) -> Groups:
+    """Return the group of the similarity partition that each client's training data come from, [N].
+
+    Args:
+        label_counts: Training samples of each client and class, [N, K].
+    """
+    classes = dominant_classes(label_counts.shape[1])
+    in_group = np.stack([label_counts[:, group].sum(axis=1) for group in classes])
+    return np.asarray(in_group.argmax(axis=0), dtype=np.int64)
+
+
+def separation(vectors: Vectors, groups: Groups, rng: np.random.Generator) -> Separation:
+    """Measure how well vectors [N, d] fall into groups [N]; at least two groups, and more clients than groups."""
+    value = float(silhouette_score(vectors, groups))
+    shuffled = [rng.permutation(groups) for _ in range(SHUFFLES)]
+    nearest = NearestNeighbors(n_neighbors=1).fit(vectors).kneighbors(return_distance=False)[:, 0]
+    return Separation(
+        clients=len(groups),
+        groups=len(np.unique(groups)),
+        silhouette=value,
+        p_value=(1 + sum(silhouette_score(vectors, each) >= value for each in shuffled)) / (1 + SHUFFLES),
+        neighbours=float(np.mean(groups[nearest] == groups)),
+        neighbours_by_chance=float(np.mean([each[nearest] == each for each in shuffled])),
+        spread=float(np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).mean()),
+        norm=float(np.linalg.norm(vectors, axis=1).mean()),
+    )
+
+
+def draw_embeddings(run: Path, picture: Path) -> Separation:
+    """Draw the embeddings of a simulated run, groups told apart, and write the numbers beside the picture as JSON.
+
+    Args:
+        run: The run's folder, of a simulation with the similarity partition.
+        picture: Where to.
+
+    Raises:
+        RunDirectoryError: If the run's clients keep no embeddings, or it does not tell their labels.
+    """
+    manifest = read_manifest(run)
+    if "label_counts" not in manifest or manifest["settings"]["data.partition"] != "similarity":
+        raise RunDirectoryError(f"{run} is no simulation with data.partition = similarity: its groups are not known")
+    vectors = read_embeddings(run)
+    groups = groups_of(np.array(manifest["label_counts"]["train"]))
+    number = len(np.unique(groups))
+    if not 1 < number < len(groups):
+        raise RunDirectoryError(f"{run} has {len(groups)} clients of {number} groups; it takes two, and more clients")
+    found = separation(vectors, groups, np.random.default_rng(0))
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    perplexity = min(PERPLEXITY, (len(vectors) - 1) / 3)
+    _points(left, TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors), groups)
+    left.set_title(f"t-SNE, perplexity {perplexity:.3g}", fontsize="medium")
+    analysis = PCA(2).fit(vectors)
+    _points(right, analysis.transform(vectors), groups)
+    shares = [f"{100 * share:.0f} %" for share in analysis.explained_variance_ratio_]
+    right.set_title(f"principal components ({shares[0]} and {shares[1]} of the variance)", fontsize="medium")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(LOOKS), fontsize="small")
+    settings = manifest["settings"]
+    own, chance = 100 * found.neighbours, 100 * found.neighbours_by_chance
+    figure.suptitle(
+        f"what {len(vectors)} simulated clients keep to themselves: their embeddings after {settings['num-rounds']} "
+        f"rounds on {RunData.read(manifest).title}\n"
+        f"silhouette of the groups {found.silhouette:.2f} (p = {found.p_value:.4f}); "
+        f"nearest embedding of the same group: {own:.0f} % (by chance {chance:.0f} %)",
+        fontsize="small",
+    )
+    figure.savefig(picture, dpi=120)
+    picture.with_suffix(".json").write_text(json.dumps(asdict(found), indent=2) + "\n")
+    return found
+
+
+def _points(axes: Axes, places: Vectors, groups: Groups) -> None:
+    for group in np.unique(groups):
+        marker, colour = LOOKS[group % len(LOOKS)]
+        mine = places[groups == group]
+        axes.scatter(mine[:, 0], mine[:, 1], marker=marker, c=colour, edgecolors="k", label=f"group {group}")
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def pictures_of(runs: Sequence[tuple[str, Path]], folder: Path) -> list[Path]:
+    """Draw several runs, named, see `draw_embeddings`; returns the pictures `embeddings-NAME.png` in a folder."""
+    pictures = []
+    for name, run in runs:
+        pictures.append(folder / f"embeddings-{name}.png")
+        draw_embeddings(run, pictures[-1])
+    return pictures

@@ -1,0 +1,90 @@
+"""What runs have recorded of novel clients, as numbers for the figures of IT-PFL-HN's studies.
+
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022. Its Figure 3 shows the accuracy of novel
+clients against the Kullback-Leibler divergence to the nearest training client, "over the empirical distributions of
+labels", without saying in which direction, nor what becomes of classes that one of them lacks. Here, for the novel
+client's counts n and a training client's m of K classes,
+
+    KL(p || q) = sum_k p_k ln(p_k / q_k)  in nats,    p_k = (n_k + 1) / (sum n + K),    q_k = (m_k + 1) / (sum m + K),
+
+and the nearest training client is the one with the smallest.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperfl_flwr.runs.novel_results import Mean, NovelRecord, mean_of, read_novel
+from hyperfl_flwr.runs.run_directory import read_manifest
+
+Counts = Sequence[Sequence[int]] | npt.NDArray[np.int64]
+
+Points = list[tuple[float, float]]
+"""Divergence and accuracy of clients."""
+
+Curve = dict[float | None, Mean]
+"""Accuracy over the novel clients by epsilon; None is without noise."""
+
+
+def nearest_divergence(novel: Sequence[int], training: Counts) -> float:
+    """Return the divergence of a novel client's labels from those of the nearest training client, see the module.
+
+    Args:
+        novel: Its samples of each class [K].
+        training: Those of the training clients [N, K].
+
+    Returns:
+        The smallest KL(novel || training client) in nats.
+    """
+    p, q = (np.asarray(each, dtype=np.float64) + 1 for each in (novel, training))
+    p, q = p / p.sum(), q / q.sum(axis=1, keepdims=True)
+    return float(np.min(np.sum(p * np.log(p / q), axis=1)))
+
+
+def divergence_points(run: Path, way: str) -> Points:
+    """Return the divergence and the accuracy of each novel client of a run, with all its samples and no noise."""
+    manifest = read_manifest(run)
+    counts, trained = manifest["label_counts"]["train"], manifest["settings"]["num-clients"]
+    return [
+        (nearest_divergence(counts[record.client], counts[:trained]), record.accuracy)
+        for record in _plain(run, way)
+        if record.is_unlimited
+    ]
+
+
+def fifths(points: Points) -> list[tuple[float, Mean]]:
+    """Divide points (x, accuracy) by x into five groups of nearly equal size.
+
+    Returns:
+        The mean x of each group that has points, and the mean of its accuracies.
+    """
+    ordered = sorted(points)
+    bounds = [round(len(ordered) * part / 5) for part in range(6)]
+    groups = [ordered[start:end] for start, end in itertools.pairwise(bounds) if end > start]
+    return [(statistics.fmean(x for x, _ in group), mean_of([y for _, y in group])) for group in groups]
+
+
+def curves(run: Path, way: str) -> dict[int, Curve]:
+    """Return the accuracy over a run's novel clients by number of samples, ascending, and epsilon.
+
+    The key of the accuracy with all of each client's samples is the mean of their numbers, rounded. Images that were
+    corrupted are left out.
+    """
+    records = _plain(run, way)
+    of_all = [record.samples for record in records if record.all_samples]
+    groups: dict[int, dict[float | None, list[float]]] = {}
+    for record in records:
+        number = round(statistics.fmean(of_all)) if record.all_samples else record.samples
+        groups.setdefault(number, {}).setdefault(record.epsilon, []).append(record.accuracy)
+    return {
+        number: {epsilon: mean_of(accuracies) for epsilon, accuracies in groups[number].items()}
+        for number in sorted(groups)
+    }
+
+
+def _plain(run: Path, way: str) -> list[NovelRecord]:
+    return [record for record in read_novel(run) if record.way == way and record.corruption == "none"]

@@ -1,0 +1,153 @@
+"""The figures of `experiments.figures.novel`, readable in black and white, with their numbers as CSV beside them."""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.figures.novel import Curve, Points, curves, divergence_points, fifths
+from experiments.runner import Begun
+from experiments.study import Cell, Study
+from experiments.study_axes import Line
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.runs.novel_results import Mean
+
+SHADES = ("k", "0.4", "0.6", "0.2", "0.75")
+MARKERS = "os^dvP"
+LINES = ("-", "--", "-.", ":")
+
+DIVERGENCE = "KL to the nearest training client in nats"
+
+
+def draw_divergence(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path) -> list[Path]:
+    """Draw each novel client's accuracy against its divergence from the nearest training client.
+
+    A panel for each row with a mark for each client of all seeds, told apart by column, and the means of fifths of the
+    clients; a last panel compares these means. The points are in `figure-novel-divergence.csv`.
+
+    Args:
+        study: The study.
+        begun: What its folder was begun with.
+        cells: The finished ones.
+        folder: The study's.
+
+    Returns:
+        The picture.
+
+    Raises:
+        RunDirectoryError: If no cell has assessed novel clients in the way that a row shows.
+    """
+    found: dict[str, dict[str, Points]] = {}
+    for row, column, cell in _shown(study, cells):
+        if points := divergence_points(cell.folder(folder), row.way):
+            found.setdefault(row.name, {}).setdefault(column.name, []).extend(points)
+    rows, columns = _present(study, found)
+    figure = Figure(figsize=(3.3 * (len(rows) + 1), 3.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    *panels, together = figure.subplots(1, len(rows) + 1, sharex=True, sharey=True, squeeze=False)[0]
+    headings = {column.name: study.heading(column, quick=begun.quick) for column in columns}
+    for place, (panel, row) in enumerate(zip(panels, rows, strict=True)):
+        means = fifths([point for points in found[row.name].values() for point in points])
+        _draw_points(panel, found[row.name], headings)
+        _draw_means(panel, means, place, "mean of a fifth")
+        _draw_means(together, means, place, row.label)
+        panel.set_title(row.label, fontsize="medium")
+    for panel in (*panels, together):
+        panel.set_xlabel(DIVERGENCE, fontsize="small")
+        panel.grid(alpha=0.3)
+    together.set_title("means of fifths ± standard error", fontsize="medium")
+    together.legend(fontsize="small")
+    panels[0].set_ylabel("accuracy of a novel client")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
+    lines = [(row, column, *point) for row in found for column in found[row] for point in found[row][column]]
+    return [_saved(figure, study, begun, folder / "figure-novel-divergence.png",
+                   [("row", "column", "divergence", "accuracy"), *lines])]  # fmt: skip
+
+
+def draw_epsilon(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path) -> list[Path]:
+    """Draw novel clients' mean accuracy against epsilon, a curve for each number of samples, with standard errors.
+
+    A panel for each row and column, of its first seed; level lines are the accuracies without noise. The numbers are in
+    `figure-novel-epsilon.csv`. Arguments, result and errors are those of `draw_divergence`.
+    """
+    found: dict[str, dict[str, dict[int, Curve]]] = {}
+    for row, column, cell in _shown(study, cells):
+        if column.name not in found.get(row.name, {}) and (by_samples := curves(cell.folder(folder), row.way)):
+            found.setdefault(row.name, {})[column.name] = by_samples
+    rows, columns = _present(study, found)
+    figure = Figure(figsize=(max(7.0, 4.6 * len(columns)), 3.9 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(rows), len(columns), sharey=True, squeeze=False)
+    for line, row in zip(panels, rows, strict=True):
+        for panel, column in zip(line, columns, strict=True):
+            heading = study.heading(column, quick=begun.quick)
+            panel.set_title(f"{row.label}, {heading}" if len(rows) > 1 else heading, fontsize="medium")
+            for place, (number, curve) in enumerate(found[row.name].get(column.name, {}).items()):
+                _draw_curve(panel, curve, place, f"{number} samples")
+            panel.set(xscale="log", xlabel="epsilon (level lines: without noise)")
+            panel.grid(alpha=0.3)
+            panel.legend(fontsize="small")
+        line[0].set_ylabel("mean accuracy of novel clients")
+    lines = [
+        (row, column, number, "none" if epsilon is None else epsilon, level.mean, level.sem)
+        for row, of_row in found.items()
+        for column, of_column in of_row.items()
+        for number, curve in of_column.items()
+        for epsilon, level in curve.items()
+    ]
+    return [_saved(figure, study, begun, folder / "figure-novel-epsilon.png",
+                   [("row", "column", "samples", "epsilon", "mean", "sem"), *lines])]  # fmt: skip
+
+
+def _shown(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Line, Line, Cell]]:
+    """Yield each row with the columns that have runs, and the cells, seed by seed."""
+    for cell in cells:
+        column = next(column for column in study.columns if column.name == cell.column)
+        yield from ((row, column, cell) for row in study.rows if row.run == cell.row)
+
+
+def _present(study: Study, found: Mapping[str, Mapping[str, object]]) -> tuple[list[Line], list[Line]]:
+    if not found:
+        raise RunDirectoryError("no finished cell has assessed novel clients (novel.clients) in the way of its row")
+    names = {column for columns in found.values() for column in columns}
+    return [row for row in study.rows if row.name in found], [each for each in study.columns if each.name in names]
+
+
+def _draw_points(panel: Axes, found: Mapping[str, Points], headings: Mapping[str, str]) -> None:
+    for place, (name, heading) in enumerate(headings.items()):
+        points = found.get(name, [])
+        panel.scatter(
+            [x for x, _ in points], [y for _, y in points], s=18, marker=MARKERS[place % len(MARKERS)],
+            facecolors="none", edgecolors=SHADES[place % len(SHADES)], linewidths=0.8, label=heading,
+        )  # fmt: skip
+
+
+def _draw_means(panel: Axes, means: Sequence[tuple[float, Mean]], place: int, label: str) -> None:
+    panel.errorbar(
+        [x for x, _ in means], [level.mean for _, level in means], [level.sem or 0.0 for _, level in means],
+        linestyle=LINES[place % len(LINES)], marker=MARKERS[place % len(MARKERS)], color=SHADES[place % len(SHADES)],
+        markersize=5, capsize=2, linewidth=1.2, label=label,
+    )  # fmt: skip
+
+
+def _draw_curve(panel: Axes, curve: Curve, place: int, label: str) -> None:
+    shade, line = SHADES[place % len(SHADES)], LINES[place % len(LINES)]
+    noisy = sorted((epsilon, level.mean, level.sem or 0.0) for epsilon, level in curve.items() if epsilon is not None)
+    epsilons, means, errors = zip(*noisy, strict=True) if noisy else ((), (), ())
+    panel.errorbar(
+        epsilons, means, errors, linestyle=line, marker=MARKERS[place % len(MARKERS)], color=shade, mfc="white",
+        markersize=5, capsize=2, linewidth=1.2, label=label,
+    )  # fmt: skip
+    if None in curve:
+        panel.axhline(curve[None].mean, linestyle=line, color=shade, linewidth=0.8, alpha=0.7)
+
+
+def _saved(figure: Figure, study: Study, begun: Begun, picture: Path, lines: Iterable[Sequence[object]]) -> Path:
+    figure.suptitle(study.title + (", quick settings" if begun.quick else ""), fontsize="medium")
+    figure.savefig(picture, dpi=120)
+    with picture.with_suffix(".csv").open("w", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(lines)
+    return picture

@@ -1,0 +1,226 @@
+"""Studies as data: which settings are compared on which data, with which seeds, and what a paper reports for each.
+
+A study is a file `experiments/studies/NAME.toml`::
+
+    title = "HyperFL, Table 1"
+    metric = "test_accuracy"       # a number of summary.json
+    unit = "%"                     # how it is shown; % multiplies by 100
+    seeds = 2                      # how many, from 0
+    num-nodes = 2                  # of every run: bits depend on it
+    paper = "table-1.csv"          # of experiments/expected; may be left out
+    beside = "the paper's number"  # what these numbers are; may be left out
+    standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; may be left out
+    figures = ["own_accuracy"]     # drawn unless told otherwise: numbers of metrics.jsonl, `labels`, `embeddings`
+    [settings]                     # of every run, beside the defaults
+    [quick]                        # of every run, last, with --quick; `rows` and `columns` say which are run then
+    [rows.hyperfl]                 # settings of a row; `label` names it, `missing` says why it cannot be run yet
+    [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
+    [columns.fashion-mnist-20]     # settings of a column; as a row's
+    [columns.x] metric = "ssim"    # a number of its own for a column; may be left out
+    [rows.y] run = "hyperfl"       # shows the runs of another row (a column: of another column), with no settings
+    [rows.y] way = "sampled"       # takes the place of `{way}` in the name of a number: metric = "novel_{way}"
+    [grid]                         # may be left out: every row is run with each of a setting's values
+    learning-rate = [0.01, 0.1]
+
+A cell is one run: a row, a column and a seed. With the setting `attack.name` it is an attack on a round, see
+`experiments.attack_cell`; `metric` is then a number of its summary.json, for example `psnr`.
+"""
+
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from experiments.attack_cell import PREFIX, AttackedCell
+from experiments.study_axes import Expected, Line, Settings, read_expected, read_lines, runs_of, with_grid
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig, default_settings, nearest
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.toml_files import flatten
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        row: Name of its row.
+        column: Name of its column.
+        seed: Of the run; the partition of the data is the same for all.
+        config: Its settings, without an output folder.
+        attack: Its settings `attack.*`; empty if it is no attack.
+    """
+
+    row: str
+    column: str
+    seed: int
+    config: RunConfig
+    attack: Settings = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """All settings, as the manifest of its folder has them."""
+        return self.config.flat() | self.attack
+
+    def folder(self, study: Path) -> Path:
+        """Return its run folder below a study's."""
+        return study / self.row / self.column / f"seed-{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.row}, {self.column}, seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """See the module."""
+
+    name: str
+    title: str
+    metric: str
+    unit: str
+    seeds: int
+    num_nodes: int
+    settings: Settings
+    quick: Settings
+    quick_rows: Sequence[str]
+    quick_columns: Sequence[str]
+    rows: Sequence[Line]
+    columns: Sequence[Line]
+    expected: Mapping[tuple[str, str, str], Expected]
+    beside: str
+    standard_error: str
+    figures: Sequence[str]
+
+    def metric_of(self, row: Line, column: Line) -> str:
+        """Return the number of summary.json that a row shows in a column."""
+        return (column.metric or self.metric).replace("{way}", row.way)
+
+    @property
+    def paper(self) -> dict[tuple[str, str], Expected]:
+        """The numbers that stand beside those that the study shows, by (row, column)."""
+        shown = {(row.name, each.name): self.metric_of(row, each) for row in self.rows for each in self.columns}
+        found = self.expected.items()
+        return {(row, column): each for (row, column, metric), each in found if shown.get((row, column)) == metric}
+
+    def cells(
+        self,
+        *,
+        quick: bool = False,
+        rows: Collection[str] = (),
+        columns: Collection[str] = (),
+        seeds: int | None = None,
+        changes: Mapping[str, Scalar] | None = None,
+    ) -> list[Cell]:
+        """Return the runs that can be made, seed by seed, so that every pair has its first seed early.
+
+        Args:
+            quick: Apply the study's `quick` settings, and take one seed unless told otherwise.
+            rows: Names of rows; none means all.
+            columns: Names of columns, or of their data sets; none means all.
+            seeds: How many seeds; None is the study's number.
+            changes: Settings of all runs, the machine's (`data-root`) among them.
+
+        Raises:
+            ConfigError: If a name is unknown, the settings of a cell are wrong, `changes` has what tells the cells
+                apart, or nothing that was chosen can be run.
+        """
+        if quick:
+            rows, columns = rows or self.quick_rows, columns or self.quick_columns
+        chosen_rows = _chosen(self.rows, rows, "row", lambda line: {line.name, line.family})
+        chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
+        chosen_rows, chosen_columns = runs_of(chosen_rows, self.rows), runs_of(chosen_columns, self.columns)
+        lines = (*chosen_rows, *chosen_columns)
+        changed = [line.settings for line in lines] + [each for line in lines for each in line.on.values()]
+        own = {"seed", "output", "resume"}.union(*changed)
+        if wrong := sorted(own & set(changes or {})):
+            raise ConfigError(
+                f"{', '.join(wrong)} cannot be set for all runs: the study's rows, columns or seeds set it"
+            )
+        number = seeds if seeds is not None else 1 if quick else self.seeds
+        cells = []
+        for seed in range(number):
+            for column in chosen_columns:
+                for row in chosen_rows:
+                    if row.missing or column.missing:
+                        continue
+                    settings = default_settings() | self.settings | column.settings | row.settings
+                    settings |= row.on.get(column.name, {})
+                    settings |= (self.quick if quick else {}) | {"seed": seed} | dict(changes or {})
+                    cells.append(_cell(row.name, column.name, seed, settings))
+        if not cells:
+            reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
+            raise ConfigError(f"nothing that was chosen can be run; {', '.join(sorted(reasons))}")
+        return cells
+
+    def heading(self, column: Line, *, quick: bool) -> str:
+        """Return a column's name for people; that of quick runs tells which data took the place of the column's."""
+        return f"{self.quick['dataset']} for {column.label}" if quick and "dataset" in self.quick else column.label
+
+    def _dataset(self, column: Line) -> str:
+        return str(column.settings.get("dataset", self.settings.get("dataset", "")))
+
+
+def _cell(row: str, column: str, seed: int, settings: Settings) -> Cell:
+    attack = {key: value for key, value in settings.items() if key.startswith(PREFIX)}
+    if "attack.name" in attack:
+        AttackedCell.of(attack)
+    else:  # what is left of a column's attack belongs to nothing
+        attack = {}
+    config = RunConfig.from_flat(
+        {key: value for key, value in settings.items() if not key.startswith(PREFIX)}, methods=METHODS
+    )
+    return Cell(row=row, column=column, seed=seed, config=config, attack=attack)
+
+
+def study_names() -> list[str]:
+    """Return the names of all studies."""
+    return sorted(path.stem for path in (FOLDER / "studies").glob("*.toml"))
+
+
+def load_study(name: str) -> Study:
+    """Read a study.
+
+    Raises:
+        ConfigError: If there is none of this name.
+    """
+    if name not in study_names():
+        raise ConfigError(
+            f"there is no study {name!r}; known: {', '.join(study_names())}{nearest(name, study_names())}"
+        )
+    document = tomllib.loads((FOLDER / "studies" / f"{name}.toml").read_text())
+    quick = dict(document.get("quick", {}))
+    study = Study(
+        name=name,
+        title=document["title"],
+        metric=document["metric"],
+        unit=document["unit"],
+        seeds=document["seeds"],
+        num_nodes=document["num-nodes"],
+        settings=flatten(document.get("settings", {})),
+        quick_rows=quick.pop("rows", ()),
+        quick_columns=quick.pop("columns", ()),
+        quick=flatten(quick),
+        rows=with_grid(read_lines(document["rows"]), flatten(document.get("grid", {}))),
+        columns=read_lines(document["columns"]),
+        expected={},
+        beside=document.get("beside", "the paper's number"),
+        standard_error=document.get("standard-error", ""),
+        figures=document.get("figures", ("own_accuracy",)),
+    )
+    if "paper" not in document:
+        return study
+    rows, columns = ({line.name: line for line in lines} for lines in (study.rows, study.columns))
+    file = FOLDER / "expected" / document["paper"]
+    expected = read_expected(file, lambda row, column: study.metric_of(rows[row], columns[column]))
+    return replace(study, expected=expected)
+
+
+def _chosen(lines: Sequence[Line], names: Collection[str], kind: str, called: Callable[[Line], set[str]]) -> list[Line]:
+    known = {name for line in lines for name in called(line)}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name!r}; known: {', '.join(sorted(known))}{nearest(name, known)}")
+    return [line for line in lines if not names or called(line) & set(names)]

@@ -1,0 +1,74 @@
+"""Runs of a study, one after the other in this process: `python -m experiments.worker`.
+
+Every line on standard input is a JSON object with the settings and the number of nodes of a run; the lines on standard
+output are JSON objects: `note` tells what it waits for, `problem` how it ended, empty if all went well.
+
+The app is the one that Flower runs; its nodes take turns in this process. Several such processes, one per core, are
+faster than one run after the other on Ray, and bit-equal to it.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experiments.attack_cell import run_attack
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.server import run
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import HyperFLError
+from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
+from hyperfl_flwr.models.custom.provenance import find_model
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+
+
+def main() -> None:
+    """Run what standard input asks for, to its end."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
+    tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(tasks,), daemon=True).start()
+
+    def answer(**document: str) -> None:
+        answers.write(json.dumps(document) + "\n")
+        answers.flush()
+
+    while True:
+        answer(problem=problem_of(json.loads(tasks.get()), lambda note: answer(note=note)))
+
+
+def _read(tasks: "queue.SimpleQueue[str]") -> None:
+    """Take tasks, and end the process when their source has gone, even by kill -9, in the middle of a run too."""
+    for line in sys.stdin:
+        tasks.put(line)
+    os._exit(0)
+
+
+def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
+    """Run once; returns what went wrong, and tells what it waits for."""
+    try:
+        config = RunConfig.from_flat(document["settings"], methods=METHODS)
+        find_model(config.target, Path(config.resume) if config.resume else None)
+        with CoreSlots() as slots:
+            wanted = 1 if config.threads == "auto" else config.threads
+            slots.acquire(wanted, lambda: on_note(f"{WAITING} for one"))
+            if document["attack"]:
+                folder = Path(config.output)
+                run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)
+                return ""
+            run(InProcessGrid(app, document["num_nodes"], config.flat(), {"simulated": True}), config)
+    except HyperFLError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - the next run must not suffer
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The Flower app: where both sides of a method meet."""

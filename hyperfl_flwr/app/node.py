@@ -1,0 +1,182 @@
+"""What a message finds on its node: the owner's decisions, the data, and the clients that it hosts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecordValues, Context
+
+import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+from clients.engine import adapter
+from clients.engine.base import BaseClient
+from clients.engine.context import client_setting
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.node_config import Owner, is_simulated, state_folder
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import ConfigError, RefusalError
+from hyperfl_flwr.core.rng import seed_for
+from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_own_data
+from hyperfl_flwr.data.sample_format import normalisation_text
+from hyperfl_flwr.models.custom.provenance import source_hash
+from hyperfl_flwr.models.custom.source import is_factory
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.node.cohort import OneByOne, clients_of_node
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
+from hyperfl_flwr.protocol.messages import Request
+
+
+class NodeApp:
+    """What one message finds on its node.
+
+    Args:
+        context: Flower's context.
+
+    Raises:
+        ConfigError: If the node config or the run's settings are wrong, or do not go together.
+        RefusalError: If the run asks for what this node does not do.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.owner = Owner.of(context.node_config)
+        self.simulated = is_simulated(context)
+        self.config = resolved(self.owner.applied_to(context, METHODS))
+        self.has_owners_data = self.config.dataset != context.run_config["dataset"]
+        self.partition, self.num_nodes = self._place()
+        self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
+        if self.owner.has_own_data and self.num_nodes != self.config.hosted_clients:
+            raise RefusalError(
+                f"its data are its own, so that it hosts one client: num-clients (with novel.clients) must be the "
+                f"number of nodes, {self.num_nodes}, got {self.config.hosted_clients}"
+            )
+        self.keeps_model = not self.simulated if self.owner.keep_model is None else self.owner.keep_model
+        self.mixing_secret = self._mixing_secret()
+        self.device = resolve_device(self.config.device)
+        if self.config.threads != "auto":
+            torch.set_num_threads(self.config.threads)
+        elif self.simulated:  # other nodes share the machine
+            torch.set_num_threads(1)
+
+    def _place(self) -> tuple[int, int]:
+        """Return the node's number and how many there are."""
+        place = {"partition-id": self.owner.partition_id, "num-partitions": self.owner.num_partitions}
+        if missing := [key for key, value in place.items() if value is None]:
+            raise ConfigError(
+                f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
+                f"--node-config 'partition-id=0 num-partitions=2'",
+                public=f"its node config lacks {' and '.join(missing)}",
+            )
+        return self.owner.partition_id or 0, self.owner.num_partitions or 1
+
+    def data(self) -> FederatedData:
+        """Return the data of all clients, or where the node's are its own, of its client; a process reads them once."""
+        settings = self.config.data_settings()
+        if not self.owner.has_own_data:
+            return load_federated_data(settings)
+        cache = None if self.simulated else state_folder(self.owner.state_dir, "", simulated=False)
+        reading = replace(settings.reading, has_owner=True, cache=cache)
+        return load_own_data(replace(settings, reading=reading), self.partition)
+
+    def cohort(self, request: Request) -> adapter.Cohort:
+        """Return what trains the clients that the request names.
+
+        Raises:
+            RefusalError: If this node does not host one of them.
+        """
+        if foreign := sorted(set(request.clients) - set(self.clients)):
+            raise RefusalError(f"this node hosts the clients {self.clients}, asked for {foreign}")
+        client_class = METHODS[self.config.method].client
+        data = self.data()
+        states, key = self._states(request), self._mixing_key(request.experiment)
+
+        def make_client(client: int) -> BaseClient:
+            state = PrivateState(states, request.experiment, client)
+            setting = client_setting(self.config, data, client, self.device, state, key)
+            return client_class(replace(setting, round=request.round, keeps_model=self.keeps_model))
+
+        return adapter.Cohort(
+            make_client=make_client,
+            trainer=OneByOne(make_client),
+            reductions=client_class.shared,
+            send_details=self.simulated,
+        )
+
+    def _mixing_secret(self) -> bytes:
+        """Return the owner's secret for `priv-hfl.mixing`; empty without one.
+
+        Raises:
+            ConfigError: If the run mixes, and a node with an owner has no good key file.
+        """
+        file = self.owner.mixing_key_file
+        if not self.config.priv_hfl.mixing or (not file and self.simulated):
+            return b""
+        if not file:
+            text = (
+                "priv-hfl.mixing needs a secret that all nodes share and the server has not: start the SuperNode with "
+                "mixing-key-file='/path/to/file' in --node-config"
+            )
+            raise ConfigError(text, public=text)
+        return read_key(Path(file))
+
+    def _mixing_key(self, experiment: str) -> bytes:
+        """Return the run's key: of the owner's secret, or in a simulation of the seed, which hides nothing."""
+        if self.mixing_secret:
+            return run_key(self.mixing_secret, experiment)
+        return seed_for(self.config.seed, "mixing").to_bytes(8, "big")
+
+    def _states(self, request: Request) -> Path:
+        """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""
+        folder = state_folder(self.owner.state_dir, request.run_directory, simulated=self.simulated)
+        return folder / request.experiment if self.owner.state_dir or not self.simulated else folder
+
+    def properties(self) -> dict[str, ConfigRecordValues]:
+        """Return the node's answer to the handshake; label counts only where nobody's own data are at stake.
+
+        The numbers of training samples are those that every answer to a TRAIN message holds.
+        """
+        data = self.data()
+        properties: dict[str, ConfigRecordValues] = {
+            "partition": self.partition,
+            "num-nodes": self.num_nodes,
+            "clients": self.clients,
+            "owners-data": self.has_owners_data,
+            "device": str(self.device),
+            "versions": [f"{name} {version}" for name, version in shared_versions().items()],
+            **data_properties(data, self.clients, simulated=self.simulated),
+        }
+        if is_factory(self.config.target):
+            build_target(self.config.target, data.dataset.input_shape, data.dataset.num_classes)  # or says why not
+            properties["model"] = source_hash(self.config.target)
+        if self.simulated:
+            properties["threads"] = torch.get_num_threads()
+        return properties
+
+
+def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: bool) -> dict[str, ConfigRecordValues]:
+    """Return what a node that hosts some clients reports of their data.
+
+    Args:
+        data: All clients' data.
+        clients: Ids of those that it hosts.
+        simulated: Whether nobody's own data are at stake; then label counts and what is computed of images, too.
+    """
+    dataset = data.dataset
+    properties: dict[str, ConfigRecordValues] = {
+        "input-shape": list(dataset.input_shape),
+        "num-classes": dataset.num_classes,
+        "num-examples": [len(data.train_indices(client)) for client in clients],
+        "partitioned-by": data.partition,
+    }
+    if dataset.classes:
+        properties["classes"] = list(dataset.classes)
+    if simulated:
+        for split, counts in zip(("train", "test"), data.label_counts(), strict=True):
+            properties[f"{split}-label-counts"] = counts[list(clients)].flatten().tolist()
+        properties["data-reuse"] = json.dumps(data.reuse)
+        properties["augmentation"] = "crops and flips" if dataset.augment else "none"
+        properties["normalisation"] = normalisation_text(dataset.mean, dataset.std)
+    return properties

@@ -1,0 +1,88 @@
+"""A run of IT-PFL-HN makes models for clients that it has never trained: the server's side, from the run's folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+
+import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+from hyperfl_flwr.app.restore import method_of, restored
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.models.model_spec import Recipe
+from strategies.it_pfl import FINE_TUNING, ITPFL
+from strategies.novel.on_demand import Served, serve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What models are made of.
+
+    Attributes:
+        config: The run's settings.
+        strategy: As it was after the run's last checkpoint.
+        encoder: Its parameters.
+        recipe: What the models take.
+        notes: What people should know of the run.
+    """
+
+    config: RunConfig
+    strategy: ITPFL
+    encoder: ArrayRecord
+    recipe: Recipe
+    notes: tuple[str, ...]
+
+    def serve(self, grid: Grid) -> list[Served]:
+        """Make a model for each novel node of a grid; see `strategies.novel.on_demand.serve`."""
+        return serve(grid, self.strategy, self.encoder, self.recipe, self.config.node_timeout)
+
+
+def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
+    """Open a run that makes models on demand; nothing in its folder is changed.
+
+    Args:
+        run: Its folder.
+        changes: Settings of this machine (`data-root`, `device`).
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder, the method is another one, or no round of the second phase is
+            in a checkpoint.
+        HyperFLError: If the checkpoint is damaged, or data are missing that only the data set can tell.
+    """
+    name, method = method_of(run)
+    if not issubclass(method.strategy, ITPFL):
+        raise RunDirectoryError(f"{run} is a run of {name}; only it-pfl makes models on demand")
+    found = restored(run, changes)
+    strategy, config = found.strategy, found.config
+    if not isinstance(strategy, ITPFL):
+        raise ValueError("the strategy of it-pfl is another one")
+    _refuse_first_phase(run, strategy)
+    recipe = Recipe(
+        **vars(found.recipe), pooling=config.it_pfl.pooling, descriptor_length=strategy.descriptor_dimension
+    )
+    return Source(config=config, strategy=strategy, encoder=found.arrays, recipe=recipe, notes=_notes(run, strategy))
+
+
+def _refuse_first_phase(run: Path, strategy: ITPFL) -> None:
+    if strategy.kept:
+        return
+    reached, wanted = strategy.progress.round, strategy.setting.config.it_pfl.fine_tune_rounds
+    remedy = "resume the run to its end" if wanted else "run it with it-pfl.fine-tune-rounds above 0"
+    raise RunDirectoryError(
+        f"{run} has not tuned its hypernetwork to descriptors: its last checkpoint, after round {reached}, is of the "
+        f"first phase; {remedy}"
+    )
+
+
+def _notes(run: Path, strategy: ITPFL) -> tuple[str, ...]:
+    progress, config = strategy.progress, strategy.setting.config
+    if progress.round == config.num_rounds:
+        return ()
+    done = progress.round - (progress.last_phase_after or 0)
+    return (
+        f"{run} has come to round {progress.round} of {config.num_rounds} only: {done} of "
+        f"{config.it_pfl.fine_tune_rounds} rounds of {FINE_TUNING}",
+    )

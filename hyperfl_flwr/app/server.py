@@ -1,0 +1,180 @@
+"""Flower's server app: settings in, rounds, results out."""
+
+import contextlib
+import logging
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+
+import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+from hyperfl_flwr.app.methods import METHODS, check_novel, check_target
+from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.app.resolved import in_words, resolution, resolved
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.models.custom.provenance import keep_model, refuse_other_model
+from hyperfl_flwr.runs import manifest
+from hyperfl_flwr.runs.plots import plot_run
+from hyperfl_flwr.runs.resume import refuse_other_nodes, resume_round
+from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
+from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.server.federation import refuse_strange_model
+from hyperfl_flwr.server.membership import Roster, Say
+from hyperfl_flwr.server.ray_pool import replace_dead_actors
+from strategies.engine.base import Setting
+from strategies.engine.recorded import RecordedStrategy
+from strategies.novel.assess import assess_novel_clients
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation that the run config describes, or make models on demand with one that was trained."""
+    replace_dead_actors()
+    config = RunConfig.from_flat(context.run_config, methods=METHODS)
+    if config.personalize.run:
+        for line in personalize(grid, Path(config.personalize.run)):
+            log(logging.INFO, "%s", line)
+    else:
+        run(grid, config)
+
+
+def personalize(grid: Grid, trained: Path) -> Iterator[str]:
+    """Make a model for each novel node of a grid with a run's hypernetwork; yields what the server saw of each."""
+    source = open_run(trained)
+    yield from source.notes
+    for served in source.serve(grid):
+        yield f"novel client {served.client}: {served.seen()}"
+
+
+def run(grid: Grid, config: RunConfig) -> Path:
+    """Run a federation on a grid; returns the run's folder.
+
+    Nothing is written before all nodes have agreed to take part.
+
+    Raises:
+        HyperFLError: If the run cannot start, or fails.
+    """
+    said: list[logging.LogRecord] = []  # while there is no folder yet
+
+    def say(line: str) -> None:
+        announce(line)
+        said.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
+
+    roster = _roster(grid, config, say)
+    directory, last_round = _opened(config, roster)
+    with _recorded(directory, said):
+        announce(in_words(read_manifest(directory.path)["resolved"]))
+        _train(grid, resolved(config), roster, directory, last_round)
+    return directory.path
+
+
+def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
+    """Wait for the nodes, and make or open the run's folder; returns it and the last round that it holds."""
+    if not config.resume:
+        path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
+        refuse_used_directory(path)
+        federation = roster.gather()
+        refuse_strange_model(federation, config.target)
+        check_target(config, federation.input_shape, federation.num_classes)
+        check_novel(config, federation.input_shape)
+        directory = RunDirectory.create(path)
+        directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
+        keep_model(config.target, directory.path)
+        last_round = 0
+    else:
+        directory = RunDirectory(Path(config.resume))
+        try:
+            last_round = resume_round(config, resolved(config), keeps_state=bool(METHODS[config.method].client.private))
+            federation = roster.gather(resumed=True)
+            check_novel(config, federation.input_shape)
+            refuse_strange_model(federation, config.target)
+            refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
+            refuse_other_model(read_manifest(directory.path), config.target)
+        except BaseException:
+            directory.close()
+            raise
+        directory.rewind(last_round)
+        old, chosen = read_manifest(directory.path), _resolution(config, roster)
+        directory.write_json("manifest.json", manifest.resumed(old, config.flat(), chosen, roster))
+    return directory, last_round
+
+
+def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirectory, last_round: int) -> None:
+    method = METHODS[config.method]
+    inner = method.strategy(
+        Setting(
+            config=config,
+            federation=roster.federation,
+            reductions=method.client.shared,
+            experiment=read_manifest(directory.path)["experiment"],
+            run_directory=str(directory.path),
+        )
+    )
+    strategy = RecordedStrategy(inner, directory, announce, roster)
+    arrays = strategy.resume(last_round) if last_round else inner.initial_arrays()
+    result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
+    if config.novel.clients:
+        assess_novel_clients(grid, inner, result.arrays, directory, announce)
+    directory.write_json("summary.json", summarise(directory.path))
+    plot_run(directory.path)
+
+
+@contextlib.contextmanager
+def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Iterator[None]:
+    """Log into the run's folder, first what was said before, and note in the manifest how the run ended."""
+    handler = logging.FileHandler(directory.path / "server.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for record in said:
+        handler.handle(record)
+    logging.getLogger("flwr").addHandler(handler)
+    log(logging.INFO, "The run directory is %s", directory.path)
+    status, problem = "completed", ""
+    try:
+        yield
+    except RunFailedError as error:
+        status, problem = "failed", str(error)
+        log(logging.ERROR, "%s", error)
+        hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory.path))}"
+        raise RunFailedError(f"{error}\n{hint}") from error
+    except BaseException as error:
+        status = "failed" if isinstance(error, Exception) else "stopped"
+        problem = f"{type(error).__name__}: {error}"
+        log(logging.ERROR, "the run ends with an exception", exc_info=error)
+        raise
+    finally:
+        document = read_manifest(directory.path) | {"status": status, "problem": problem, "end": manifest.now()}
+        directory.write_json("manifest.json", document)
+        logging.getLogger("flwr").removeHandler(handler)
+        handler.close()
+        directory.close()
+
+
+announce = partial(log, logging.INFO, "%s")
+
+
+def _roster(grid: Grid, config: RunConfig, say: Say) -> Roster:
+    return Roster(
+        grid,
+        num_clients=config.hosted_clients,
+        timeout=config.node_timeout,
+        min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
+        say=say,
+        exclusion_rounds=config.exclusion_rounds,
+    )
+
+
+def _resolution(config: RunConfig, roster: Roster) -> dict[str, Any]:
+    min_nodes = roster.num_nodes if roster.simulated else roster.min_nodes
+    return resolution(config, roster.federation, num_nodes=roster.num_nodes, min_nodes=min_nodes)
+
+
+def _name(config: RunConfig, roster: Roster) -> str:
+    return new_run_name(config.method, config.dataset if roster.simulated else DEPLOYMENT, config.seed)

@@ -1,0 +1,231 @@
+"""The one optimisation loop of all attacks: unknowns are changed until a simulated reply matches the observed one.
+
+Geiping, Bauermeister, Droege, Moeller: "Inverting Gradients - How easy is it to break privacy in federated learning?",
+NeurIPS 2020, section 4: Adam, on the gradient's sign if wanted, the rate cut to a tenth after 3/8, 5/8 and 7/8 of the
+iterations, images kept in the range of valid pixels, total variation as the prior.
+
+Many clients are attacked at once: their problems are independent, have equal shapes, and run as one batch
+(`torch.func.vmap`). Each keeps the best point it has seen, over all iterations and restarts, by its own objective.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from hyperfl_flwr.attacks.objectives import OBJECTIVES, ObjectiveName
+from hyperfl_flwr.attacks.priors import total_variation
+from hyperfl_flwr.core.optimisers import Adam
+
+IMAGES = "images"
+"""The unknown that has the prior and the range of pixels."""
+
+Tensors = Mapping[str, Tensor]
+
+Simulate = Callable[[Tensors, Tensors], Tensors]
+"""Maps one problem's unknowns and constants to the parts of its reply."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of iterations done and their total, over restarts and stages."""
+
+_CUTS = (3 / 8, 5 / 8, 7 / 8)
+_PROGRESS_EVERY = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimisation:
+    """Settings of the loop.
+
+    Attributes:
+        iterations: Steps of Adam.
+        learning_rate: Of Adam, in units of normalised pixels.
+        signed: Whether Adam sees only the sign of the gradient.
+        total_variation: Weight of the prior.
+        objective: What is minimised.
+        polish: Further steps, with a tenth of the rate and `squared`, from the best point: they use the length of the
+            reply, too. None where a factor of the reply is unknown (clipping).
+        restarts: Number of random starts.
+    """
+
+    iterations: int
+    learning_rate: float = 0.1
+    signed: bool = False
+    total_variation: float = 1e-4
+    objective: ObjectiveName = "cosine"
+    polish: int = 0
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: If there is no iteration or no start, or the rate is not positive.
+        """
+        if self.iterations < 1 or self.restarts < 1 or self.polish < 0 or self.learning_rate <= 0:
+            raise ValueError(f"iterations, restarts and learning_rate must be positive, polish not negative: {self}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problems:
+    """N independent inversion problems of equal shapes.
+
+    Attributes:
+        simulate: The reply that one problem's unknowns would have caused.
+        observed: Parts of the replies, each [N, ...].
+        constants: What the simulation needs besides the unknowns, each [N, ...].
+        low: Per channel, smallest valid pixel after normalisation, [C, 1, 1].
+        high: Per channel, the largest one.
+        shared: Constants that all problems have in common, without the leading dimension.
+    """
+
+    simulate: Simulate
+    observed: Tensors
+    constants: Tensors
+    low: Tensor
+    high: Tensor
+    shared: Tensors = field(default_factory=dict)
+
+    def clamp(self, unknowns: Tensors) -> None:
+        """Put the images back into the valid range, in place; other unknowns have none."""
+        if IMAGES not in unknowns:
+            return
+        with torch.no_grad():
+            unknowns[IMAGES].copy_(torch.minimum(torch.maximum(unknowns[IMAGES], self.low), self.high))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Solution:
+    """The best points found.
+
+    Attributes:
+        unknowns: By name, each [N, ...].
+        objective: What is left of the objective, without the prior, [N].
+        iterations: Number of steps taken per problem, over all restarts.
+        seconds: Wall time.
+    """
+
+    unknowns: Tensors
+    objective: Tensor
+    iterations: int
+    seconds: float
+
+
+def solve(
+    problems: Problems,
+    start: Callable[[int], Tensors],
+    optimisation: Optimisation,
+    progress: Progress | None = None,
+) -> Solution:
+    """Minimise the objective of all problems.
+
+    Args:
+        problems: On one device.
+        start: Maps the number of a restart to the first unknowns, each [N, ...].
+        optimisation: Settings.
+        progress: Called every fifty iterations.
+
+    Returns:
+        For each problem the best point over all restarts.
+    """
+    began = time.perf_counter()
+    per_restart = optimisation.iterations + optimisation.polish
+    total = per_restart * optimisation.restarts
+    best: _Best | None = None
+    for restart in range(optimisation.restarts):
+        done = restart * per_restart
+
+        def report(number: int, before: int = done) -> None:
+            if progress is not None and (number % _PROGRESS_EVERY == 0 or before + number == total):
+                progress(before + number, total)
+
+        found = _descend(problems, start(restart), optimisation, report)
+        best = found if best is None else best.merged(found)
+    assert best is not None
+    return Solution(
+        unknowns=best.unknowns, objective=best.values, iterations=total, seconds=time.perf_counter() - began
+    )
+
+
+@dataclass(eq=False)
+class _Best:
+    """The best point per problem so far, by objective plus prior."""
+
+    unknowns: dict[str, Tensor]
+    values: Tensor
+    scores: Tensor
+
+    def merged(self, other: "_Best") -> "_Best":
+        better = other.scores < self.scores
+        return _Best(
+            unknowns={name: _where(better, other.unknowns[name], value) for name, value in self.unknowns.items()},
+            values=_where(better, other.values, self.values),
+            scores=_where(better, other.scores, self.scores),
+        )
+
+
+def _descend(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
+    best = _stage(problems, start, optimisation, report)
+    if optimisation.polish:
+        settings = Optimisation(
+            iterations=optimisation.polish,
+            learning_rate=optimisation.learning_rate / 10,
+            total_variation=optimisation.total_variation / 10,
+            objective="squared",
+        )
+        best = _stage(problems, best.unknowns, settings, lambda number: report(optimisation.iterations + number))
+    return best
+
+
+def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, report: Callable[[int], None]) -> _Best:
+    """Run Adam once; a point whose objective is not finite is never the best one."""
+    unknowns = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
+    problems.clamp(unknowns)
+    optimiser = Adam(unknowns.values(), lr=optimisation.learning_rate)
+    cuts = [int(share * optimisation.iterations) for share in _CUTS]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones=cuts, gamma=0.1)
+    evaluate = _evaluation(problems, optimisation)
+    best: _Best | None = None
+    for number in range(optimisation.iterations + 1):
+        values, scores = evaluate(unknowns)
+        point = _Best(
+            unknowns={name: value.detach().clone() for name, value in unknowns.items()},
+            values=values.detach(),
+            scores=scores.detach().nan_to_num(nan=torch.inf),
+        )
+        best = point if best is None else best.merged(point)
+        if number == optimisation.iterations:
+            break
+        gradients = torch.autograd.grad(scores.sum(), list(unknowns.values()))
+        for value, gradient in zip(unknowns.values(), gradients, strict=True):
+            value.grad = gradient.sign() if optimisation.signed else gradient
+        optimiser.step()
+        schedule.step()
+        problems.clamp(unknowns)
+        report(number + 1)
+    assert best is not None
+    return best
+
+
+def _evaluation(problems: Problems, optimisation: Optimisation) -> Callable[[Tensors], tuple[Tensor, Tensor]]:
+    """Return a function from unknowns to objective [N] and objective plus prior [N]."""
+    objective = OBJECTIVES[optimisation.objective]
+
+    def one(unknowns: Tensors, constants: Tensors, observed: Tensors) -> tuple[Tensor, Tensor]:
+        value = objective(problems.simulate(unknowns, {**constants, **problems.shared}), observed)
+        prior = total_variation(unknowns[IMAGES]) if IMAGES in unknowns else 0.0
+        return value, value + optimisation.total_variation * prior
+
+    batched = vmap(one)
+
+    def evaluate(unknowns: Tensors) -> tuple[Tensor, Tensor]:
+        values: tuple[Tensor, Tensor] = batched(unknowns, problems.constants, problems.observed)
+        return values
+
+    return evaluate
+
+
+def _where(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(condition.reshape(-1, *[1] * (one.ndim - 1)), one, other)

@@ -1,0 +1,1 @@
+"""Records a round and attacks it with what the server has."""

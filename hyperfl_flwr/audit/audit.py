@@ -1,0 +1,296 @@
+"""What a curious server rebuilds from one round: real messages are recorded, and attacked with what the server has.
+
+The attacks get observations and public knowledge. The private images serve afterwards only, to say what was found.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
+from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
+from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
+from hyperfl_flwr.attacks.scoring import Comparison, compare
+from hyperfl_flwr.audit.history import Followed, require_history
+from hyperfl_flwr.audit.neighbour_view import attackable
+from hyperfl_flwr.audit.record_round import Observed, Target, View, leaked_activations, record_round, view
+from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, nearest
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.metrics.distributions import rank_correlation
+from hyperfl_flwr.models.custom.provenance import find_kept, find_model
+from hyperfl_flwr.runs.run_directory import settings_of
+
+Images = NDArray[np.float32]
+
+TEST_SAMPLES = 10
+"""Of each client; the audit makes no use of accuracies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is attacked, and how.
+
+    Attributes:
+        attacks: Names; none means all that apply to the method.
+        num_images: Private images in all.
+        samples: Of them per client; None is the batch size, which makes a pass over them one step.
+        labels_known: Whether the attacks are told the labels.
+        summed: Whether the server sees the sum of the clients' uploads only.
+        by_neighbours: Whether the end clients of a chain attack the clients beside them, not the server all.
+        iterations: Of each attack's optimisation; None is its own number.
+        restarts: Random starts of each attack's optimisation; None is its own number.
+        total_variation: Weight of the prior; None is each attack's own.
+    """
+
+    attacks: Sequence[str] = ()
+    num_images: int = 20
+    samples: int | None = None
+    labels_known: bool = False
+    summed: bool = False
+    by_neighbours: bool = False
+    iterations: int | None = None
+    restarts: int | None = None
+    total_variation: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check what fits together.
+
+        Raises:
+            ConfigError: If labels are to be told to attacks on a sum, which have no use for them.
+        """
+        if self.summed and self.labels_known:
+            raise ConfigError("attacks on a sum use no labels: give one of summed and labels-known")
+
+    def optimisation(self, row: Attack) -> Optimisation | None:
+        """Return an attack's own optimisation with these changes; None where it has none."""
+        if row.defaults is None:
+            return None
+        share = row.defaults.polish / (row.defaults.iterations + row.defaults.polish)
+        found = row.defaults if self.restarts is None else replace(row.defaults, restarts=self.restarts)
+        if self.total_variation is not None:
+            found = replace(found, total_variation=self.total_variation)
+        if self.iterations is not None:
+            polish = round(share * self.iterations)
+            found = replace(found, iterations=max(1, self.iterations - polish), polish=polish)
+        return found
+
+
+def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> Target:
+    """Return the round of a federation in which every audited client holds `samples` images.
+
+    Args:
+        settings: All settings of the round. Its number of clients, and what they hold, are decided here; with `trained`
+            the number of clients is that of the run.
+        options: Gives the number of images.
+        trained: See `Target`; then `settings` are the run's, but for the local round.
+
+    Raises:
+        ConfigError: If the images cannot be dealt out so, or the settings are wrong.
+        DataError: If the data set cannot be loaded, or is too small.
+    """
+    samples = options.samples or int(settings["batch-size"])
+    number, rest = divmod(options.num_images, samples)
+    if rest or not number:
+        raise ConfigError(f"the number of images must be a multiple of the samples per client, {samples}")
+    if trained is not None and number > int(settings["num-clients"]):
+        raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
+    fresh: dict[str, Scalar] = {
+        "num-clients": number, "data.partition": "iid", "num-rounds": 1, "it-pfl.fine-tune-rounds": 0,
+    }  # fmt: skip
+    wanted: dict[str, Scalar] = {
+        **settings,
+        **(fresh if trained is None else _numbers_of(trained, settings)),
+        "output": "",
+        "resume": "",
+        "fraction-train": 1.0,
+        "data.train-samples": samples,
+        "data.test-samples": TEST_SAMPLES,
+        "data.augmentation": "none",
+        "data.global-test": False,
+        "audit.clients": ",".join(map(str, range(number))),
+        "audit.rounds": "all",
+    }
+    config = resolved(RunConfig.from_flat(wanted, methods=METHODS))
+    find_model(config.target) if trained is None else find_kept(config.target, trained)
+    clients = attackable(config) if options.by_neighbours else range(number)
+    target = Target(
+        config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
+    )
+    target.knowledge()  # takes the data, whose absence is to be told before anything else
+    return target
+
+
+def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
+    """Return PRIV-HFL's number of local steps that is `local-epochs` passes over a client's images, as a setting."""
+    batch_size = int(settings["batch-size"])
+    samples = options.samples or batch_size
+    return {"priv-hfl.local-steps": int(settings["local-epochs"]) * math.ceil(samples / batch_size)}
+
+
+def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return what `auto` became in a trained run; with the local steps of the attacked round it may become another."""
+    numbers = resolved(RunConfig.from_flat(settings_of(trained), methods=METHODS)).flat()
+    return {key: numbers[key] for key in TRAINING_AUTOS if settings[key] == "auto"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one attack found.
+
+    Attributes:
+        attack: Its row in the table of attacks.
+        results: One for each client; of a sum, one for each that the attack told apart.
+        comparisons: The same, held against the private images; empty for an attack that finds no images. Of a sum there
+            is one over all clients, as nothing tells which result is whose.
+        labels_found: Share of the labels that were found; None where the attack looks for none, or was told them.
+        label_correlation: Of each client, the rank correlation between estimated and true numbers of samples of each
+            class; NaN where one of them is constant, and empty for an attack that estimates none.
+    """
+
+    attack: Attack
+    results: Sequence[Reconstruction]
+    comparisons: Sequence[Comparison]
+    labels_found: float | None
+    label_correlation: Sequence[float] = ()
+
+
+def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
+    """Return the names of the attacks to run; none means all that apply to what the server sees of the method.
+
+    Raises:
+        ConfigError: If one is unknown, or does not apply.
+    """
+    method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
+    possible = attacks_on(target.config.method, summed=target.summed)
+    if target.config.method == "priv-hfl" and not target.config.priv_hfl.distill:
+        possible = [name for name in possible if not ATTACKS[name].of_generator]
+        method = f"{method} without distillation"
+    if target.config.it_pfl.fine_tunes(target.round, target.config.num_rounds):
+        possible = [name for name in possible if not ATTACKS[name].of_encoder]
+    if target.by_neighbours:
+        possible = [name for name in possible if name == "dual-difference"]
+    for name in names:
+        if name not in ATTACKS:
+            raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")
+        if name not in possible:
+            raise ConfigError(f"{name} does not apply to {method}; what does: {', '.join(possible) or 'nothing'}")
+    if not possible:
+        raise ConfigError(f"no attack of this project applies to {method}, which is no proof of safety")
+    return list(names) or possible
+
+
+def audit(
+    target: Target,
+    options: Options,
+    observed: Observed | None = None,
+    *,
+    on_finding: Callable[[str, Finding], None] = lambda name, finding: None,
+    progress: Callable[[str], Progress | None] = lambda name: None,
+) -> Mapping[str, Finding]:
+    """Attack a round: one that a run has recorded, or else one that is run for it, in a temporary folder.
+
+    Args:
+        target: The round.
+        options: The attacks and how they are run.
+        observed: What was recorded of each of the target's clients; None runs the round.
+        on_finding: Receives each attack's name and finding as it finishes.
+        progress: Makes an attack's progress callback from its name.
+    """
+    names = chosen_attacks(options.attacks, target)
+    follows = any(ATTACKS[name].follows for name in names)
+    if follows:
+        require_history(target)
+    labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
+    findings = {}
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = observed or record_round(target, Path(folder))
+        if follows:
+            recorded = Followed(recorded.paths, target.trained or recorded.paths[0].parents[1])
+        seen = view(target, recorded)
+        for name in names:
+            settings = AttackSettings(
+                labels=labels,
+                hidden=leaked_activations(target, recorded) if ATTACKS[name].told_hidden else None,
+                optimisation=options.optimisation(ATTACKS[name]),
+                seed=target.config.seed,
+                device=resolve_device(target.config.device),
+                progress=progress(name),
+            )
+            findings[name] = attack(target, ATTACKS[name], settings, seen)
+            on_finding(name, findings[name])
+    return findings
+
+
+def attack(target: Target, row: Attack, settings: AttackSettings, seen: View) -> Finding:
+    """Run one attack on what the server sees, and hold what it finds against the clients' images."""
+    truth = [images_of(target, client) for client in target.clients]
+    results = row.run(seen.observations, seen.knowledge, settings)
+    found, private = [result.images for result in results], [images for images, _ in truth]
+    if target.summed:
+        found, private = [np.concatenate(found)], [np.concatenate(private)]
+    finds_images = row.finds_images and all(map(len, found))
+    comparisons = _compared(target, found, private) if finds_images else []
+    told = settings.labels is not None and row.finds_images
+    labels_found = None if told else _labels_found(results, [labels for _, labels in truth])
+    return Finding(
+        attack=row,
+        results=results,
+        comparisons=comparisons,
+        labels_found=labels_found,
+        label_correlation=[
+            rank_correlation(result.label_counts, np.bincount(labels, minlength=len(result.label_counts)))
+            for result, (_, labels) in zip(results, truth, strict=False)
+            if result.label_counts is not None
+        ],
+    )
+
+
+def _compared(target: Target, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
+    """Compare with as many unrelated images as there are reconstructions, so that the control is fair.
+
+    Where an attack finds fewer images than a client has, each stands for several.
+    """
+    found = [
+        images[np.arange(max(len(images), len(own))) % len(images)] for images, own in zip(found, private, strict=True)
+    ]
+    unrelated, mean_image = controls(target, sum(map(len, found)))
+    parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
+    return [compare(*each, mean_image) for each in zip(found, private, parts, strict=True)]
+
+
+def images_of(target: Target, client: int) -> tuple[Images, IntArray]:
+    """Return a client's private training images [n, C, H, W] in [0, 1], without augmentation, and their labels [n]."""
+    data = target.data()
+    indices = data.train_indices(client)
+    return data.dataset.train.scaled(indices), data.dataset.train.labels[indices]
+
+
+def controls(target: Target, number: int) -> tuple[Images, Images]:
+    """Return unrelated images [number, C, H, W] and the mean image [C, H, W], both of the data set's test images."""
+    test = target.data().dataset.test
+    rng = numpy_generator(target.config.seed, "audit", "unrelated")
+    chosen = rng.choice(len(test), number, replace=number > len(test))
+    sample = test.scaled(np.sort(rng.choice(len(test), min(len(test), 2000), replace=False)))
+    return test.scaled(chosen), sample.mean(axis=0)
+
+
+def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:
+    """Return the share of labels that were found, as multisets."""
+    if any(result.labels is None for result in results):
+        return None
+    hits = 0
+    for result, labels in zip(results, truth, strict=True):
+        found = np.zeros(0, dtype=np.int64) if result.labels is None else result.labels
+        size = int(max(labels.max(), found.max(initial=0))) + 1
+        hits += int(np.minimum(np.bincount(found, minlength=size), np.bincount(labels, minlength=size)).sum())
+    return hits / sum(len(labels) for labels in truth)

@@ -1,0 +1,62 @@
+"""What the server saw of attacked clients in earlier rounds, for attacks that follow a client from the first on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.audit.record_round import Observed, Target
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.observation import Observation, observation_path
+from hyperfl_flwr.runs.run_directory import settings_of
+
+
+class Followed(Observed):
+    """Recorded observations, each with what was recorded of the same client before.
+
+    Args:
+        paths: Their files.
+        folder: The run that has recorded the earlier rounds, all of them.
+    """
+
+    def __init__(self, paths: Sequence[Path], folder: Path) -> None:
+        super().__init__(paths)
+        self.folder = folder
+
+    def part(self, index: slice) -> "Followed":
+        """Return some of them."""
+        return Followed(self.paths[index], self.folder)
+
+    def read(self, path: Path) -> Observation:
+        """Read one."""
+        found = super().read(path)
+        possible = (observation_path(self.folder, number, found.client) for number in range(1, found.round))
+        return replace(found, earlier=Observed([each for each in possible if each.exists()]))
+
+
+def attacked_round(target: Target) -> int:
+    """Return the number of the round that is attacked."""
+    if target.recorded_round:
+        return target.recorded_round
+    return 1 if target.trained is None else Checkpoints(target.trained / "checkpoints").rounds()[-1] + 1
+
+
+def require_history(target: Target) -> None:
+    """Check that the rounds before the attacked one were recorded, so that a missing file is a round without a reply.
+
+    Raises:
+        ConfigError: If they were not.
+    """
+    config = target.config
+    if target.trained is not None:
+        config = RunConfig.from_flat(settings_of(target.trained), methods=METHODS)
+    before = range(1, attacked_round(target))
+    if all(config.audit.covers(client, number) for client in target.clients for number in before):
+        return
+    clients = ",".join(map(str, target.clients))
+    raise ConfigError(
+        f"attacks on {config.method} follow the clients from the first round on, but not all rounds before round "
+        f"{attacked_round(target)} were recorded; run it with --set audit.clients={clients} --set audit.rounds=all"
+    )

@@ -1,0 +1,80 @@
+"""What the first and the last client of PRIV-HFL's chain learn of the client next to them, from what they are sent.
+
+After the first round of the alternating order mu_b = kappa beta (x_b - x_{b+1}), with x the changes. The first client
+is sent the force mu_0 and the last one -mu_{N-2}: either knows its own change, and
+
+    x_neighbour = x_own - force / (kappa beta)
+
+is its neighbour's, which is what the server got from it. The next rounds add forces that an end client does not see.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.storage import read_arrays, write_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.runs.observation import Observation, load_observation, observation_path
+from hyperfl_flwr.training.dual_averaging import KAPPA
+from hyperfl_flwr.training.dual_stability import dual_rule
+
+FORCE = "force/theta"
+
+
+def attackable(config: RunConfig) -> Sequence[int]:
+    """Return the clients next to an end of the chain.
+
+    Raises:
+        ConfigError: If end clients do not see what this module says.
+    """
+    method = config.priv_hfl
+    wanted = (config.method, method.realisation, method.order) == ("priv-hfl", "chain", "alternating")
+    if not wanted or method.projection or method.mixing or method.distill or config.num_clients < 2:
+        raise ConfigError(
+            "clients see their neighbours in priv-hfl with priv-hfl.realisation = chain, the alternating order and at "
+            "least two clients; the audit of it takes no projection, mixing or distillation"
+        )
+    return sorted(_spies(config.num_clients))
+
+
+def _spies(num_clients: int) -> dict[int, int]:
+    """Return the end client that sees each client next to an end."""
+    return {num_clients - 2: num_clients - 1, 1: 0}
+
+
+def keep_next(own: Mapping[int, SharedArrays], folder: Path) -> None:
+    """Keep what the server sends each of some clients in the next round."""
+    for client, arrays in own.items():
+        write_arrays(_next_path(folder, client), arrays, {})
+
+
+def seen_by_neighbours(config: RunConfig, clients: Sequence[int], folder: Path) -> list[Observation]:
+    """Return each client's first round as the end client beside it knows it.
+
+    Args:
+        config: Of the run.
+        clients: Clients next to an end.
+        folder: Holds what was recorded of the first round, and what `keep_next` has kept.
+    """
+    found = []
+    for client in clients:
+        spy = _spies(config.num_clients)[client]
+        own = load_observation(observation_path(folder, 1, spy))
+        force = read_arrays(_next_path(folder, spy))[0][FORCE].astype(np.float64)
+        change = (own.reply[FORCE] - force / (KAPPA * dual_rule(config).step)).astype(np.float32)
+        found.append(
+            Observation(
+                received={FORCE: np.zeros_like(change)},
+                reply={FORCE: change},
+                num_examples=own.num_examples,
+                client=client,
+            )
+        )
+    return found
+
+
+def _next_path(folder: Path, client: int) -> Path:
+    return folder / f"next-client-{client:05d}.npz"

@@ -1,0 +1,235 @@
+"""One round of a federation in this process, and what its server sees of some clients."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import overload
+
+from flwr.app import ConfigRecord
+from torch import Tensor
+
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import METHODS, check_target
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.attacks.readout import read_out
+from hyperfl_flwr.audit.neighbour_view import keep_next, seen_by_neighbours
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
+from hyperfl_flwr.models.custom.provenance import find_kept
+from hyperfl_flwr.runs.checkpoint import Checkpoints
+from hyperfl_flwr.runs.observation import (
+    Observation,
+    PublicKnowledge,
+    load_observation,
+    mean_observation,
+    observation_path,
+)
+from hyperfl_flwr.runs.run_data import require_dataset
+from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
+from hyperfl_flwr.server.exchange import exchange
+from hyperfl_flwr.server.federation import handshake
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+from strategies.engine.base import Setting
+from strategies.engine.recorded import restore
+
+EXPERIMENT = "0" * 16
+"""Identity of a round that belongs to no run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The clients whose round is attacked.
+
+    Attributes:
+        config: Settings of the round, without any `auto` of the method's; `audit.clients` names the clients.
+        clients: Their ids.
+        trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
+        summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
+        by_neighbours: Whether not the server attacks but the end clients of a chain, see `hyperfl_flwr.audit.neighbour_view`.
+        recorded_round: Number of the round, where a run has recorded it; 0 where it is run for the attack.
+    """
+
+    config: RunConfig
+    clients: Sequence[int]
+    trained: Path | None = None
+    summed: bool = False
+    by_neighbours: bool = False
+    recorded_round: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Local steps of a client on what it shares."""
+        return self.knowledge().num_steps(self.num_examples)
+
+    @property
+    def num_examples(self) -> int:
+        """Training samples of the first of these clients."""
+        return len(self.data().train_indices(self.clients[0]))
+
+    @property
+    def round(self) -> int:
+        """Number of the round that is attacked."""
+        ended = Checkpoints(self.trained / "checkpoints").rounds()[-1] if self.trained else 0
+        return self.recorded_round or ended + 1
+
+    def data(self) -> FederatedData:
+        """Return the federation's data."""
+        return load_federated_data(self.config.data_settings())
+
+    def knowledge(self) -> PublicKnowledge:
+        """Return what the server knows anyway.
+
+        Raises:
+            ConfigError: If no attack of this project applies to the data or to the target network.
+        """
+        dataset = self.data().dataset
+        check_target(self.config, dataset.input_shape, dataset.num_classes)
+        try:
+            return PublicKnowledge.of(
+                self.config,
+                input_shape=dataset.input_shape,
+                num_classes=dataset.num_classes,
+                mean=dataset.mean,
+                std=dataset.std,
+                learning_rate=number(self.config.learning_rate),
+                augmented=dataset.augment,
+            )
+        except ValueError as error:
+            raise ConfigError(f"{error}; that is no proof of safety") from None
+
+
+class Observed(Sequence[Observation]):
+    """Recorded observations, read when they are asked for: a hypernetwork's has 120 MB.
+
+    Args:
+        paths: Their files.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    @overload
+    def __getitem__(self, index: int) -> Observation: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Observed": ...
+    def __getitem__(self, index: int | slice) -> "Observation | Observed":
+        """Read one, or take a part."""
+        return self.part(index) if isinstance(index, slice) else self.read(self.paths[index])
+
+    def part(self, index: slice) -> "Observed":
+        """Return some of them."""
+        return Observed(self.paths[index])
+
+    def read(self, path: Path) -> Observation:
+        """Read one."""
+        return load_observation(path)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the server sees of a round.
+
+    Attributes:
+        observations: One of each client, or one of their sum.
+        knowledge: What it knows anyway.
+    """
+
+    observations: Sequence[Observation]
+    knowledge: PublicKnowledge
+
+
+def view(target: Target, recorded: Observed) -> View:
+    """Return what the attacker sees of what was recorded of each client.
+
+    Raises:
+        ConfigError: If a sum is wanted of clients with unequal numbers of samples.
+    """
+    knowledge = target.knowledge()
+    if target.by_neighbours:
+        seen = seen_by_neighbours(target.config, target.clients, recorded.paths[0].parents[1])
+        return View(observations=seen, knowledge=knowledge)
+    if not target.summed:
+        return View(observations=recorded, knowledge=knowledge)
+    sizes = {len(target.data().train_indices(client)) for client in target.clients}
+    if len(sizes) > 1:
+        raise ConfigError(f"an attack on a sum needs clients with equally many samples, these have {sorted(sizes)}")
+    return View(
+        observations=[mean_observation(recorded)], knowledge=replace(knowledge, summed_clients=len(target.clients))
+    )
+
+
+def leaked_activations(target: Target, recorded: Observed) -> list[Tensor]:
+    """Read HyperFL's activation z [p] of each client off its own upload, as a server does that sees one step alone."""
+    knowledge = target.knowledge()
+    readings = (read_out(observation, knowledge).hidden for observation in recorded)
+    return [hidden for hidden in readings if hidden is not None]
+
+
+def record_round(target: Target, folder: Path) -> Observed:
+    """Run one round of a federation in this process and record what the server sees of some clients.
+
+    Args:
+        target: The round.
+        folder: An existing folder that receives the observations, and a copy of trained clients' private state.
+
+    Raises:
+        RunFailedError: If a client fails.
+    """
+    config, method = target.config, METHODS[target.config.method]
+    grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
+    federation = handshake(grid, config.hosted_clients, config.node_timeout)
+    experiment = read_manifest(target.trained)["experiment"] if target.trained else EXPERIMENT
+    strategy = method.strategy(
+        Setting(
+            config=config,
+            federation=federation,
+            reductions=method.client.shared,
+            experiment=experiment,
+            run_directory=str(folder),
+        )
+    )
+    current = target.round
+    if target.trained is None:
+        arrays = strategy.initial_arrays()
+    else:
+        arrays = restore(strategy, Checkpoints(target.trained / "checkpoints"), current - 1)
+        if method.client.private:
+            shutil.copytree(target.trained / "clients", folder / "clients")
+    messages = strategy.configure_train(current, arrays, ConfigRecord(), grid)
+    strategy.reduce(exchange(grid, messages, config.round_timeout))
+    for failure in strategy.outcome.failures:
+        raise RunFailedError(f"client {failure.client} failed in the round to be attacked: {failure.reason}")
+    if target.by_neighbours:
+        keep_next(strategy.own_arrays([0, config.num_clients - 1]), folder)
+    return Observed([observation_path(folder, current, client) for client in target.clients])
+
+
+def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = False) -> tuple[Target, Observed]:
+    """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and what was recorded of it.
+
+    Args:
+        run: The run's folder.
+        changes: Settings of this machine (`data-root`, `device`).
+        summed: See `Target`.
+
+    Raises:
+        RunDirectoryError: If nothing was recorded, or the samples of the clients are not here to compare with.
+    """
+    paths = sorted((run / "observations").glob("round-*-client-*.npz"))
+    if not paths:
+        raise RunDirectoryError(
+            f"{run} has recorded nothing; give `hyperfl run` --set audit.clients=0 --set audit.rounds=1, for example"
+        )
+    last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
+    require_dataset(run)
+    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS))
+    find_kept(config.target, run)
+    observed = Observed(last)
+    clients, number = [each.client for each in observed], observed[0].round
+    return Target(config=config, clients=clients, summed=summed, recorded_round=number), observed

@@ -1,0 +1,273 @@
+"""What an audit found: audit.json, a Markdown table, a picture, and one self-contained HTML page."""
+
+import base64
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.attacks.scoring import verdict
+from hyperfl_flwr.audit.audit import Finding, images_of
+from hyperfl_flwr.audit.record_round import Target
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.versions import versions
+from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.metrics.images import Lpips, similarity
+from hyperfl_flwr.results.report import STYLE
+from hyperfl_flwr.runs import manifest
+
+MOST_DECIBELS = 150.0
+"""A PSNR above this (equal images have an infinite one) is written as this."""
+
+SHOWN = 10
+"""Images in the picture."""
+
+WHOLE_ROUND = 100
+"""Training samples from which a client's local training is called a whole round."""
+
+Values = NDArray[np.float64]
+
+
+def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None = None) -> dict[str, Any]:
+    """Return the content of audit.json; docs/audit.md defines each number.
+
+    Args:
+        target: The round that was attacked.
+        findings: Of each attack.
+        lpips: Measures LPIPS; None leaves it out.
+    """
+    config = target.config
+    return {
+        "method": config.method,
+        "dataset": title_of(config.dataset),
+        "threat": threat(target),
+        "clients": len(target.clients),
+        "summed": target.summed,
+        "by_neighbours": target.by_neighbours,
+        "samples_per_client": target.num_examples,
+        "batch_size": config.batch_size,
+        "local_steps": target.num_steps,
+        "trained": target.trained is not None,
+        "attacks": {name: _attack(target, finding, lpips) for name, finding in findings.items()},
+        "settings": config.flat(),
+        "code": manifest.code(),
+        "hardware": manifest.hardware(),
+        "versions": versions(),
+    }
+
+
+def threat(target: Target) -> str:
+    """Say in words what the server watches."""
+    steps, samples = target.num_steps, target.num_examples
+    images = "1 image" if samples == 1 else f"{samples} images"
+    if target.summed:
+        images += f", seen as the sum of {len(target.clients)} clients"
+    if target.by_neighbours:
+        images += ", seen by the next client of the chain"
+    if steps == 1:
+        return f"one step on {images}"
+    if samples < WHOLE_ROUND:
+        return f"several steps ({steps} on {images})"
+    return f"a whole round ({steps} steps on {images})"
+
+
+def _attack(target: Target, finding: Finding, lpips: Lpips | None) -> dict[str, Any]:
+    results = finding.results
+    document: dict[str, Any] = {
+        "title": finding.attack.title,
+        "source": finding.attack.source,
+        "iterations": results[0].iterations,
+        "seconds": sum(result.seconds for result in results),
+        "labels_found": finding.labels_found,
+        "findings": [dict(result.findings) for result in results],
+    }
+    if finding.label_correlation:
+        document["label_counts"] = _label_counts(finding)
+    if not finding.comparisons:
+        return document
+    private = np.concatenate([images_of(target, client)[0] for client in target.clients])
+    found = np.concatenate([comparison.matched.images for comparison in finding.comparisons])
+    others = np.concatenate([comparison.unrelated.images for comparison in finding.comparisons])
+    ours, control = similarity(found, private, lpips), similarity(others, private, lpips)
+    return document | {
+        "psnr": _statistics(ours.psnr),
+        "ssim": _statistics(ours.ssim),
+        "lpips": None if ours.lpips is None else _statistics(ours.lpips),
+        "control": {
+            "unrelated": {
+                "psnr": _statistics(control.psnr),
+                "ssim": _statistics(control.ssim),
+                "lpips": None if control.lpips is None else _statistics(control.lpips),
+            },
+            "mean_image": {
+                "psnr": _statistics(np.concatenate([comparison.mean_image for comparison in finding.comparisons]))
+            },
+        },
+        "verdict": verdict(finding.comparisons),
+    }
+
+
+def _label_counts(finding: Finding) -> dict[str, Any]:
+    """Return the estimates by client, and their rank correlations with the truth; None where that is constant."""
+    found = [None if math.isnan(value) else value for value in finding.label_correlation]
+    known = [value for value in found if value is not None]
+    return {
+        "correlation": {"mean": float(np.mean(known)) if known else None, "per_client": found},
+        "estimated": [
+            [round(float(count), 2) for count in result.label_counts]
+            for result in finding.results
+            if result.label_counts is not None
+        ],
+    }
+
+
+def _statistics(values: Values) -> dict[str, Any]:
+    """Return mean, median and each value; NaN (SSIM of images below 7 pixels) becomes None."""
+    capped = np.minimum(values, MOST_DECIBELS)
+    numbers = {"mean": float(np.mean(capped)), "median": float(np.median(capped))}
+    return {
+        **{name: None if math.isnan(number) else number for name, number in numbers.items()},
+        "per_image": [None if math.isnan(value) else float(value) for value in capped],
+    }
+
+
+def sentence(document: Mapping[str, Any], name: str) -> str:
+    """Return the verdict on one attack in plain words."""
+    found, where = document["attacks"][name], document["threat"]
+    if "verdict" not in found:
+        share = found["labels_found"]
+        labels = "" if share is None else f" found {100 * share:.0f} % of the labels"
+        return f"After {where}, {name}{labels or ' looked for no images'}.{_histogram(found)}"
+    ours, mean = found["psnr"]["median"], found["control"]["mean_image"]["psnr"]["median"]
+    control = max(found["control"]["unrelated"]["psnr"]["median"], mean)
+    numbers = (
+        f"median PSNR {ours:.1f} dB, where the better control, which knows nothing of the client, has {control:.1f}"
+    )
+    if found["verdict"] == "recovered nothing":
+        silence = "A failed attack is no proof of safety."
+        return f"After {where}, {name} recovered nothing: {numbers} dB. {silence}{_histogram(found)}"
+    which = "the private images" if found["verdict"] == "recovered" else "some of the private images"
+    return f"After {where}, {name} recovered {which}: {numbers} dB.{_histogram(found)}"
+
+
+def _histogram(found: Mapping[str, Any]) -> str:
+    mean = found.get("label_counts", {}).get("correlation", {}).get("mean")
+    if mean is None:
+        return ""
+    return f" Its estimate of each class's number of samples has a rank correlation of {mean:.2f} with the truth."
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Return the attacks as a Markdown table, with their controls."""
+    with_lpips = any(found.get("lpips") for found in document["attacks"].values())
+    names = ["attack", "PSNR in dB, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
+    names += ["control: unrelated", "control: mean image", "iterations", "verdict"]
+    lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 2) + "---|"]
+    for name, found in document["attacks"].items():
+        if "psnr" not in found:
+            continue
+        others = found["control"]["unrelated"]
+        cells = [f"{found['title']} (`{name}`)", _two(found["psnr"]), _one(found["ssim"])]
+        cells += [_one(found["lpips"])] if with_lpips else []
+        cells += [f"{others['psnr']['mean']:.1f} dB, SSIM {_one(others['ssim'])}"]
+        cells += [
+            f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
+            str(found["iterations"]),
+            found["verdict"],
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _one(values: Mapping[str, Any] | None) -> str:
+    return "–" if values is None or values["mean"] is None else f"{values['mean']:.2f}"
+
+
+def _two(values: Mapping[str, Any]) -> str:
+    return f"{values['mean']:.1f} ({values['median']:.1f})"
+
+
+def picture(target: Target, findings: Mapping[str, Finding]) -> Figure:
+    """Draw the first private images, below each what every attack made of it, and the unrelated control."""
+    private = np.concatenate([images_of(target, client)[0] for client in target.clients])
+    rows: list[tuple[str, NDArray[np.float32], Values | None]] = [("private", private, None)]
+    for name, finding in findings.items():
+        if finding.comparisons:
+            rows.append((name, *_matched([comparison.matched for comparison in finding.comparisons])))
+    others = next((finding.comparisons for finding in findings.values() if finding.comparisons), ())
+    if others:
+        rows.append(("unrelated", *_matched([comparison.unrelated for comparison in others])))
+    number = min(SHOWN, len(private))
+    figure = Figure(figsize=(1.1 * number + 1.4, 1.3 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(rows), number, squeeze=False)
+    for line, (label, images, psnr) in zip(panels, rows, strict=True):
+        line[0].set_ylabel(label, fontsize="small", rotation=0, ha="right", va="center")
+        for position, panel in enumerate(line):
+            image = np.moveaxis(images[position], 0, -1)
+            panel.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            panel.set_xticks([])
+            panel.set_yticks([])
+            if psnr is not None:
+                panel.set_xlabel(f"{min(psnr[position], MOST_DECIBELS):.1f} dB", fontsize="x-small")
+    return figure
+
+
+def _matched(matches: Sequence[Any]) -> tuple[NDArray[np.float32], Values]:
+    return np.concatenate([each.images for each in matches]), np.concatenate([each.psnr for each in matches])
+
+
+def write_audit(
+    target: Target, findings: Mapping[str, Finding], folder: Path, lpips: Lpips | None = None
+) -> list[Path]:
+    """Write audit.json, audit.md, audit.png and audit.html to a folder; returns their paths."""
+    document = measure(target, findings, lpips)
+    method = METHODS[document["method"]]
+    heading = f"{document['method']} on {document['dataset']}: {document['threat']}"
+    state = "a trained model" if document["trained"] else "fresh parameters"
+    clients, samples = document["clients"], document["samples_per_client"]
+    facts = (
+        f"{clients} client{'s' * (clients > 1)} with {samples} image{'s' * (samples > 1)} each, {state}. What leaves a "
+        f"client: {method.leaves}. {_known(target, findings)} Reconstructions were "
+        f"assigned to the private images afterwards. Controls: as many unrelated images, and the mean image."
+    )
+    sentences = [sentence(document, name) for name in document["attacks"]]
+    figure = folder / "audit.png"
+    picture(target, findings).savefig(figure, dpi=100)
+    text = "\n".join([f"# {heading}", "", facts, "", *(f"- {each}" for each in sentences), "", table(document)])
+    rows = "".join(_html_row(line) for line in table(document).splitlines() if not line.startswith("|---"))
+    image = base64.b64encode(figure.read_bytes()).decode()
+    page = (
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(heading)}</title>"
+        f"<style>{STYLE}</style></head><body><h1>{html.escape(heading)}</h1><p>{html.escape(facts)}</p>"
+        f"<ul>{''.join(f'<li>{html.escape(each)}</li>' for each in sentences)}</ul>"
+        f"<img src='data:image/png;base64,{image}' alt='private images and reconstructions'><table>{rows}</table>"
+        f"</body></html>\n"
+    )
+    for name, content in (("audit.json", json.dumps(document, indent=2)), ("audit.md", text), ("audit.html", page)):
+        write_atomically(folder / name, content.encode())
+    return [folder / name for name in ("audit.json", "audit.md", "audit.png", "audit.html")]
+
+
+def _known(target: Target, findings: Mapping[str, Finding]) -> str:
+    if target.by_neighbours:
+        return "The attacks had what the first and the last client were sent, what these sent, and the settings."
+    if not target.summed:
+        return "The attacks had the server's messages and the settings."
+    told = [name for name, finding in findings.items() if finding.attack.told_hidden]
+    also = f"; {', '.join(told)} had the clients' activations, too, which uploads seen alone give away" if told else ""
+    return f"The attacks had the sum of the clients' messages and the settings{also}."
+
+
+def _html_row(line: str) -> str:
+    kind = "th" if line.startswith("| attack |") else "td"
+    cells = [html.escape(cell.strip()).replace("`", "") for cell in line.strip("| ").split(" | ")]
+    return "<tr>" + "".join(f"<{kind}>{cell}</{kind}>" for cell in cells) + "</tr>"

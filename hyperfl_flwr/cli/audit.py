@@ -1,0 +1,232 @@
+"""The command line's audit: what a curious server rebuilds from a client's upload."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.console import err, out, parse_setting
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.attacks.optimiser_loop import Progress as OnProgress
+    from hyperfl_flwr.audit.audit import Finding, Options
+    from hyperfl_flwr.audit.record_round import Observed, Target
+
+audits = typer.Typer()
+
+SHOWN = (
+    *((kind, "total_variation") for kind in ("own", "other_client", "uniform")),
+    *((kind, "rank_correlation") for kind in ("own", "other_client")),
+)
+"""Columns of what descriptors tell; shares that are all alike have no ranks."""
+
+
+@audits.command("audit")
+def run_audit(
+    method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`; default: hyperfl.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="One of `hyperfl datasets`, npz:FILE or folder:PATH; default: digits.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
+    attacks: Annotated[str, typer.Option(help="Names with commas between them; default: all that apply.")] = "",
+    num_images: Annotated[int, typer.Option(help="Private images in all.", min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(help="Images per local step.", min=1)] = 1,
+    samples: Annotated[int | None, typer.Option(help="Images per client; default: one batch.", min=1)] = None,
+    local_epochs: Annotated[int, typer.Option(help="Passes of a client over its images.", min=1)] = 1,
+    iterations: Annotated[
+        int | None, typer.Option(help="Of each optimisation; default: the attack's own.", min=2)
+    ] = None,
+    restarts: Annotated[int | None, typer.Option(help="Random starts; default: the attack's own.", min=1)] = None,
+    total_variation: Annotated[
+        float | None, typer.Option(help="Weight of the prior; default: the attack's own.")
+    ] = None,
+    labels_known: Annotated[bool, typer.Option("--labels-known", help="Tell the attacks the labels.")] = False,
+    summed: Annotated[
+        bool,
+        typer.Option(
+            "--summed", help="The server sees the clients' uploads as a sum only, as with secure aggregation."
+        ),
+    ] = False,
+    by_neighbours: Annotated[
+        bool,
+        typer.Option(
+            "--by-neighbours", help="The first and last client of priv-hfl's chain attack the clients next to them."
+        ),
+    ] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="Begin where the run in this folder has ended.")] = None,
+    recorded: Annotated[Path | None, typer.Option(help="Attack what the run in this folder has recorded.")] = None,
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="AlexNet's ImageNet weights; LPIPS is left out without.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of the round, as KEY=VALUE.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/audit"),
+) -> None:
+    """Attack a client's upload and hold what is found against its images; prints the verdicts and the page's path."""
+    from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks
+    from hyperfl_flwr.audit.record_round import recorded_round
+    from hyperfl_flwr.audit.report import write_audit
+    from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.metrics.images import Lpips
+    from hyperfl_flwr.runs.run_directory import refuse_used_directory
+
+    refuse_used_directory(output.absolute())
+    options = Options(
+        attacks=[name.strip() for name in attacks.split(",") if name.strip()],
+        num_images=num_images, samples=samples, labels_known=labels_known, iterations=iterations, restarts=restarts,
+        total_variation=total_variation, summed=summed, by_neighbours=by_neighbours,
+    )  # fmt: skip
+    changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())
+    if data_root is not None:
+        changes["data-root"] = str(data_root.absolute())
+    named = {"method": method, "dataset": dataset}
+    observed: Observed | None = None
+    if by_neighbours:
+        others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed}
+        _refuse_beside("--by-neighbours", others)
+    if recorded is not None:
+        _refuse_beside("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
+        target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
+    else:
+        local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
+        target = _fresh_target(named, local, changes, options, checkpoint)
+    chosen_attacks(options.attacks, target)
+    lpips = None if lpips_weights is None else Lpips(lpips_weights, resolve_device(target.config.device))
+    with _bars() as bars:
+        findings = audit(target, options, observed, on_finding=bars.done, progress=bars.progress)
+    output.mkdir(parents=True, exist_ok=True)
+    written = write_audit(target, findings, output.absolute(), lpips)
+    _print_verdicts(target, findings)
+    out.print(str(written[-1]), markup=False)
+
+
+def _fresh_target(
+    named: Mapping[str, str | None],
+    local: Mapping[str, Scalar],
+    changes: Mapping[str, Scalar],
+    options: Options,
+    checkpoint: Path | None,
+) -> Target:
+    """Return what a round of its own attacks, from the initial model or from where a run has ended.
+
+    Args:
+        named: Method and data set, None where they are not given.
+        local: The clients' steps.
+        changes: Any other settings; they win.
+        options: See `hyperfl_flwr.audit.audit`.
+        checkpoint: The run's folder.
+    """
+    from hyperfl_flwr.audit.audit import make_target, passes
+    from hyperfl_flwr.config.run_config import default_settings
+    from hyperfl_flwr.runs.run_data import require_dataset
+    from hyperfl_flwr.runs.run_directory import settings_of
+
+    if checkpoint is not None:
+        _refuse_beside("--checkpoint", named)
+        require_dataset(checkpoint)
+        settings = settings_of(checkpoint)
+    else:
+        settings = default_settings() | {key: value for key, value in named.items() if value is not None}
+    merged = {**settings, **local, **changes}
+    merged = {**merged, **passes(merged, options), **changes}
+    return make_target(merged, options, checkpoint and checkpoint.absolute())
+
+
+@audits.command("descriptors")
+def run_descriptors(
+    run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run with novel clients.")],
+    epsilons: Annotated[
+        str, typer.Option(help="Of the noise on a descriptor: none or numbers, with commas between them.")
+    ] = "none,0.1,1,10",
+    delta: Annotated[float | None, typer.Option(help="Of the noise; default: the run's novel.delta.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/descriptors"),
+) -> None:
+    """Estimate novel clients' labels from what they send, beside controls; prints the means and the result's path."""
+    from hyperfl_flwr.audit.descriptors import measure_descriptors
+    from hyperfl_flwr.core.storage import write_atomically
+    from hyperfl_flwr.runs.run_directory import refuse_used_directory
+
+    refuse_used_directory(output.absolute())
+    changes: dict[str, Scalar] = {"novel.epsilons": epsilons, "device": "cpu"}
+    changes |= {} if delta is None else {"novel.delta": delta}
+    changes |= {} if data_root is None else {"data-root": str(data_root.absolute())}
+    document = measure_descriptors(run_directory.absolute(), changes)
+    listed = Table("epsilon", *(f"{kind}, {measure}".replace("_", " ") for kind, measure in SHOWN))
+    for entry in document["by_epsilon"]:
+        epsilon = "no noise" if entry["epsilon"] is None else f"{entry['epsilon']:g}"
+        listed.add_row(epsilon, *(_with_error(entry[kind][measure]) for kind, measure in SHOWN))
+    out.print(listed)
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "descriptors.json", (json.dumps(document, indent=2) + "\n").encode())
+    out.print(str(output.absolute() / "descriptors.json"), markup=False)
+
+
+def _with_error(found: Mapping[str, Any]) -> str:
+    if found["mean"] is None:
+        return "-"
+    return f"{found['mean']:.2f}" + ("" if found["sem"] is None else f" +- {found['sem']:.2f}")
+
+
+@audits.command("attacks")
+def list_attacks() -> None:
+    """List the attacks."""
+    from hyperfl_flwr.attacks.registry import ATTACKS
+
+    listed = Table("name", "what it is", "source", "on", "on sums of")
+    for name, attack in ATTACKS.items():
+        listed.add_row(name, attack.title, attack.source, ", ".join(attack.methods), ", ".join(attack.sums_of))
+    out.print(listed)
+
+
+def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    if given := [name if name.startswith("-") else f"--{name}" for name, value in others.items() if value]:
+        raise ConfigError(f"{', '.join(given)} cannot be given with {option}, which decides that")
+
+
+def _print_verdicts(target: Target, findings: Mapping[str, Finding]) -> None:
+    from hyperfl_flwr.audit.report import measure, sentence
+
+    document = measure(target, findings)
+    for name in findings:
+        out.print(sentence(document, name), markup=False)
+
+
+class _Bars:
+    """A bar for each attack on standard error."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.tasks: dict[str, TaskID] = {}
+
+    def progress(self, name: str) -> OnProgress:
+        """Return what moves an attack's bar."""
+        task = self.bar.add_task(name, total=None)
+
+        def moved(done: int, total: int) -> None:
+            self.bar.update(task, completed=done, total=total)
+
+        self.tasks[name] = task
+        return moved
+
+    def done(self, name: str, finding: Finding) -> None:
+        """Fill an attack's bar."""
+        self.bar.update(self.tasks[name], completed=1, total=1)
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[_Bars]:
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=err) as bar:
+        yield _Bars(bar)

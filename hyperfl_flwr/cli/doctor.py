@@ -1,0 +1,30 @@
+"""The command line's look at the machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+from hyperfl_flwr.launch.console import out
+from hyperfl_flwr.launch.findings import as_json, exit_code, print_finding
+
+doctors = typer.Typer()
+
+
+@doctors.command()
+def doctor(
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
+    in_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """Tell what a simulation or a deployment would lack on this machine; the exit code is 1 if there is an error."""
+    from hyperfl_flwr.launch.doctor import examine
+
+    found = []
+    for finding in examine(data_root):
+        found.append(finding)
+        if not in_json:
+            print_finding(out, finding)
+    if in_json:
+        out.print(as_json(found), markup=False)
+    raise typer.Exit(exit_code(found))

@@ -1,0 +1,176 @@
+"""The command line's use of what was trained: models as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.console import err, out
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.results.export import Exported, State
+
+exports = typer.Typer()
+
+Source = Annotated[
+    Path, typer.Argument(help="A run's folder, or on a node its state-dir (the private state of its clients).")
+]
+Client = Annotated[int | None, typer.Option(help="Whose model; without it the global one, where there is one.")]
+Which = Annotated[
+    str | None,
+    typer.Option(
+        "--state", help="own (after local training) or aggregate (as received after it); default: own where stored."
+    ),
+]
+Run = Annotated[str | None, typer.Option(help="On a node: which run's, by the manifest's `experiment`.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")]
+
+
+@exports.command("export")
+def run_export(
+    source: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, *.safetensors.")],
+    client: Client = None,
+    state: Which = None,
+    run: Run = None,
+    data_root: Root = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Write what the clients share instead, for `hyperfl join` elsewhere.")
+    ] = False,
+) -> None:
+    """Write a client's model for plain torch: parameters, a document, a script; prints their paths."""
+    from hyperfl_flwr.results.export import write_exported
+    from hyperfl_flwr.results.join import shared_of, write_shared
+
+    if shared:
+        if client is not None or state or run:
+            raise ConfigError("--shared is the same for all clients; leave out --client, --state and --run")
+        write_shared(shared_of(source.absolute(), _changes(data_root)), output.absolute())
+        out.print(str(output.absolute()), markup=False)
+        return
+    found = model_of(source.absolute(), client, state, run, data_root)
+    for note in found.notes:
+        err.print(f"note: {note}", markup=False)
+    out.print(str(found), markup=False)
+    paths = write_exported(found, output.absolute())
+    if len(paths) == 2:
+        err.print(f"note: no script is written, since {found.recipe.target} is no plain torch", markup=False)
+    for path in paths:
+        out.print(str(path), markup=False)
+
+
+def _changes(data_root: Path | None) -> dict[str, Scalar]:
+    return {} if data_root is None else {"data-root": str(data_root.absolute())}
+
+
+@exports.command("join")
+def run_join(
+    source: Annotated[Path, typer.Argument(help="A run's folder, or a file of `hyperfl export --shared`.")],
+    data: Annotated[str, typer.Option(help="The new client's labelled data: npz:FILE or folder:PATH.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result, new or empty.")],
+    rounds: Annotated[int, typer.Option(help="Local rounds.", min=1)] = 3,
+    data_root: Root = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+) -> None:
+    """Join a finished run with a new client's labelled data, training only what it keeps to itself."""
+    from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.results.join import join, shared_of
+
+    kind, colon, path = data.partition(":")
+    if kind not in ("npz", "folder") or not colon:
+        raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
+    name = f"{kind}:{Path(path).expanduser().absolute()}"
+    shared = shared_of(source.absolute(), _changes(data_root))
+    done = join(shared, name, output.absolute(), rounds, resolve_device(device))
+    out.print(
+        f"accuracy {100 * done.before:.2f} % before and {100 * done.after:.2f} % after {done.seconds:.1f} s of "
+        f"training on {done.train_examples} samples, of {done.test_examples} test samples",
+        markup=False,
+    )
+    for file in done.files:
+        out.print(str(file), markup=False)
+
+
+@exports.command("predict")
+def run_predict(
+    source: Annotated[
+        Path, typer.Argument(help="An exported model (its file or folder), a run's folder, or a node's state-dir.")
+    ],
+    data: Annotated[str, typer.Option(help="Folder of images, or an .npz file; folder: and npz: may stand before it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, in CSV.")] = Path("predictions.csv"),
+    client: Client = None,
+    state: Which = None,
+    run: Run = None,
+    data_root: Root = None,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Convert and resize images that are not as the model takes them.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+) -> None:
+    """Predict samples with a model; prints the accuracy where labels are known, and the table's path."""
+    from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.core.storage import write_atomically
+    from hyperfl_flwr.metrics.predictions import predict
+    from hyperfl_flwr.models.standalone import read_model
+
+    path = output.absolute()
+    if path.exists():
+        raise RunDirectoryError(f"{path} exists; choose another --output")
+    if file := _exported_file(source.absolute()):
+        recipe, tensors = read_model(file)
+    else:
+        found = model_of(source.absolute(), client, state, run, data_root)
+        recipe, tensors = found.recipe, dict(found.tensors)
+        err.print(str(found), markup=False)
+    samples = Path(data.removeprefix("npz:").removeprefix("folder:")).expanduser().absolute()
+    predictions = predict(tensors, recipe, samples, resolve_device(device), convert=convert)
+    for note in predictions.notes:
+        err.print(f"note: {note}", markup=False)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, predictions.table().encode(), mode=0o600)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be written: {error}; choose another --output") from None
+    if predictions.accuracy is not None:
+        out.print(f"accuracy {100 * predictions.accuracy:.2f} % of {len(predictions.names)} samples", markup=False)
+    out.print(str(path), markup=False)
+
+
+def _exported_file(source: Path) -> Path | None:
+    """Return the parameters' file that is meant; None if the source is no exported model.
+
+    Raises:
+        ConfigError: If a folder has several.
+    """
+    if source.suffix == ".safetensors":
+        return source
+    found = [] if (source / "manifest.json").is_file() else sorted(source.glob("*.safetensors"))
+    if len(found) > 1:
+        raise ConfigError(f"{source} holds {', '.join(path.name for path in found)}; name one of them")
+    return found[0] if found else None
+
+
+def model_of(
+    source: Path, client: int | None, state: str | None, experiment: str | None, data_root: Path | None
+) -> Exported:
+    """Return the model that the options of a command mean.
+
+    Raises:
+        HyperFLError: If there is none.
+    """
+    from hyperfl_flwr.results.export import model_of_node, model_of_run
+
+    if state not in (None, "own", "aggregate"):
+        raise ConfigError(f"--state must be own or aggregate, got {state!r}")
+    wanted: State | None = None if state is None else "own" if state == "own" else "aggregate"
+    if (source / "manifest.json").is_file() or not source.is_dir():
+        return model_of_run(source, client, wanted, _changes(data_root))
+    if client is None:
+        raise ConfigError("--client must say whose model of a node is meant")
+    if wanted == "aggregate":
+        raise ConfigError("--state must be own on a node: it keeps the models that its clients have trained")
+    return model_of_node(source, client, experiment)

@@ -1,0 +1,135 @@
+"""The command line's view of a node's ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+from hyperfl_flwr.launch.console import err, out
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.deploy.ledger_view import RunLedger
+    from hyperfl_flwr.node.ledger import Entry, RecordEntry
+
+ledgers = typer.Typer()
+
+
+@ledgers.command()
+def ledger(
+    state_dir: Annotated[Path, typer.Argument(help="A node's state folder, or the folder that it lies in.")],
+    run: Annotated[str | None, typer.Option(help="Only this experiment; its first digits will do.")] = None,
+    received: Annotated[bool, typer.Option("--received", help="List what came in, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that is written down as JSON.")] = False,
+) -> None:
+    """Show what has left a node, message by message, as the node itself has written it down."""
+    from hyperfl_flwr.deploy.ledger_view import chosen, runs_of
+
+    found, damaged = runs_of(state_dir.absolute())
+    runs = chosen(found, run)
+    if damaged:
+        numbers = ", ".join(map(str, damaged))
+        err.print(f"warning: lines that cannot be read, of messages that did not leave, or changed since: {numbers}")
+    if as_json:
+        out.print(json.dumps([_document(one) for one in runs], indent=2), markup=False)
+    else:
+        for one in runs:
+            _print_run(one, received=received)
+    if any(one.leaked for one in runs):
+        raise typer.Exit(1)
+
+
+def _document(run: RunLedger) -> dict[str, Any]:
+    return {
+        "experiment": run.experiment,
+        "methods": run.methods,
+        "messages": [asdict(entry) | {"bytes": entry.bytes} for entry in run.entries],
+        "totals": {name: {"out": left, "in": came} for name, (left, came) in run.totals().items()},
+        "private": list(run.private),
+        "private_arrays_that_left": run.leaked,
+    }
+
+
+def _print_run(run: RunLedger, *, received: bool) -> None:
+    name = f"run {run.experiment}" if run.experiment else "no run: handshakes that nothing came of"
+    out.print(f"{name} ({', '.join(run.methods)})", markup=False)
+    for entry in run.entries:
+        if received or entry.direction == "out":
+            _print_entry(entry)
+    _print_arrays(run, received=received)
+    _print_totals(run)
+    _print_private(run)
+
+
+def _print_entry(entry: Entry) -> None:
+    where = f"round {entry.round}" if entry.round else "before the rounds"
+    sent = "sent" if entry.direction == "out" else "received"
+    _say(f"{entry.time}  {sent}  {entry.kind}  {where}  {entry.bytes} bytes")
+    for record in entry.records:
+        _say(f"    {record.name}: {_said(record)}")
+    if entry.error:
+        _say(f"    error: {entry.error}")
+
+
+def _said(record: RecordEntry) -> str:
+    from hyperfl_flwr.node.ledger_app import array_group
+
+    if record.values is not None:
+        return ", ".join(f"{key}={json.dumps(value)}" for key, value in record.values.items()) or "nothing"
+    groups: dict[str, list[int]] = {}
+    for array in record.arrays:
+        groups.setdefault(array_group(record.name, array.name), []).append(array.bytes)
+    return ", ".join(f"{len(sizes)} arrays of {g}, {sum(sizes)} bytes" for g, sizes in groups.items()) or "no arrays"
+
+
+def _print_arrays(run: RunLedger, *, received: bool) -> None:
+    rows = [(key, times) for key, times in run.arrays().items() if received or key[0] == "out"]
+    if not rows:
+        out.print("no array left" if not received else "no array passed")
+        return
+    table = Table("array", "shape", "type", "bytes", "times sent" if not received else "times")
+    for (direction, _, array), times in rows:
+        shape = "x".join(map(str, array.shape)) or "one number"
+        passed = f"{direction} {times}" if received else str(times)
+        table.add_row(Text(_safe(array.name)), shape, _safe(array.dtype), str(array.bytes), passed)
+    out.print(table)
+
+
+def _say(text: str) -> None:
+    out.print(_safe(text), markup=False)
+
+
+def _safe(text: str) -> str:
+    """Return a text, some of which the server has chosen, without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _print_totals(run: RunLedger) -> None:
+    table = Table("group or record", "bytes that left", "bytes that came in")
+    totals = run.totals()
+    for name, (left, came) in totals.items():
+        table.add_row(Text(_safe(name)), str(left), str(came))
+    table.add_row("all", *(str(sum(column)) for column in _columns(list(totals.values()))))
+    out.print(table)
+
+
+def _columns(rows: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [left for left, _ in rows], [came for _, came in rows]
+
+
+def _print_private(run: RunLedger) -> None:
+    if not run.experiment:
+        return
+    if run.leaked:
+        _say(f"ERROR: arrays of private groups have left: {', '.join(run.leaked)}")
+    elif run.private:
+        out.print(f"These groups are private and have stayed: {', '.join(run.private)}.", markup=False)
+    else:
+        out.print(f"The method {', '.join(run.methods)} has no private groups.", markup=False)

@@ -1,0 +1,259 @@
+"""The command line: parses, calls one function, prints.
+
+Each command imports what it runs, so that `hyperfl --help` and commands without torch begin at once.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+from experiments.commands import studies
+from hyperfl_flwr import __version__
+from hyperfl_flwr.cli.audit import audits
+from hyperfl_flwr.cli.deploy import deployments
+from hyperfl_flwr.cli.doctor import doctors
+from hyperfl_flwr.cli.export import exports
+from hyperfl_flwr.cli.ledger import ledgers
+from hyperfl_flwr.cli.personalize import personal
+from hyperfl_flwr.cli.progress import ShownProgress
+from hyperfl_flwr.cli.sample_folders import folders
+from hyperfl_flwr.cli.tensorboard import boards
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.console import err, out, parse_setting
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.launch.follow import Observer
+    from hyperfl_flwr.launch.plans import Plan, SimulationPlan
+    from hyperfl_flwr.launch.quickstart import Spread
+
+cli = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Federated learning with hypernetworks and without sharing models, on Flower.",
+)  # fmt: skip
+cli.add_typer(studies)
+cli.add_typer(audits)
+cli.add_typer(personal)
+cli.add_typer(deployments, name="deploy")
+cli.add_typer(ledgers)
+cli.add_typer(doctors)
+cli.add_typer(boards)
+cli.add_typer(folders)
+cli.add_typer(exports)
+
+
+@cli.command()
+def run(
+    method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="One of `hyperfl datasets`, npz:FILE or folder:PATH.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The clients' network: a built-in target, or yours, package.module:factory.")
+    ] = None,
+    num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
+    num_nodes: Annotated[
+        int | None,
+        typer.Option(help="Number of simulated nodes P; default: what suits the machine, or as resumed.", min=1),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, no ports, no Ray.")
+    ] = "ray",
+    num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new one below ./runs.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything but the partition (data.seed).")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; repeatable.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run on the SuperLink and the nodes of this deployment.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would cost.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the server's and Flower's log.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
+) -> None:
+    """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
+    from hyperfl_flwr.data.sample_format import is_own, own_path
+    from hyperfl_flwr.launch.simulation import launch
+    from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
+
+    named: dict[str, Scalar | None] = {
+        "method": method, "dataset": dataset, "target": model,
+        "num-clients": num_clients, "num-rounds": num_rounds, "seed": seed,
+        "data-root": _absolute(data_root), "output": _absolute(output), "resume": _absolute(resume),
+    }  # fmt: skip
+    changes: dict[str, Scalar] = {} if config is None else _read_settings(config)
+    changes |= dict(parse_setting(text) for text in set_ or ())
+    changes |= {key: value for key, value in named.items() if value is not None}
+    if isinstance(own := changes.get("dataset"), str) and is_own(own):
+        path = own_path(own)
+        if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
+            changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
+    if tensorboard:
+        from hyperfl_flwr.launch.tensorboard import require_tensorboard
+
+        require_tensorboard()  # before anything is made
+    if deployment is not None:
+        if num_nodes is not None or dry_run or engine != "ray":
+            raise ConfigError("--num-nodes, --engine and --dry-run are for simulations; a deployment has its own nodes")
+        from hyperfl_flwr.deploy.layout import Deployment
+        from hyperfl_flwr.deploy.run import launch_deployed
+
+        place = Deployment.read(deployment)
+        deployed: Plan = call_in_subprocess("hyperfl_flwr.launch.planning:plan_deployed", place.num_nodes, changes)
+        with (
+            ShownProgress(deployed.method, verbose=verbose, quiet=quiet, rounds=True) as shown,
+            _with_event_files(shown, deployed, wanted=tensorboard) as observer,
+        ):
+            directory = launch_deployed(place, deployed, observer)
+        out.print(str(directory), markup=False)
+        return
+    if dry_run:
+        _print_estimate(changes, num_nodes, engine)
+        return
+    planned: SimulationPlan = call_in_subprocess("hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine)
+    with (
+        ShownProgress(planned.method, verbose=verbose, quiet=quiet) as shown,
+        _with_event_files(shown, planned, wanted=tensorboard) as observer,
+    ):
+        directory = launch(planned, observer)
+    out.print(str(directory), markup=False)
+
+
+@cli.command()
+def quickstart(
+    output: Annotated[Path | None, typer.Option(help="Folder of the runs; default: a new one below ./runs.")] = None,
+    num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
+) -> None:
+    """Train HyperFL, FedAvg and local-only on handwritten digits, with two seeds each, and compare them."""
+    from hyperfl_flwr.launch.quickstart import SEEDS
+    from hyperfl_flwr.launch.quickstart import quickstart as run_quickstart
+
+    result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress)
+    table = Table(
+        "method", "learning rate", "own", "aggregate", "worst client", "MB per client and round", "s per round"
+    )
+    for row in result.results:
+        accuracies = [_in_percent(row.spread(f"test_accuracy{part}")) for part in ("", "_aggregate", "_worst")]
+        megabytes = (row.spread(f"bytes_{way}_per_client_round").mean / 1e6 for way in ("up", "down"))
+        travelled = "{:.2f} up, {:.2f} down".format(*megabytes)
+        seconds = f"{row.spread('seconds_per_round').mean:.2f}"
+        table.add_row(row.method, f"{row.learning_rate:g}", *accuracies, travelled, seconds)
+    out.print(table)
+    tested = " and ".join(map(str, result.results[0].test_samples))
+    out.print("own: after local training; aggregate: as received, before it; both on each client's own test data.")
+    out.print(f"Mean of {len(SEEDS)} seeds (least to largest) with data divided differently; {tested} test images.")
+    out.print(f"plot: {result.picture}", markup=False)
+    out.print(str(result.folder), markup=False)
+
+
+@cli.command()
+def report(
+    run_directory: Annotated[Path, typer.Argument(help="A run's folder.")],
+    output: Annotated[Path | None, typer.Option(help="File to write; default: report.html in the folder.")] = None,
+) -> None:
+    """Write one self-contained page about a run: settings, curves, clients, what travelled; prints its path."""
+    from hyperfl_flwr.results.report import write_report
+
+    out.print(str(write_report(run_directory.absolute(), output and output.absolute())), markup=False)
+
+
+@cli.command()
+def methods() -> None:
+    """List the methods."""
+    from hyperfl_flwr.app.methods import METHODS
+
+    table = Table("name", "what it does", "leaves the client", "learning rate", "paper", "state")
+    for name, method in METHODS.items():
+        table.add_row(name, method.title, method.leaves, f"{method.learning_rate:g}", method.paper, "ready")
+    out.print(table)
+
+
+@cli.command()
+def datasets() -> None:
+    """List the data sets."""
+    from hyperfl_flwr.data.registry import DATASETS
+
+    table = Table("name", "what it is", "classes", "shape", "download", "source")
+    for name, info in DATASETS.items():
+        size = f"{info.download_mb} MB" if info.download_mb else "none"
+        table.add_row(name, info.title, str(info.num_classes or "any"), _shape(info.input_shape), size, info.source)
+    out.print(table)
+
+
+@cli.command()
+def settings() -> None:
+    """List all settings with their defaults."""
+    from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, default_settings
+
+    table = Table("setting", "default", "may change on --resume")
+    for key, value in default_settings().items():
+        table.add_row(key, repr(value), "yes" if key in RESUMABLE_CHANGES else "")
+    out.print(table)
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    out.print(__version__)
+
+
+def _with_event_files(observer: Observer, planned: Plan, *, wanted: bool) -> AbstractContextManager[Observer]:
+    """Return what a run is observed by, and written down for TensorBoard if that is wanted."""
+    if not wanted:
+        return nullcontext(observer)
+    from hyperfl_flwr.launch.tensorboard import written_along  # with torch, whose writer it takes
+
+    return written_along(planned.directory, observer)
+
+
+def _in_percent(share: Spread) -> str:
+    """Return a share over the seeds."""
+    return f"{100 * share.mean:.1f} % ({100 * share.least:.1f} to {100 * share.largest:.1f})"
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
+def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str) -> None:
+    from hyperfl_flwr.app.resolved import in_words
+    from hyperfl_flwr.launch.core_locks import usable_cores
+    from hyperfl_flwr.launch.estimate import estimate
+    from hyperfl_flwr.launch.planning import plan
+
+    planned = plan(changes, num_nodes, engine)
+    for warning in planned.warnings:
+        err.print(f"warning: {warning}", markup=False)
+    cost = estimate(planned, len(usable_cores()))
+    table = Table("estimate", "")
+    table.add_row("a client's payload per round", f"{cost.bytes_per_client_round / 1e6:.2f} MB down, the same up")
+    table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")
+    table.add_row("disk", f"{cost.disk_bytes / 1e6:.0f} MB")
+    table.add_row("memory", f"{cost.memory_bytes / 1e6:.0f} MB")
+    table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
+    table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
+    out.print(table)
+    out.print(in_words(cost.resolved), markup=False)
+
+
+def _shape(shape: Any) -> str:  # noqa: ANN401
+    return "any" if shape is None else "x".join(map(str, shape))
+
+
+def _read_settings(path: Path) -> dict[str, Scalar]:
+    from hyperfl_flwr.core.toml_files import flatten
+
+    try:
+        return flatten(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is no TOML file: {error}") from None

@@ -1,0 +1,85 @@
+"""The command line's novel client: a model on demand for somebody's own unlabelled data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+from hyperfl_flwr.cli.progress import ShownProgress
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch.console import err, out
+
+if TYPE_CHECKING:
+    from clients.novel.on_demand import NovelOwner
+    from hyperfl_flwr.launch.plans import Plan
+    from strategies.novel.on_demand import Served
+
+personal = typer.Typer()
+
+
+@personal.command("personalize")
+def run_personalize(
+    run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run, finished or with a checkpoint.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of images, or an .npz file; labels are not read.")] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Serve the novel clients among the nodes of this deployment.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy of each sample, by noise on the descriptor.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Goes with --epsilon.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the result; default: a new one below ./runs.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the numbers that the server saw.")] = False,
+) -> None:
+    """Make a model for unlabelled data that no client had; prints what the server saw and the result's files."""
+    if deployment is not None:
+        if data or epsilon or delta or output or data_root or device != "auto":
+            raise ConfigError("on a deployment the owner of a novel client decides in its node.toml; give RUN only")
+        _serve_nodes(deployment, run_directory.absolute(), verbose=verbose)
+        return
+    if data is None:
+        raise ConfigError("the data must be given: --data a folder of images or an .npz file, or --deployment DIR")
+    from clients.novel.on_demand import PREDICTIONS, NovelOwner
+    from hyperfl_flwr.core.device import resolve_device
+    from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
+    from hyperfl_flwr.results.personalize import personalize
+    from hyperfl_flwr.runs.run_directory import new_run_name
+
+    folder = (output or Path("runs") / new_run_name("personalized", data.stem, 0)).absolute()
+    owner = NovelOwner(data=data.absolute(), output=folder, epsilon=epsilon, delta=delta, device=resolve_device(device))
+    changes: dict[str, Scalar] = {} if data_root is None else {"data-root": str(data_root.absolute())}
+    done = personalize(run_directory.absolute(), owner, changes)
+    for note in done.notes:
+        err.print(f"note: {note}", markup=False)
+    _print_seen(done.served, owner, verbose=verbose)
+    for name in (PREDICTIONS, PARAMETERS, SCRIPT):
+        out.print(str(folder / name), markup=False)
+
+
+def _serve_nodes(folder: Path, run: Path, *, verbose: bool) -> None:
+    from hyperfl_flwr.deploy.layout import Deployment
+    from hyperfl_flwr.deploy.personalize import personalize_nodes
+    from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
+
+    deployment = Deployment.read(folder)
+    planned: Plan = call_in_subprocess("hyperfl_flwr.launch.planning:plan_personalized", run)
+    with ShownProgress("personalize", verbose=verbose) as observer:
+        seen = personalize_nodes(deployment, planned, observer)
+    for line in seen:
+        out.print(line, markup=False)
+
+
+def _print_seen(served: Served, owner: NovelOwner, *, verbose: bool) -> None:
+    out.print(served.seen(), markup=False)
+    if owner.epsilon is not None:
+        out.print(f"its noise makes it ({owner.epsilon:g}, {owner.delta:g})-private for each sample", markup=False)
+    if verbose:
+        out.print(" ".join(f"{number:.6g}" for number in served.descriptor), markup=False)

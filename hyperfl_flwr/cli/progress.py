@@ -1,0 +1,63 @@
+"""The command line's display of a run while it goes on."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+from hyperfl_flwr.launch.console import err
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.launch.follow import Observer
+
+SHOWN = ("is left out", "novel client", "warning:")
+"""Lines of the server's log with one of these are shown with the progress."""
+
+_NODE = re.compile(r"\bnode \d+ (takes part|runs|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) ")
+_ROUND = re.compile(r"\bround \d+/\d+")
+_LEVEL = re.compile(r"^(INFO|WARNING) *: *")
+
+
+class ShownProgress:
+    """Shows a run's progress on standard error.
+
+    Args:
+        title: What is run.
+        verbose: Whether the whole log is shown.
+        quiet: Whether only warnings are.
+        rounds: Whether each round gets a line, for an operator's log.
+    """
+
+    def __init__(self, title: str, *, verbose: bool = False, quiet: bool = False, rounds: bool = False) -> None:
+        self._verbose, self._quiet, self._rounds = verbose, quiet, rounds
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[accuracy]}"),
+            TimeElapsedColumn(), TimeRemainingColumn(), console=err, disable=quiet,
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=None, accuracy="starting")
+
+    def __enter__(self) -> Observer:
+        from hyperfl_flwr.launch.follow import Observer
+
+        self._bar.start()
+        return Observer(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _on_round(self, finished: int, total: int, accuracy: float | None) -> None:
+        text = "starting" if accuracy is None else f"own accuracy {100 * accuracy:.1f} %"
+        self._bar.update(self._task, completed=finished, total=total, accuracy=text)
+
+    def _on_log(self, lines: str) -> None:
+        for line in lines.splitlines():
+            is_progress = "the phase " in line or _NODE.search(line) or (self._rounds and _ROUND.search(line))
+            if self._verbose or (is_progress and not self._quiet) or any(word in line for word in SHOWN):
+                self._bar.console.print(line if self._verbose else _LEVEL.sub("", line), markup=False)
+
+    def _on_note(self, note: str) -> None:
+        if not self._quiet:
+            self._bar.console.print(note, markup=False)

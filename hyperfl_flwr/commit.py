@@ -1,4 +1,0 @@
-"""The commit of an app that was handed to Flower, which has no git there; `experiments.bundle` writes it."""
-
-COMMIT = ""
-"""With `-dirty` where files differed from it; empty in a checkout, whose git can be asked."""

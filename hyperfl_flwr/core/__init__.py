@@ -1,0 +1,1 @@
+"""Foundation: errors, randomness, files, versions; imports nothing above it."""

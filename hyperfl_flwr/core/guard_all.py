@@ -1,0 +1,5 @@
+"""Importing this module refuses foreign packages named `clients`, `strategies` or `experiments`; see `guard_app`."""
+
+from hyperfl_flwr.core.package_guard import ALL, refuse_foreign_packages
+
+refuse_foreign_packages(ALL)

@@ -1,0 +1,17 @@
+"""What a setting may be, in a module that imports next to nothing: commands that need no more begin at once."""
+
+from typing import Literal
+
+Scalar = str | int | float | bool
+"""What a run-config value may be (Flower's `UserConfigValue`)."""
+
+
+def number(value: Literal["auto"] | float) -> float:
+    """Return a setting's number where `hyperfl_flwr.app.resolved` has put one in the place of `auto`.
+
+    Raises:
+        ValueError: If it has not.
+    """
+    if value == "auto":
+        raise ValueError("a setting is still auto; pass the run's settings through hyperfl_flwr.app.resolved.resolved")
+    return value

@@ -1,0 +1,236 @@
+"""What each client of a federation holds.
+
+`load_federated_data` decides, as a function of its settings alone, which training and test samples belong to which
+client; `FederatedData.client` makes one client's tensors. Positions are cheap to hold for all clients, images are not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hyperfl_flwr.data.augmentation import Augmentation
+from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
+from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
+from hyperfl_flwr.data.partition.assign import DataSettings, assign, held_back, hold_back, limited
+from hyperfl_flwr.data.registry import load_dataset
+
+__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_own_data", "normalised"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClientData:
+    """One client's samples, ready for a model.
+
+    Attributes:
+        train_images: float32 [n, C, H, W], normalised; or feature vectors [n, D].
+        train_labels: int64 [n].
+        test_images: float32 [m, C, H, W], normalised; or feature vectors [m, D].
+        test_labels: int64 [m].
+        augmentation: For training batches; None where the data set is used without.
+        num_classes: K.
+    """
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    augmentation: Augmentation | None
+    num_classes: int
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "ClientData":
+        """Return the same data on a device.
+
+        Args:
+            device: Where to.
+            dtype: Type of the images, None to keep it.
+
+        Returns:
+            A new object; tensors that are there already are shared.
+        """
+        return ClientData(
+            train_images=self.train_images.to(device, dtype),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device, dtype),
+            test_labels=self.test_labels.to(device),
+            augmentation=self.augmentation,
+            num_classes=self.num_classes,
+        )
+
+
+class FederatedData:
+    """Which client of a federation holds which samples of a data set.
+
+    Attributes:
+        dataset: The data set.
+        partition: The partition in use: ``natural`` where the data set knows its clients, ``own`` of a client whose
+            data nobody else has, otherwise the settings'.
+        num_clients: N.
+        reuse: ``{"train": ..., "test": ...}``, plain numbers and lists for a manifest, see `reuse_report`.
+    """
+
+    def __init__(
+        self, *, dataset: Dataset, partition: str, train: Sequence[IntArray], test: Sequence[IntArray]
+    ) -> None:
+        """Store a finished partition.
+
+        Args:
+            dataset: The data set.
+            partition: Name of the partition.
+            train: Per client, positions in ``dataset.train``.
+            test: Per client, positions in ``dataset.test``.
+        """
+        self.dataset = dataset
+        self.partition = partition
+        self.num_clients = len(train)
+        self._train = tuple(train)
+        self._test = tuple(test)
+        for indices in (*self._train, *self._test):
+            indices.flags.writeable = False  # shared by everyone who loads the same settings
+        self.reuse = {
+            "train": reuse_report(train, dataset.train.labels, dataset.num_classes),
+            "test": reuse_report(test, dataset.test.labels, dataset.num_classes),
+        }
+
+    def train_indices(self, client: int) -> IntArray:
+        """Return the sorted positions in ``dataset.train`` of one client's training samples."""
+        return self._train[self._checked(client)]
+
+    def test_indices(self, client: int) -> IntArray:
+        """Return the sorted positions in ``dataset.test`` of one client's test samples."""
+        return self._test[self._checked(client)]
+
+    def label_counts(self) -> tuple[IntArray, IntArray]:
+        """Return how many training and test samples of each class every client holds, [N, K] both."""
+        dataset = self.dataset
+        return (
+            class_counts(self._train, dataset.train.labels, dataset.num_classes),
+            class_counts(self._test, dataset.test.labels, dataset.num_classes),
+        )
+
+    def client(self, client: int) -> ClientData:
+        """Make one client's tensors on the CPU.
+
+        Args:
+            client: In 0..N-1.
+
+        Returns:
+            Newly made tensors; nothing is kept.
+
+        Raises:
+            IndexError: There is no such client.
+        """
+        train_images, train_labels = self._tensors(self.dataset.train, self.train_indices(client))
+        test_images, test_labels = self._tensors(self.dataset.test, self.test_indices(client))
+        black = tuple(-mean / std for mean, std in zip(self.dataset.mean, self.dataset.std, strict=True))
+        return ClientData(
+            train_images=train_images,
+            train_labels=train_labels,
+            test_images=test_images,
+            test_labels=test_labels,
+            augmentation=Augmentation(pad_value=black) if self.dataset.augment else None,
+            num_classes=self.dataset.num_classes,
+        )
+
+    @cached_property
+    def global_test(self) -> tuple[Tensor, Tensor]:
+        """All test images of the data set, normalised, float32 [n, C, H, W], and their labels [n]; kept once made."""
+        return self._tensors(self.dataset.test, np.arange(len(self.dataset.test)))
+
+    def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
+        images = normalised(split.scaled(indices), self.dataset.mean, self.dataset.std)
+        return images, torch.tensor(split.labels[indices])
+
+    def _checked(self, client: int) -> int:
+        if not 0 <= client < self.num_clients:
+            raise IndexError(f"client must be in 0..{self.num_clients - 1}, got {client}")
+        return client
+
+
+def load_federated_data(settings: DataSettings) -> FederatedData:
+    """Load a data set and share it out; equal settings give the same object within a process.
+
+    Args:
+        settings: See `DataSettings`.
+
+    Returns:
+        The federation's data, equal in every process and on every machine that has the same files.
+
+    Raises:
+        DataError: The data set cannot be loaded or is too small for the federation.
+    """
+    root = Path(settings.data_root) if settings.data_root else None
+    return _share_out(settings, load_dataset(settings.dataset, root, settings.reading))
+
+
+def load_own_data(settings: DataSettings, client: int) -> FederatedData:
+    """Load the data of one client, which nobody else has; equal arguments give the same object within a process.
+
+    Args:
+        settings: `dataset` names the client's data; the partition has no meaning. Sizes per client are upper limits.
+        client: Its id, in 0..N-1.
+
+    Returns:
+        Data of N clients, of which all others have none.
+
+    Raises:
+        DataError: The data cannot be loaded.
+    """
+    root = Path(settings.data_root) if settings.data_root else None
+    return _own(settings, client, load_dataset(settings.dataset, root, settings.reading))
+
+
+@lru_cache(maxsize=8)
+def _own(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData:
+    train = limited(settings, len(dataset.train), settings.train_samples, "train")
+    test = limited(settings, len(dataset.test), settings.test_samples, "test")
+    dataset = _as_used(settings, dataset)
+    if settings.validation_fraction:
+        train, test = held_back(settings, client, train)
+    nothing = [np.arange(0) for _ in range(settings.num_clients)]
+    of_train, of_test = list(nothing), list(nothing)
+    of_train[client], of_test[client] = train, test
+    return FederatedData(dataset=dataset, partition="own", train=of_train, test=of_test)
+
+
+def _as_used(settings: DataSettings, dataset: Dataset) -> Dataset:
+    """Return the data set without augmentation, or with validation data in the place of test data, if so set."""
+    if settings.augmentation == "none":
+        dataset = replace(dataset, augment=False)
+    return replace(dataset, test=dataset.train) if settings.validation_fraction else dataset
+
+
+@lru_cache(maxsize=8)
+def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
+    name, train, test = assign(settings, dataset)
+    if settings.validation_fraction:
+        train, test = hold_back(settings, train)
+    dataset = _as_used(settings, dataset)
+    return FederatedData(dataset=dataset, partition=name, train=train, test=test)
+
+
+def normalised(samples: npt.NDArray[np.float32], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return what a model takes of samples.
+
+    Args:
+        samples: Images [n, C, H, W] scaled to [0, 1], or feature vectors [n, D]; they are written over.
+        mean: Per channel or feature.
+        std: Per channel or feature.
+
+    Returns:
+        (samples - mean) / std in memory of its own.
+    """
+    samples -= _per_channel(mean, samples.ndim)
+    samples /= _per_channel(std, samples.ndim)
+    # A copy, in memory that torch has aligned: vectorised kernels may round by where memory begins.
+    return torch.tensor(samples)
+
+
+def _per_channel(values: tuple[float, ...], ndim: int) -> npt.NDArray[np.float32]:
+    """Return numbers of channels or features as they go with samples of so many dimensions."""
+    return np.array(values, dtype=np.float32).reshape(-1, *[1] * (ndim - 2))

@@ -1,0 +1,1 @@
+"""Division of a data set among clients."""

@@ -1,0 +1,211 @@
+"""From the settings of a federation to the samples of every client."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.data.dataset import Dataset, IntArray
+from hyperfl_flwr.data.partition.allocation import class_counts
+from hyperfl_flwr.data.partition import registry as partitions
+from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Everything that decides which client holds which sample.
+
+    Attributes:
+        dataset: Name for `load_dataset`.
+        data_root: Folder of the data sets, "" for the default.
+        num_clients: All clients, N.
+        partition: A name from `PARTITIONS`. A data set that knows whose image is whose is always partitioned naturally.
+        seed: Seed of the partition.
+        train_samples: Training samples per client, or "auto".
+        test_samples: Test samples per client, or "auto".
+        iid_fraction: Share of uniform data in [0, 1] (similarity).
+        dirichlet_alpha: Concentration, > 0 (dirichlet, dirichlet-per-label).
+        shards_per_client: At least 1 (shards).
+        augmentation: "auto" where the data set is used with augmentation, "none" never.
+        validation_fraction: Share in [0, 1) of each client's training samples that takes the place of its test samples.
+        novel_clients: How many of them, the last ones, are not trained. Which clients of a data set these are is drawn
+            (natural); in the other partitions no client is special.
+        reading: What is agreed on classes, shape and normalisation of samples.
+    """
+
+    dataset: str
+    data_root: str
+    num_clients: int
+    partition: str
+    seed: int
+    train_samples: int | Literal["auto"]
+    test_samples: int | Literal["auto"]
+    iid_fraction: float
+    dirichlet_alpha: float
+    shards_per_client: int
+    augmentation: Literal["auto", "none"]
+    validation_fraction: float
+    novel_clients: int = 0
+    reading: Reading = AS_IT_IS
+
+    def __post_init__(self) -> None:
+        if self.partition not in partitions.PARTITIONS:
+            raise DataError(
+                f"data.partition must be one of {', '.join(partitions.PARTITIONS)}, got {self.partition!r}"
+            )
+        if not 0.0 <= self.iid_fraction <= 1.0:
+            raise DataError(f"data.iid-fraction must be between 0 and 1, got {self.iid_fraction}")
+        if not 0.0 < self.dirichlet_alpha < float("inf"):
+            raise DataError(f"data.dirichlet-alpha must be a number above 0, got {self.dirichlet_alpha}")
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise DataError(f"data.validation-fraction must be at least 0 and below 1, got {self.validation_fraction}")
+        counts = {
+            "num-clients": self.num_clients,
+            "data.shards-per-client": self.shards_per_client,
+            "data.train-samples": 1 if self.train_samples == "auto" else self.train_samples,
+            "data.test-samples": 1 if self.test_samples == "auto" else self.test_samples,
+        }
+        for key, value in counts.items():
+            if value < 1:
+                raise DataError(f"{key} must be at least 1, got {value}")
+
+
+def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray], list[IntArray]]:
+    """Decide which client holds which samples.
+
+    Args:
+        settings: See `DataSettings`.
+        dataset: The data set that the settings name.
+
+    Returns:
+        The name of the partition in use; per client, sorted positions in ``dataset.train`` and in ``dataset.test``.
+
+    Raises:
+        DataError: The data set is too small for the federation, or does not fit the partition.
+    """
+    name = settings.partition if dataset.train.clients is None else "natural"
+    train = _train_partition(name, settings, dataset)
+    empty = [client for client, indices in enumerate(train) if len(indices) == 0]
+    if empty:
+        raise DataError(f"every client must hold training samples, client {empty[0]} has none; lower num-clients")
+    rng = numpy_generator(settings.seed, "partition", name, "test")
+    samples = None if settings.test_samples == "auto" else settings.test_samples
+    if name == "natural" and dataset.test.clients is not None:
+        clients = _numbered(dataset.test.clients, settings)
+        test = partitions.natural(clients, rng, num_clients=settings.num_clients, samples=samples)
+    else:
+        cap = dataset.test_samples if name in partitions.EQUAL_SIZES else None
+        counts = class_counts(train, dataset.train.labels, dataset.num_classes)
+        test = partitions.follow(counts, dataset.test.labels, rng, samples=samples, cap=cap)
+    return name, train, test
+
+
+def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
+    """Divide every client's training samples into those that it trains on and those that it is evaluated on.
+
+    Args:
+        settings: Gives the share, a client's number being rounded half to even.
+        train: Per client, positions of its training samples.
+
+    Returns:
+        Per client, sorted positions to train on, and to evaluate on.
+
+    Raises:
+        DataError: A client would have nothing to train on, or nothing to be evaluated on.
+    """
+    kept, held = [], []
+    for client, indices in enumerate(train):
+        of_client = held_back(settings, client, indices)
+        kept.append(of_client[0])
+        held.append(of_client[1])
+    return kept, held
+
+
+def held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
+    """Divide one client's training samples, see `hold_back`."""
+    count = round(settings.validation_fraction * len(indices))
+    if not 0 < count < len(indices):
+        raise DataError(
+            f"data.validation-fraction {settings.validation_fraction} leaves client {client}, which has "
+            f"{len(indices)} training samples, {count} of them to be evaluated on; choose another one"
+        )
+    order = numpy_generator(settings.seed, "validation", client).permutation(indices)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def limited(settings: DataSettings, count: int, samples: int | Literal["auto"], part: str) -> IntArray:
+    """Return the sorted positions of the samples that a client with data of its own uses: all, or so many of them."""
+    if samples == "auto" or samples >= count:
+        return np.arange(count)
+    return np.sort(numpy_generator(settings.seed, "partition", "own", part).permutation(count)[:samples])
+
+
+def _train_partition(name: str, settings: DataSettings, dataset: Dataset) -> list[IntArray]:
+    labels, num_clients, num_classes = dataset.train.labels, settings.num_clients, dataset.num_classes
+    samples = None if settings.train_samples == "auto" else settings.train_samples
+    cap, alpha = dataset.train_samples, settings.dirichlet_alpha
+    rng = numpy_generator(settings.seed, "partition", name, "train")
+    if name == "natural":
+        clients = _natural_clients(settings, dataset)
+        return partitions.natural(clients, rng, num_clients=num_clients, samples=samples)
+    if name == "iid":
+        return partitions.iid(labels, rng, num_clients=num_clients, samples=samples, cap=cap)
+    if name == "shards":
+        count = settings.shards_per_client
+        return partitions.shards(labels, rng, num_clients=num_clients, shards_per_client=count, samples=samples)
+    if name == "dirichlet-per-label":
+        return partitions.dirichlet_per_label(
+            labels, rng, num_clients=num_clients, alpha=alpha, samples=samples
+        )
+    if name == "dirichlet":
+        return partitions.dirichlet(
+            labels, rng, num_classes=num_classes, num_clients=num_clients, alpha=alpha, samples=samples, cap=cap
+        )
+    return partitions.similarity(
+        labels,
+        rng,
+        num_classes=num_classes,
+        num_clients=num_clients,
+        iid_fraction=settings.iid_fraction,
+        samples=samples,
+        cap=cap,
+    )
+
+
+def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
+    """Return whose image each training image is, one client of the federation per client id."""
+    if dataset.train.clients is None:
+        raise DataError(
+            f"data.partition natural needs a data set with client ids, {dataset.name} has none; "
+            "use omniglot or an npz: data set with the key clients, or choose another partition"
+        )
+    count = int(dataset.train.clients.max()) + 1
+    novel = settings.novel_clients
+    if settings.num_clients != count:
+        what = "num-clients + novel.clients" if novel else "num-clients"
+        advice = f"set num-clients to {count - novel}" if count > novel else f"lower novel.clients = {novel}"
+        raise DataError(
+            f"{what} must be the number of client ids in {dataset.name}, which is {count}, "
+            f"got {settings.num_clients}; {advice}"
+        )
+    return _numbered(dataset.train.clients, settings)
+
+
+def _numbered(clients: IntArray, settings: DataSettings) -> IntArray:
+    """Return client ids of a data set as the federation's: those that are drawn to be novel come last.
+
+    Args:
+        clients: In 0..N-1.
+        settings: Of N clients.
+    """
+    if not settings.novel_clients:
+        return clients
+    order = np.arange(settings.num_clients)
+    rng = numpy_generator(settings.seed, "partition", "novel")
+    novel = np.sort(rng.choice(order, settings.novel_clients, replace=False))
+    numbers = np.empty_like(order)
+    numbers[np.concatenate([np.setdiff1d(order, novel), novel])] = order
+    return numbers[clients]

@@ -1,0 +1,121 @@
+"""Partitions of the whole pool, whatever sizes come out: shards, a Dirichlet distribution per label, natural clients.
+
+- shards: McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017.
+- dirichlet-per-label: Yurochkin et al., Bayesian nonparametric federated learning of neural networks, ICML 2019.
+"""
+
+import numpy as np
+
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.dataset import IntArray
+
+_MIN_SAMPLES = 5
+_MAX_TRIES = 10
+
+
+def shards(
+    labels: IntArray,
+    rng: np.random.Generator,
+    *,
+    num_clients: int,
+    shards_per_client: int,
+    samples: int | None = None,
+) -> list[IntArray]:
+    """Sort by label, cut into N * K' shards, give K' random ones to each client.
+
+    Args:
+        labels: [n].
+        rng: Source of all choices.
+        num_clients: N.
+        shards_per_client: K', at least 1.
+        samples: The largest size per client, chosen at random from its shards; None for all data.
+
+    Returns:
+        Per client, sorted positions. Shard sizes differ by at most 1.
+
+    Raises:
+        DataError: There are more shards than samples.
+    """
+    count, number = len(labels), num_clients * shards_per_client
+    if number > count:
+        raise DataError(
+            f"data.shards-per-client times num-clients must be at most the number of training samples {count}, "
+            f"got {shards_per_client} x {num_clients}; lower one of them"
+        )
+    order = rng.permutation(number)
+    sizes = count // number + (rng.permutation(number) < count % number)
+    pieces = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
+    owned = order.reshape(num_clients, shards_per_client)
+    return _at_most([np.concatenate([pieces[shard] for shard in row]) for row in owned], samples, rng)
+
+
+def dirichlet_per_label(
+    labels: IntArray,
+    rng: np.random.Generator,
+    *,
+    num_clients: int,
+    alpha: float,
+    samples: int | None = None,
+    min_samples: int = _MIN_SAMPLES,
+) -> list[IntArray]:
+    """Divide every class among the clients by proportions from Dir(alpha, ..., alpha) over the clients.
+
+    The algorithm of Flower's DirichletPartitioner (same generator, same result), except that where ten more tries leave
+    a client with too few samples, such clients get random samples from the largest ones instead of an error.
+
+    Args:
+        labels: [n].
+        rng: Source of all choices.
+        num_clients: N.
+        alpha: Concentration, > 0.
+        samples: The largest size per client, chosen at random; None for all data.
+        min_samples: The smallest size per client.
+
+    Returns:
+        Per client, sorted positions; sizes differ.
+
+    Raises:
+        DataError: There are not `min_samples` samples for every client.
+    """
+    if num_clients * min_samples > len(labels):
+        raise DataError(
+            f"partition dirichlet-per-label needs {min_samples} training samples per client, "
+            f"got {len(labels)} for {num_clients} clients; lower num-clients"
+        )
+    for _ in range(_MAX_TRIES + 1):
+        owned: list[list[int]] = [[] for _ in range(num_clients)]
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            ends = np.cumsum(rng.dirichlet(np.full(num_clients, alpha))) * len(members)
+            for mine, piece in zip(owned, np.split(members, ends.astype(np.int64)[:-1]), strict=True):
+                mine.extend(piece.tolist())
+        if min(map(len, owned)) >= min_samples:
+            break
+    for mine in owned:
+        while len(mine) < min_samples:
+            largest = max(owned, key=len)
+            mine.append(largest.pop(int(rng.integers(len(largest)))))
+    return _at_most([np.array(mine, dtype=np.int64) for mine in owned], samples, rng)
+
+
+def natural(
+    clients: IntArray, rng: np.random.Generator, *, num_clients: int, samples: int | None = None
+) -> list[IntArray]:
+    """Give every client its own data.
+
+    Args:
+        clients: [n], in 0..N-1.
+        rng: Source of the choice where `samples` limits it.
+        num_clients: N.
+        samples: The largest size per client, chosen at random; None for all data.
+
+    Returns:
+        Per client, sorted positions.
+    """
+    return _at_most([np.flatnonzero(clients == client) for client in range(num_clients)], samples, rng)
+
+
+def _at_most(owned: list[IntArray], samples: int | None, rng: np.random.Generator) -> list[IntArray]:
+    if samples is None:
+        return [np.sort(mine) for mine in owned]
+    return [np.sort(rng.permutation(mine)[:samples]) for mine in owned]

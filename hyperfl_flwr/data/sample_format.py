@@ -1,0 +1,188 @@
+"""What a federation has agreed on about samples, and the names of somebody's own data.
+
+Somebody's own data are an `.npz` file or a folder of images. Which classes there are, the shape of a sample and how
+samples are normalised must be the same for all clients; where each sees its own data only, the settings say so.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.data.dataset import Dataset
+
+NPZ_PREFIX = "npz:"
+FOLDER_PREFIX = "folder:"
+
+OWN = (f"{NPZ_PREFIX}PATH", f"{FOLDER_PREFIX}PATH")
+"""Placeholders of somebody's own data in tables of data sets."""
+
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation, per channel."""
+
+HALF: Normalisation = ((0.5,), (0.5,))
+"""Of images of which nobody knows the statistics of all clients: [0, 1] becomes [-1, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How samples are read.
+
+    Attributes:
+        input_shape: (C, H, W) of images; those of folders are converted to it. None for what the data have.
+        classes: Names of the classes 0..K-1; None for those that the data have.
+        normalisation: Mean and standard deviation, for each channel or one for all; None for the data set's own.
+        seed: Of the split of a folder into training and test data.
+        cache: Folder for decoded images; None for the user's cache folder.
+        has_owner: Whether the data are one client's, whose statistics nobody else has.
+    """
+
+    input_shape: tuple[int, int, int] | None = None
+    classes: tuple[str, ...] | None = None
+    normalisation: Normalisation | None = None
+    seed: int = 0
+    cache: Path | None = None
+    has_owner: bool = False
+
+
+AS_IT_IS = Reading()
+"""Nothing is agreed on."""
+
+
+def placeholder_of(name: str) -> str:
+    """Return the entry of `DATASETS` that tells of a data set: its name, or `npz:PATH` or `folder:PATH`."""
+    return next((own for own in OWN if name.startswith(own.removesuffix("PATH"))), name)
+
+
+def is_own(name: str) -> bool:
+    """Say whether a name is that of a file or folder, and not of a data set that everybody has."""
+    return placeholder_of(name) in OWN
+
+
+def own_path(name: str) -> Path:
+    """Return the path in a name that `is_own`; relative, it is looked up in data-root."""
+    return Path(name.partition(":")[2]).expanduser()
+
+
+def title_of(name: str) -> str:
+    """Return what people call a data set: its name, or that of a file or folder without the path to it."""
+    folder = "folder " if name.startswith(FOLDER_PREFIX) else ""
+    return f"{folder}{own_path(name).name}" if is_own(name) else name
+
+
+def located(name: str, data_root: Path | None) -> Path:
+    """Return where somebody's own data are.
+
+    Raises:
+        DataError: If the path is relative and there is no data root.
+    """
+    path, prefix = own_path(name), placeholder_of(name).removesuffix("PATH")
+    if path.is_absolute():
+        return path
+    if data_root is None:
+        raise DataError(
+            f"dataset {name} is looked up in data-root, which is empty; set data-root to the folder that holds {path}, "
+            f"or give its absolute path after {prefix}"
+        )
+    return data_root.expanduser().absolute() / path
+
+
+def parse_shape(text: str) -> tuple[int, int, int] | None:
+    """Return (C, H, W) of `auto` or a text as 1x28x28.
+
+    Raises:
+        ValueError: If it is neither, or no image that the targets take has this shape.
+    """
+    if text == "auto":
+        return None
+    if not (match := re.fullmatch(r"([13])x([1-9]\d{0,3})x([1-9]\d{0,3})", text)):
+        raise ValueError(f"must be auto or CHANNELSxHEIGHTxWIDTH with 1 or 3 channels, as 1x28x28; got {text!r}")
+    channels, height, width = map(int, match.groups())
+    return channels, height, width
+
+
+def parse_classes(text: str) -> tuple[str, ...] | None:
+    """Return the names in `auto` or a list with commas.
+
+    Raises:
+        ValueError: If a name is empty or occurs twice, or there is only one.
+    """
+    if text == "auto":
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if len(names) < 2 or "" in names or len(set(names)) < len(names):
+        raise ValueError(f"must be auto or two or more different names with commas between them; got {text!r}")
+    return names
+
+
+def parse_normalisation(text: str) -> Normalisation | None:
+    """Return mean and standard deviation of `auto` or a text as 0.13/0.31 or 0.5,0.5,0.5/0.2,0.2,0.2.
+
+    Raises:
+        ValueError: If it is neither, or a standard deviation is not above 0.
+    """
+    if text == "auto":
+        return None
+    number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+    numbers = rf"{number}(?:,{number})*"
+    if match := re.fullmatch(rf"({numbers})/({numbers})", text):
+        mean, std = (tuple(map(float, part.split(","))) for part in match.groups())
+        if len(mean) == len(std) and min(std) > 0:
+            return mean, std
+    raise ValueError(f"must be auto or MEAN/STD, one number or one per channel each, as 0.13/0.31; got {text!r}")
+
+
+def normalisation_text(mean: Sequence[float], std: Sequence[float]) -> str:
+    """Return what `parse_normalisation` takes for a mean and standard deviation of images; of features, words."""
+    if len(mean) > 3:
+        return f"mean and standard deviation of each of {len(mean)} features"
+    return "/".join(",".join(f"{value:.6g}" for value in values) for values in (mean, std))
+
+
+def agreed(dataset: Dataset, reading: Reading) -> Dataset:
+    """Return a data set as the federation has agreed to see it.
+
+    Raises:
+        DataError: If it does not fit.
+    """
+    if reading.input_shape not in (None, dataset.input_shape):
+        wanted, given = shape_text(reading.input_shape or ()), shape_text(dataset.input_shape)
+        raise DataError(
+            f"samples of {dataset.name} must have the shape {wanted} (data.input-shape), got {given}; only images of "
+            f"folder: data are converted",
+            public=f"its samples have the shape {given}, not that of data.input-shape",
+        )
+    if reading.classes is not None:
+        dataset = _named(dataset, reading.classes)
+    mean_and_std = reading.normalisation
+    if mean_and_std is None and reading.has_owner and len(dataset.input_shape) == 3:
+        mean_and_std = HALF
+    if mean_and_std is None:
+        return dataset
+    count = dataset.input_shape[0]
+    if len(mean_and_std[0]) not in (1, count):
+        raise DataError(f"data.normalisation must have 1 or {count} numbers each, got {len(mean_and_std[0])}")
+    mean, std = (values * count if len(values) == 1 else values for values in mean_and_std)
+    return replace(dataset, mean=mean, std=std)
+
+
+def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
+    """Return a data set with the agreed classes, of which it need not have all."""
+    if dataset.classes not in (None, classes):
+        raise DataError(
+            f"data.classes must be {','.join(dataset.classes or ())}, the classes of {dataset.name}, got "
+            f"{','.join(classes)}",
+            public="its data have other classes than data.classes",
+        )
+    if dataset.num_classes > len(classes) or (dataset.num_classes < len(classes) and not is_own(dataset.name)):
+        raise DataError(
+            f"data.classes must name the {dataset.num_classes} classes of {dataset.name}, got {len(classes)} names",
+            public=f"its data have {dataset.num_classes} classes, data.classes has {len(classes)}",
+        )
+    return replace(dataset, classes=classes, num_classes=len(classes))
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a sample's shape in words: 1x28x28 of an image, 64 features of a vector."""
+    return f"{shape[0]} features" if len(shape) == 1 else "x".join(map(str, shape))

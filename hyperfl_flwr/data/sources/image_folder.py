@@ -1,0 +1,189 @@
+"""A folder of images with a folder for each class.
+
+::
+
+    PATH/train/CLASS/*.png, PATH/test/CLASS/*.png      training and test data as their owner has divided them; or
+    PATH/CLASS/*.png                                   all data; a quarter of each class becomes the test data
+
+The names of the folders are the classes, numbered in the order of their names unless the federation lists them. Images
+may lie in folders below that of their class. What begins with a dot is not read, nor are folders beside `train` and
+`test`. Images are decoded once; later processes map the decoded arrays from a cache that only its owner can read.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.data.cache import Arrays, fingerprint, load_or_build
+from hyperfl_flwr.data.dataset import Dataset, IntArray, Split, split_train_test
+from hyperfl_flwr.data.sample_format import HALF, Reading
+from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
+
+Images = Mapping[str, Sequence[Path]]
+"""The images of each class, by its name."""
+
+Labelled = tuple[Sequence[Path], IntArray]
+"""Images and their labels."""
+
+
+def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
+    """Read a folder of class folders.
+
+    Args:
+        name: The data set's name.
+        path: The folder.
+        reading: What is agreed on shape and classes, the seed of the split, and where decoded images are kept.
+
+    Returns:
+        The data set, without augmentation and recommended sizes; images are normalised to [-1, 1].
+
+    Raises:
+        DataError: The folder is not as it must be, has a class that was not agreed on or none of whose images is there,
+            or an image is damaged or does not fit.
+    """
+    parts = _parts(path)
+    _check_classes(path, parts, reading.classes)
+    classes = reading.classes or tuple(sorted({label for images in parts.values() for label in images}))
+    labelled = {part: _labelled(images, classes) for part, images in parts.items()}
+    if "all" in labelled:
+        labelled = _split(path, *labelled["all"], reading.seed)
+    arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, reading)
+    train, test = (
+        Split(images=arrays[f"{part}_images"], labels=labels) for part, (_, labels) in sorted(labelled.items())[::-1]
+    )
+    _, *shape = map(int, train.images.shape)
+    return Dataset(
+        name=name,
+        num_classes=len(classes),
+        input_shape=tuple(shape),
+        train=train,
+        test=test,
+        mean=HALF[0] * shape[0],
+        std=HALF[1] * shape[0],
+        augment=False,
+        train_samples=None,
+        test_samples=None,
+        classes=classes,
+    )
+
+
+def state_of(path: Path) -> str:
+    """Return what changes whenever an image below a folder is replaced, added or removed.
+
+    Raises:
+        DataError: If the folder does not exist or cannot be read.
+    """
+    return fingerprint([file for file in _files(path) if is_image(file)])
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise DataError(f"{path}: must be an existing folder; check the path after folder:")
+    return files_below(path)
+
+
+def _parts(path: Path) -> dict[str, Images]:
+    """Return the images of `train` and `test`, or of `all` where the owner has not divided them."""
+    named = [part for part in ("train", "test") if (path / part).is_dir()]
+    if len(named) == 1:
+        raise DataError(
+            f"{path} has a folder {named[0]} and no other of train and test; add it, or put the folders of the classes "
+            f"into {path} for a split of their images"
+        )
+    if named:
+        return {part: _by_class(path / part) for part in named}
+    return {"all": _by_class(path)}
+
+
+def _by_class(folder: Path) -> Images:
+    """Return the images below a folder, by the name of the folder in it."""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if beside := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
+        raise DataError(f"{beside[0]}: an image must lie in a folder named after its class, below {folder}; move it")
+    if not names:
+        raise DataError(f"{folder} must hold a folder of images for each class, but has no folder; add them")
+    return {name: [file for file in files_below(folder / name) if is_image(file)] for name in names}
+
+
+def _check_classes(path: Path, parts: Mapping[str, Images], listed: tuple[str, ...] | None) -> None:
+    """See that every class has images, or is one of those that are agreed on."""
+    kinds = ", ".join(sorted(SUFFIXES))
+    for part, images in parts.items():
+        folder = path if part == "all" else path / part
+        if not any(images.values()):
+            raise DataError(f"{folder} must hold images ({kinds}) in folders of their classes, but has none; add them")
+        if listed is None:
+            if empty := [name for name, files in images.items() if not files]:
+                raise DataError(
+                    f"{folder / empty[0]} must hold images ({kinds}), but has none; add some, or remove the folder, "
+                    f"or list the federation's classes in data.classes if others have images of {empty[0]}"
+                )
+        elif unknown := sorted(set(images) - set(listed)):
+            raise DataError(
+                f"{folder} must hold folders of the classes in data.classes, {','.join(listed)}, but has "
+                f"{', '.join(unknown)} too; rename or remove it, or have the class added for the whole federation",
+                public=f"{len(unknown)} of its folders of classes are not in data.classes, see the node's log",
+            )
+    if listed is None and (count := len({name for images in parts.values() for name in images})) < 2:
+        raise DataError(f"{path} must hold two classes or more, got {count}; add some, or list them in data.classes")
+
+
+def _labelled(images: Images, classes: Sequence[str]) -> Labelled:
+    labels = np.repeat(np.arange(len(classes)), [len(images.get(label, ())) for label in classes])
+    return [file for label in classes for file in images.get(label, ())], labels.astype(np.int64)
+
+
+def _split(path: Path, files: Sequence[Path], labels: IntArray, seed: int) -> dict[str, Labelled]:
+    """Make a quarter of each class the test data."""
+    if np.bincount(labels).max() < 2:
+        raise DataError(f"{path} must hold a class with 2 images to take one for the test from; add images")
+    train, test = split_train_test(labels, numpy_generator(seed, "folder", "split"))
+    return {
+        part: ([files[number] for number in chosen], labels[chosen])
+        for part, chosen in (("train", train), ("test", test))
+    }
+
+
+def _decoded(path: Path, files: Mapping[str, Sequence[Path]], reading: Reading) -> Arrays:
+    """Return the images of each part, from the cache if all is as before; an older state of the folder leaves it."""
+    form = repr((reading.input_shape, [len(each) for each in files.values()]))
+    family = f"folder-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}-"
+    state = fingerprint([file for each in files.values() for file in each])
+    return load_or_build(
+        f"{family}{hashlib.sha256(form.encode()).hexdigest()[:8]}-{state}",
+        lambda: _decode(path, files, reading.input_shape),
+        [f"{part}_images" for part in files],
+        base=reading.cache,
+        family=family,
+    )
+
+
+def _decode(path: Path, files: Mapping[str, Sequence[Path]], input_shape: Shape | None) -> Arrays:
+    """Decode the images of each part, all in one shape."""
+    arrays: dict[str, npt.NDArray[np.uint8]] = {}
+    shape = input_shape
+    for part, paths in files.items():
+        images, refused = decode(path, paths, shape, convert=input_shape is not None)
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        if refused:
+            raise DataError(_refusal(path, shape, refused, len(paths), given=input_shape is not None))
+        arrays[f"{part}_images"] = images
+    return arrays
+
+
+def _refusal(path: Path, shape: Shape, refused: Sequence[str], count: int, *, given: bool) -> str:
+    if given:
+        return (
+            f"{path}: images must have 8 bits per channel to be converted; {len(refused)} of {count} have more, the "
+            f"first is {refused[0]}; scale them to 8 bits as their meaning demands"
+        )
+    sized = f"data.input-shape={'x'.join(map(str, shape))}"
+    return (
+        f"{path}: images must all have the same size and channels, as the first has {wanted(shape)}; {len(refused)} of "
+        f"{count} have not, the first is {refused[0]}; convert them, or set {sized} to have them converted and resized"
+    )

@@ -1,0 +1,288 @@
+"""A user's own images, or feature vectors, in a numpy `.npz` file.
+
+=====================================  ==============================================================================
+key                                    what it holds
+=====================================  ==============================================================================
+images                                 [n, H, W], [n, H, W, C] or [n, C, H, W], C = 1 or 3; uint8, or floats in [0, 1]
+features (in the place of images)      [n, D], floats
+labels                                 [n], integers 0..K-1
+clients (optional)                     [n], whose sample it is: integers or strings, numbered in sorted order
+test_images or test_features, and      as above; without them a quarter of the data, drawn with a fixed seed, becomes
+test_labels (optional)                 the test data: of every client, or of every class where there are no clients
+test_clients (optional)                [n_test], ids that occur in `clients`; without them the test data are shared
+                                       out like a common pool
+=====================================  ==============================================================================
+
+Pixels that are floats may be NaN (a federation must survive a client with broken data), but not infinite. They stay
+floats; files of uint8 are four times smaller. Features must be finite; each is normalised by mean and standard
+deviation of the training samples, as channels of images are. Other keys are not read. The file is read anew by every
+process and never copied to the cache: it may be private.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperfl_flwr.core.checked_files import MalformedFileError, check_members, open_archive, read_array
+from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.data.dataset import Dataset, ImageArray, IntArray, Split, channel_statistics, split_train_test
+
+_KINDS = ("images", "features")
+_OTHERS = ("labels", "clients", "test_labels", "test_clients")
+_CHANNELS = (1, 3)
+_SPLIT_SEED = 0
+
+_RawArrays = Mapping[str, npt.NDArray[Any]]
+
+
+def read_npz(name: str, path: Path) -> Dataset:
+    """Read a data set from a `.npz` file.
+
+    Args:
+        name: The data set's name.
+        path: The file; see the module's docstring for its contents.
+
+    Returns:
+        The data set, without augmentation and recommended sizes, normalised by its training samples.
+
+    Raises:
+        DataError: The file is missing, is no `.npz` file, or holds something else than it must.
+    """
+    arrays = _read_arrays(path)
+    train, test, client_ids = _splits(arrays, path)
+    num_classes = int(max(train.labels.max(), test.labels.max())) + 1
+    if num_classes > len(train) + len(test):
+        raise _error(
+            path, f"labels must be 0..K-1 with at most one class per sample, got a label {num_classes - 1}", "renumber"
+        )
+    mean, std = channel_statistics(train.images)
+    return Dataset(
+        name=name,
+        num_classes=num_classes,
+        input_shape=tuple(int(size) for size in train.images.shape[1:]),
+        train=train,
+        test=test,
+        mean=mean,
+        std=std,
+        augment=False,
+        train_samples=None,
+        test_samples=None,
+        client_ids=client_ids,
+    )
+
+
+def read_samples(path: Path) -> tuple[ImageArray, list[str]]:
+    """Read samples without labels from a `.npz` file: what `images` or `features` holds.
+
+    Returns:
+        Images [n, C, H, W], uint8 or float32 in [0, 1], or feature vectors [n, D]; and which other keys are there.
+
+    Raises:
+        DataError: The file is missing, is no `.npz` file, or its samples are not what they must be.
+    """
+    arrays, others = _open(path)
+    kinds = [kind for kind in _KINDS if kind in arrays]
+    if len(kinds) != 1:
+        raise _error(path, f"must hold images or features, got {' and '.join(kinds) or 'neither'}", "store one of them")
+    return _reader(kinds[0])(arrays[kinds[0]], kinds[0], path), [key for key in (*arrays, *others) if key != kinds[0]]
+
+
+def read_labels(path: Path, count: int) -> IntArray | None:
+    """Read the labels of `count` samples from a `.npz` file; None if it has none.
+
+    Raises:
+        DataError: They are not integers 0..K-1, one per sample.
+    """
+    arrays, _ = _open(path)
+    return _labels(arrays["labels"], "labels", count, path) if "labels" in arrays else None
+
+
+def _error(path: Path, problem: str, remedy: str) -> DataError:
+    return DataError(f"{path}: {problem}; {remedy}")
+
+
+def _read_arrays(path: Path) -> _RawArrays:
+    """Read all known arrays of the file, and see that they are all that is needed."""
+    arrays, _ = _open(path)
+    if missing := _missing(arrays):
+        raise _error(path, f"must hold {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them")
+    if kinds := [key for key in arrays if key.removeprefix("test_") != _kind(arrays) and key not in _OTHERS]:
+        raise _error(path, f"must hold images or features, got {_kind(arrays)} and {', '.join(kinds)}", "drop one kind")
+    return arrays
+
+
+def _open(path: Path) -> tuple[_RawArrays, list[str]]:
+    """Return all known arrays of the file, without ever unpickling, and the names of the others."""
+    if not path.is_file():
+        raise _error(path, "must be an existing .npz file", "check the path after npz:")
+    keys = (*_KINDS, *(f"test_{kind}" for kind in _KINDS), *_OTHERS)
+    try:
+        with open_archive(path) as archive:
+            names = archive.namelist()
+            members = {key: f"{key}.npy" for key in keys if f"{key}.npy" in names}
+            check_members(archive, members.values())
+            arrays = {key: read_array(archive, name) for key, name in members.items()}
+    except (OSError, MalformedFileError) as error:
+        raise _error(
+            path,
+            f"must be an .npz archive of plain arrays, but {error}",
+            "write it with numpy.savez from arrays of numbers and strings",
+        ) from error
+    return arrays, [name.removesuffix(".npy") for name in names if name not in members.values()]
+
+
+def _reader(kind: str) -> Callable[[npt.NDArray[Any], str, Path], ImageArray]:
+    return _images if kind == "images" else _features
+
+
+def _kind(arrays: _RawArrays) -> str:
+    """Return the key of the training samples."""
+    return "images" if "images" in arrays else "features"
+
+
+def _missing(arrays: _RawArrays) -> list[str]:
+    missing = [] if any(kind in arrays for kind in _KINDS) else ["images or features"]
+    missing += [] if "labels" in arrays else ["labels"]
+    test = f"test_{_kind(arrays)}"
+    if (test in arrays) != ("test_labels" in arrays):
+        missing.append("test_labels" if test in arrays else test)
+    if "test_clients" in arrays:
+        missing += [name for name in ("clients", test) if name not in arrays]
+    return missing
+
+
+def _splits(arrays: _RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ...] | None]:
+    kind = _kind(arrays)
+    read = _reader(kind)
+    images = read(arrays[kind], kind, path)
+    labels = _labels(arrays["labels"], "labels", len(images), path)
+    clients, ids = _client_numbers(arrays, len(images), path)
+    names = None if ids is None else tuple(str(name) for name in ids)
+    if (test_kind := f"test_{kind}") not in arrays:
+        return (*_split(images, labels, clients, path), names)
+    test_images = read(arrays[test_kind], test_kind, path)
+    if (of_test := test_images.shape[1:]) != (of_train := images.shape[1:]):
+        what = f"{of_test} and {of_train} (C, H, W)" if kind == "images" else f"lengths {of_test[0]} and {of_train[0]}"
+        raise _error(path, f"{test_kind} must have the shape of {kind}, got {what}", "convert one of them")
+    test_labels = _labels(arrays["test_labels"], "test_labels", len(test_images), path)
+    test_clients = None
+    if ids is not None and "test_clients" in arrays:
+        test_clients = _match_clients(arrays["test_clients"], ids, len(test_images), path)
+    train = Split(images=images, labels=labels, clients=clients)
+    return train, Split(images=test_images, labels=test_labels, clients=test_clients), names
+
+
+def _split(images: ImageArray, labels: IntArray, clients: IntArray | None, path: Path) -> tuple[Split, Split]:
+    """Make a quarter of the data the test data."""
+    groups = labels if clients is None else clients
+    smallest = int(np.bincount(groups)[np.unique(groups)].min())
+    if (clients is not None and smallest < 2) or len(images) < 2:
+        raise _error(
+            path,
+            f"without test data every client must have 2 samples, one to train and one to test, got {smallest}",
+            "add samples, or give test data and test_labels",
+        )
+    train, test = split_train_test(groups, numpy_generator(_SPLIT_SEED, "npz", "split"))
+    if len(test) == 0:
+        raise _error(path, "must hold a class with 2 samples to take one for the test from", "give test data")
+    parts = [
+        Split(images=images[part], labels=labels[part], clients=None if clients is None else clients[part])
+        for part in (train, test)
+    ]
+    return parts[0], parts[1]
+
+
+def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
+    """Check images and bring them to [n, C, H, W]."""
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4:
+        first, last = array.shape[1] in _CHANNELS, array.shape[3] in _CHANNELS
+        if first == last:
+            problem = "cannot tell the channels from" if first else "must have 1 or 3 channels in"
+            raise _error(path, f"{problem} {key} of shape {array.shape}", "store it as [n, C, H, W] or [n, H, W, C]")
+        array = array if first else array.transpose(0, 3, 1, 2)
+    else:
+        raise _error(
+            path,
+            f"{key} must have 3 or 4 dimensions, got the shape {array.shape}",
+            "store it as [n, H, W], or vectors as features",
+        )
+    if array.size == 0:
+        raise _error(path, f"{key} must not be empty, got the shape {array.shape}", "add images")
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind != "f":
+        raise _error(path, f"{key} must be uint8 or floats in [0, 1], got {array.dtype}", "convert it")
+    outside = array[~np.isnan(array) & ((array < 0) | (array > 1))]
+    if outside.size:
+        raise _error(
+            path, f"{key} must lie in [0, 1] where they are floats, got {outside[0]}", "divide by 255 or store uint8"
+        )
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _features(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
+    """Check feature vectors [n, D]."""
+    if array.ndim != 2 or array.size == 0:
+        raise _error(path, f"{key} must be vectors [n, D], got the shape {array.shape}", "store images as images")
+    if array.dtype.kind != "f":
+        raise _error(path, f"{key} must be floats, got {array.dtype}", "convert it")
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is reported as such
+        vectors = np.ascontiguousarray(array, dtype=np.float32)
+    broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if broken.size:
+        raise _error(
+            path,
+            f"{key} must be finite float32 numbers, {broken.size} of {len(vectors)} vectors are not, the first is "
+            f"number {broken[0]}",
+            "remove or repair them",
+        )
+    return vectors
+
+
+def _labels(array: npt.NDArray[Any], key: str, count: int, path: Path) -> IntArray:
+    if array.dtype.kind not in "iu" or array.shape != (count,):
+        raise _error(
+            path, f"{key} must be {count} integers, one per sample, got {array.dtype} of shape {array.shape}", "fix it"
+        )
+    if array.min() < 0:
+        raise _error(path, f"{key} must be 0..K-1, got {array.min()}", "renumber the classes from 0")
+    return array.astype(np.int64)
+
+
+def _client_column(array: npt.NDArray[Any], key: str, count: int, path: Path) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "iuUS" or array.shape != (count,):
+        raise _error(
+            path,
+            f"{key} must be {count} integers or strings, one per sample, got {array.dtype} of shape {array.shape}",
+            "fix it",
+        )
+    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+
+
+def _client_numbers(arrays: _RawArrays, count: int, path: Path) -> tuple[IntArray | None, npt.NDArray[Any] | None]:
+    """Number the client ids 0..N-1 in sorted order."""
+    if "clients" not in arrays:
+        return None, None
+    ids, numbers = np.unique(_client_column(arrays["clients"], "clients", count, path), return_inverse=True)
+    return numbers.astype(np.int64), ids
+
+
+def _match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, path: Path) -> IntArray:
+    """Number test clients like the training clients, and see that each of them has test data."""
+    column = _client_column(array, "test_clients", count, path)
+    same_kind = (column.dtype.kind in "US") == (ids.dtype.kind in "US")
+    unknown = np.setdiff1d(column, ids) if same_kind else np.unique(column)
+    if unknown.size:
+        raise _error(path, f"test_clients must occur in clients, got {unknown[0]!r}", "remove or rename it")
+    without = np.setdiff1d(ids, column)
+    if without.size:
+        raise _error(
+            path, f"every client must have test data, client {without[0]!r} has none", "add some, or drop test_clients"
+        )
+    return np.searchsorted(ids, column).astype(np.int64)

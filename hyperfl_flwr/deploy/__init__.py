@@ -1,0 +1,1 @@
+"""Deployments on machines of different owners: provision, check, run."""

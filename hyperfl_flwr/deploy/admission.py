@@ -1,0 +1,60 @@
+"""What a node's start script waits for before it starts the SuperNode, and says in place of Flower's error codes."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.deploy.fleet_api import Registration, ask_admission
+from hyperfl_flwr.deploy.keys import read_node_key
+from hyperfl_flwr.deploy.node_settings import Place
+
+PATIENCE = 90.0
+"""Seconds to wait for the SuperLink to miss a SuperNode that was killed; it needs 60 at most."""
+
+POLL_SECONDS = 2.0
+
+
+def wait_for_admission(folder: Path, note: Callable[[str], None], patience: float = PATIENCE) -> None:
+    """Wait until the SuperLink takes the node in a folder.
+
+    While the SuperLink does not answer, or answers in an unknown way, there is nothing to wait for: the SuperNode asks
+    again by itself, and tells.
+
+    Args:
+        folder: The node's folder.
+        note: Is told once what is waited for.
+        patience: Longest wait, in seconds.
+
+    Raises:
+        StateError: If the key cannot be read, is not registered or is in use by another SuperNode, or the clock is
+            wrong.
+    """
+    place, key = Place.read(folder), read_node_key(folder / "node.key")
+    end = time.monotonic() + patience
+    noted = False
+    while True:
+        try:
+            said = ask_admission(f"{place.host}:{place.port}", folder / "ca.crt", key)
+        except (httpx.TransportError, OSError):
+            return
+        if said is Registration.UNKNOWN:
+            raise StateError(
+                "this node's key is not registered at the SuperLink; its operator runs `hyperfl deploy register`"
+            )
+        if said is Registration.REFUSED:
+            raise StateError(
+                f"the SuperLink refuses this node's signature; `hyperfl deploy check {folder}` compares the clocks"
+            )
+        if said is not Registration.TAKEN:
+            return
+        if time.monotonic() > end:
+            raise StateError(
+                "another SuperNode is online with this node's key; end it, or ask for a folder of your own"
+            )
+        if not noted:
+            note("waiting until the SuperLink has missed this node's last SuperNode: a minute at most if it was killed")
+            noted = True
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,123 @@
+"""What is checked on both sides of a deployment: files and their modes, the disk, certificates, versions."""
+
+import os
+import shutil
+import stat
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.versions import differing, shared_versions
+from hyperfl_flwr.deploy.keys import read_certificate
+from hyperfl_flwr.deploy.provision import VERSIONS
+from hyperfl_flwr.launch.findings import Finding, error, ok, warning
+
+SOON = timedelta(days=30)
+"""A certificate that expires so soon is told."""
+
+ERROR_BYTES, WARNING_BYTES = 200 * 2**20, 5 * 2**30
+"""Free disk below which a round will fail, or may: a message and the state of a client lie there more than once."""
+
+
+def files(folder: Path, names: Sequence[str]) -> Iterator[Finding]:
+    """Yield whether files are there."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        yield error("files", f"{', '.join(missing)} missing in {folder}", "restore the folder from the operator's copy")
+    else:
+        yield ok("files", f"all in {folder}")
+
+
+def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
+    """Yield whether files and folders that exist are their owner's alone."""
+    there = [path for path in paths if path.exists()]
+    opened = [path for path in there if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    for path in opened:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        told = f"others can use {path} (mode {mode:03o})"
+        yield error(subject, told, f"chmod go= '{path}'")
+    if there and not opened:
+        yield ok(subject, f"{', '.join(path.name for path in there)}: their owner's alone")
+
+
+def authority(folder: Path) -> Iterator[Finding]:
+    """Yield whether the authority's certificate in a folder can be used."""
+    try:
+        certificate = read_certificate(folder / "ca.crt")
+    except StateError as failure:
+        yield error("authority", str(failure), "take it from the operator's `server` folder")
+        return
+    yield from validity("authority", certificate, "the operator makes a new deployment with `hyperfl deploy init`")
+
+
+def validity(subject: str, certificate: x509.Certificate, remedy: str) -> Iterator[Finding]:
+    """Yield whether a certificate is valid now and for some time."""
+    now, end = datetime.now(UTC), certificate.not_valid_after_utc
+    if now < certificate.not_valid_before_utc:
+        told = f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        yield error(subject, told, "set this machine's clock")
+    elif now > end:
+        yield error(subject, f"the certificate has expired on {end:%Y-%m-%d}", remedy)
+    elif now > end - SOON:
+        yield warning(subject, f"the certificate expires on {end:%Y-%m-%d}", remedy)
+    else:
+        yield ok(subject, f"the certificate is valid until {end:%Y-%m-%d}")
+
+
+def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Return whether an authority has signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def writable(subject: str, folder: Path) -> Iterator[Finding]:
+    """Yield whether a folder, or the one it will be made in, can be written to and has space."""
+    place = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failure:
+        told = f"{place} cannot be written to ({failure.strerror})"
+        yield error(subject, told, f"give it to the user that starts this ({_user()}), or make space")
+        return
+    free = shutil.disk_usage(place).free
+    told = f"{folder} can be written to, {free / 2**30:.1f} GiB are free"
+    if free < ERROR_BYTES:
+        yield error(subject, told, "make space")
+    elif free < WARNING_BYTES:
+        yield warning(subject, told, "make space before long")
+    else:
+        yield ok(subject, told)
+
+
+def same_versions(folder: Path) -> Iterator[Finding]:
+    """Yield whether what is installed here is what the operator had when the folder was made."""
+    try:
+        made_with = {name: str(version) for name, version in tomllib.loads((folder / VERSIONS).read_text()).items()}
+    except (OSError, ValueError):
+        yield warning("versions", f"{VERSIONS} cannot be read", "ask the operator which versions are used")
+        return
+    others = differing(made_with)
+    for name, theirs, here in others:
+        told = f"{name} {here} is installed, the operator had {theirs} when this folder was made"
+        if name in ("hyperfl-flwr", "flwr"):
+            yield error("versions", told, f"install {name} {theirs}, or the one that the operator has now")
+        else:
+            yield warning("versions", told, f"results may differ; better install {name} {theirs}")
+    if not others:
+        yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
+
+
+def _user() -> str:
+    return f"uid {os.getuid()}"

@@ -1,0 +1,144 @@
+"""`hyperfl deploy check` in a node's folder: what its owner can put right before anybody waits for the node."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import torch
+
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import ConfigError, DataError, DeviceError, StateError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sample_format import Reading, is_own
+from hyperfl_flwr.deploy import check_files as machine
+from hyperfl_flwr.deploy.fleet_api import Registration, ask_registration
+from hyperfl_flwr.deploy.keys import read_node_key
+from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeSettings, Place, node_config
+from hyperfl_flwr.deploy.probe import clock, probe
+from hyperfl_flwr.deploy.provision import VERSIONS
+from hyperfl_flwr.launch import other_accounts
+from hyperfl_flwr.launch.findings import Finding, Level, error, ok, warning
+from hyperfl_flwr.launch.machine_checks import gpus
+from hyperfl_flwr.privacy.secret_rotation import read_key
+
+FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
+
+
+def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Yield what was found in a node's folder and on its machine; no data leave it, and only decoded images are kept.
+
+    Args:
+        folder: The node's.
+        told: What the operator says of the data with the run, as settings.
+
+    Raises:
+        ConfigError: If that is wrong.
+    """
+    reading = RunConfig.from_flat({**default_settings(), **told}).data_settings().reading
+    yield from machine.files(folder, FILES)
+    yield from machine.private("modes", [folder, folder / "node.key"])
+    yield from machine.authority(folder)
+    yield from machine.same_versions(folder)
+    try:
+        place, settings = Place.read(folder), NodeSettings.read(folder)
+        config = node_config(folder)
+    except ConfigError as failure:
+        yield error("settings", str(failure), "the checks that need them were left out")
+        return
+    yield ok("settings", f"node {place.number} of {place.nodes}")
+    yield from machine.private("state", [Path(str(config["state-dir"]))])
+    yield from machine.writable("state", Path(str(config["state-dir"])))
+    yield from other_accounts.deployments()
+    yield from _device(settings)
+    yield from _mixing_key(config.get("mixing-key-file"))
+    yield from _data(settings, config, reading)
+    yield from _server(folder, place)
+
+
+def _device(settings: NodeSettings) -> Iterator[Finding]:
+    try:
+        device = resolve_device(settings.device)
+    except DeviceError as failure:
+        yield error("device", str(failure), f"set device in {FILE}, or install torch for this machine's GPU")
+        return
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        name = torch.cuda.get_device_name(device)
+        yield ok("device", f"{device} ({name}), {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free")
+    else:
+        yield ok("device", f"the CPU, as device is {settings.device!r}")
+        if settings.device == "auto":  # a GPU that torch cannot use is worth a word
+            yield from (found for found in gpus() if found.level is not Level.OK)
+
+
+def _mixing_key(file: object) -> Iterator[Finding]:
+    if file is None:
+        return
+    try:
+        read_key(Path(str(file)))
+    except ConfigError as failure:
+        yield error("mixing-key-file", str(failure), f"set it in {FILE}")
+        return
+    yield from machine.private("mixing-key-file", [Path(str(file))])
+
+
+def _data(settings: NodeSettings, config: dict[str, Scalar], reading: Reading) -> Iterator[Finding]:
+    """Yield whether the data can be read, and what they are."""
+    if settings.novel_data:
+        yield from _novel_data(Path(str(config["novel-data"])), config.get("novel-output"))
+        return
+    if not settings.data:
+        yield warning("data", "none are named; the data set that the server names is used", f"set data in {FILE}")
+        return
+    root = Path(str(config["data-root"])) if settings.data_root else None
+    try:
+        own = replace(reading, has_owner=True, cache=Path(str(config["state-dir"])))
+        dataset = load_dataset(str(config["data"]), root, own if is_own(str(config["data"])) else reading)
+    except (DataError, ConfigError) as failure:
+        yield error("data", str(failure), f"set data in {FILE}")
+        return
+    shape = " x ".join(str(size) for size in dataset.input_shape)
+    counts = f"{len(dataset.train)} samples for training, {len(dataset.test)} for testing"
+    yield ok("data", f"{settings.data}: {shape}, {dataset.num_classes} classes, {counts}")
+
+
+def _novel_data(data: Path, output: object) -> Iterator[Finding]:
+    if not data.exists():
+        yield error("novel-data", f"{data} is missing", f"set novel-data in {FILE}")
+    elif output is None:
+        yield error("novel-output", "novel-data needs a folder for the results", f"set novel-output in {FILE}")
+    else:
+        yield ok("novel-data", f"{data}; the run's settings decide whether they fit")
+        yield from machine.writable("novel-output", Path(str(output)))
+
+
+def _server(folder: Path, place: Place) -> Iterator[Finding]:
+    answer, found = probe(place.host, place.port, folder / "ca.crt")
+    yield found
+    if answer is None:
+        return
+    yield clock(answer)
+    try:
+        key = read_node_key(folder / "node.key")
+        said = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key)
+    except StateError as failure:
+        yield error("key", str(failure), "ask the operator for this node's folder anew")
+        return
+    except (httpx.TransportError, OSError) as failure:
+        yield error("key", f"the SuperLink could not be asked ({failure})", "check again")
+        return
+    yield _registered(said)
+
+
+def _registered(said: Registration) -> Finding:
+    if said is Registration.KNOWN:
+        return ok("key", "it is registered at the SuperLink")
+    if said is Registration.UNKNOWN:
+        return error("key", "it is not registered at the SuperLink", "the operator runs `hyperfl deploy register`")
+    if said is Registration.REFUSED:
+        return error("key", "its signature is refused", "set the clocks; a proxy on the way must not change headers")
+    remedy = "compare the versions on both sides, and ask the operator whether --enable-supernode-auth is on"
+    return error("key", "the SuperLink answers in an unknown way", remedy)

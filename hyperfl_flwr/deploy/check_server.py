@@ -1,0 +1,178 @@
+"""`hyperfl deploy check`: what is wrong with a deployment, on the operator's side; the node's side is checked apart."""
+
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.deploy import check_files as machine
+from hyperfl_flwr.deploy.keys import read_certificate, read_private_key
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.node_settings import PLACE
+from hyperfl_flwr.deploy.probe import CERTIFICATE, Answer, probe
+from hyperfl_flwr.deploy.provision import is_local
+from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.launch import other_accounts
+from hyperfl_flwr.launch.findings import Finding, error, ok, warning
+from hyperfl_flwr.launch.flower_env import can_use_database_file
+
+FILES = ("ca.crt", "server.crt", "server.key", "start.sh", "flwr/config.toml")
+NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
+
+
+def check(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Yield what was found in a deployment's or a node's folder, whichever it is.
+
+    Args:
+        folder: The folder.
+        told: On a node, what the operator says of the data with the run, as settings.
+
+    Raises:
+        ConfigError: If it is neither, or `told` is wrong.
+    """
+    if (folder / "deployment.toml").is_file():
+        return check_server(Deployment.read(folder))
+    if (folder / PLACE).is_file():
+        from hyperfl_flwr.deploy.check_node import check_node  # takes two seconds, with torch; the operator's side none
+
+        return check_node(folder.absolute(), told)
+    raise ConfigError(
+        f"{folder} is neither a deployment (it has no deployment.toml) nor a node's folder (it has no {PLACE}); "
+        f"name the folder that `hyperfl deploy init` made, or the one that its operator gave you"
+    )
+
+
+def check_server(deployment: Deployment) -> Iterator[Finding]:
+    """Yield what was found on the operator's side; nothing is changed."""
+    server = deployment.server
+    keys = [str(deployment.public_key(number).relative_to(server)) for number in range(deployment.num_nodes)]
+    yield from machine.files(server, [*FILES, *keys])
+    secrets = [deployment.folder, server, server / "server.key", deployment.authority / "ca.key"]
+    yield from machine.private("modes", [*secrets, deployment.database])
+    yield from machine.authority(server)
+    yield from _certificate(deployment)
+    yield from _handed_over(deployment)
+    yield from machine.writable("database", server)
+    yield from other_accounts.deployments()
+    if not can_use_database_file():
+        remedy = "install it in a folder without spaces, commas and percent signs"
+        yield error("database", "Flower cannot make one from the folder in which it is installed", remedy)
+    yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
+    yield from _name(deployment)
+    answer, found = probe("127.0.0.1", deployment.port, deployment.server / "ca.crt", direct=True)
+    if answer is None:
+        yield _no_answer(deployment, found)
+    else:
+        yield from _running(deployment, answer)
+    yield from _nodes(deployment, is_running=answer is not None)
+
+
+def _certificate(deployment: Deployment) -> Iterator[Finding]:
+    """Yield whether the server's certificate is valid, the authority's, of the key, and for the host."""
+    try:
+        certificate = read_certificate(deployment.server / "server.crt")
+        issuer = read_certificate(deployment.server / "ca.crt")
+        key = read_private_key(deployment.server / "server.key")
+    except StateError as failure:
+        yield error(CERTIFICATE, str(failure), NEW_CERTIFICATE)
+        return
+    subject = CERTIFICATE
+    yield from machine.validity(subject, certificate, NEW_CERTIFICATE)
+    if not machine.is_issued_by(certificate, issuer):
+        yield error(subject, "server.crt is by another authority than ca.crt", NEW_CERTIFICATE)
+    if _public(certificate.public_key()) != _public(key.public_key()):
+        yield error(subject, "server.key is not the key of server.crt", NEW_CERTIFICATE)
+    if deployment.host not in _names(certificate):
+        told = f"server.crt is for {', '.join(_names(certificate))}, and not for {deployment.host}"
+        yield error(subject, told, NEW_CERTIFICATE)
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+
+
+def _public(key: object) -> bytes:
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return b""
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _handed_over(deployment: Deployment) -> Iterator[Finding]:
+    """Yield whether the nodes' private keys are still here, where only their owners should have them."""
+    numbers = [number for number in range(deployment.num_nodes) if (deployment.node(number) / "node.key").exists()]
+    if numbers and not is_local(deployment.host):
+        told = f"the private keys of the nodes {', '.join(map(str, numbers))} are still here"
+        yield warning("handing over", told, f"delete the folder in {deployment.folder / 'nodes'} once its owner has it")
+
+
+def _name(deployment: Deployment) -> Iterator[Finding]:
+    try:
+        socket.getaddrinfo(deployment.host, deployment.port, socket.AF_INET)
+    except OSError as failure:
+        remedy = "the nodes must find it; mend the name service, or /etc/hosts here"
+        yield warning("host", f"this machine does not find {deployment.host} ({failure.strerror})", remedy)
+    else:
+        yield ok("host", f"{deployment.host}, port {deployment.port}")
+
+
+def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
+    yield ok("superlink", f"it runs and answers on port {deployment.port}")
+    try:
+        current = read_certificate(deployment.server / "server.crt").public_bytes(serialization.Encoding.DER)
+    except StateError:  # told above
+        return
+    if current != answer.certificate:
+        yield warning("superlink", "it runs with an older certificate than server.crt", "restart it")
+
+
+def _no_answer(deployment: Deployment, found: Finding) -> Finding:
+    """Say whether the SuperLink does not run, or another program has its port."""
+    if not _taken(deployment.port):
+        return warning("superlink", "it is not running", f"start it: sh '{deployment.server / 'start.sh'}'")
+    if found.subject == CERTIFICATE:
+        return found
+    remedy = "end that program, or choose another port in deployment.toml, start.sh and each node's place.toml"
+    return error("port", f"{deployment.port} is in use by another program: {found.text}", remedy)
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probing:
+        probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probing.bind(("0.0.0.0", port))  # noqa: S104 - never listens
+        except OSError:
+            return True
+    return False
+
+
+def _nodes(deployment: Deployment, *, is_running: bool) -> Iterator[Finding]:
+    """Yield which nodes are registered, and which are connected."""
+    try:
+        nodes = registered_nodes(deployment)
+    except StateError as failure:
+        yield error("nodes", str(failure), "restore server/keys from a copy; the node's owner has node.pub as well")
+        return
+    everyone = range(deployment.num_nodes)
+    if unknown := [number for number in everyone if number not in nodes]:
+        told = f"{_list(unknown)} not registered"
+        yield warning("nodes", told, f"hyperfl deploy register '{deployment.folder}' while the SuperLink runs")
+    if is_running and nodes:
+        online = [number for number in everyone if number in nodes and nodes[number].online]
+        away = [number for number in everyone if number in nodes and not nodes[number].online]
+        yield ok("nodes", f"{_list(online)} connected" + (f", {_list(away)} away" if away else ""))
+    elif nodes and not unknown:
+        yield ok("nodes", f"all {deployment.num_nodes} are registered")
+
+
+def _list(numbers: list[int]) -> str:
+    return f"{len(numbers)} ({', '.join(map(str, numbers))})" if numbers else "none"

@@ -1,0 +1,141 @@
+"""Where everything of a deployment lies: the operator's folder, and in it one folder for each node to hand over.
+
+::
+
+    DIR/
+    |-- deployment.toml       host, port and number of nodes; no secret
+    |-- authority/            the certificate authority; its key stays here
+    |   |-- ca.crt
+    |   `-- ca.key
+    |-- server/               what the SuperLink's machine needs
+    |   |-- ca.crt, server.crt, server.key
+    |   |-- keys/node-0.pub   public keys of the nodes, to be registered
+    |   |-- flwr/             FLWR_HOME of the SuperLink and of the commands that speak to it
+    |   |-- state.db          the SuperLink's database
+    |   `-- start.sh, ...
+    |-- runs/                 runs of a SuperLink in a container
+    `-- nodes/node-0/         what node 0's machine needs, and nothing of others
+        |-- ca.crt, node.key, node.pub
+        |-- node.toml         what the node's owner decides: data, device, threads, ...
+        |-- state/            private state of its clients; never leaves the machine
+        |-- flwr/             FLWR_HOME of the SuperNode
+        `-- start.sh, ...
+
+A node's folder works wherever it is put.
+"""
+
+import ipaddress
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.storage import write_atomically
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+"""What a name has between two dots (RFC 1123)."""
+
+DEFAULT_PORT = 8000
+"""Flower's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A SuperLink and the nodes that may connect to it.
+
+    Attributes:
+        folder: The operator's folder, absolute.
+        host: Name or IPv4 address at which the nodes reach the SuperLink.
+        port: Its port, 1 .. 65535.
+        num_nodes: Number of nodes, 1 or more; they are numbered from 0.
+    """
+
+    folder: Path
+    host: str
+    port: int
+    num_nodes: int
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not _is_host(self.host):
+            problems.append(f"host must be a name or an IPv4 address; got {self.host!r}")
+        if not 1 <= self.port <= 65535:
+            problems.append(f"port must be 1 to 65535; got {self.port}")
+        if self.num_nodes < 1:
+            problems.append(f"nodes must be 1 or more; got {self.num_nodes}")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read what `write` has written.
+
+        Raises:
+            ConfigError: If the folder is no deployment's.
+        """
+        file = folder / "deployment.toml"
+        try:
+            found = tomllib.loads(file.read_text())
+            host, port, nodes = found["host"], found["port"], found["nodes"]
+            if not (isinstance(host, str) and type(port) is int and type(nodes) is int):
+                raise ValueError("host must be a text, port and nodes whole numbers")
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} is no deployment: {file.name} cannot be read ({error.strerror}); make one with "
+                f"`hyperfl deploy init`"
+            ) from None
+        except (KeyError, ValueError) as error:  # a TOML or Unicode error is a ValueError
+            raise ConfigError(f"{file} is damaged ({error}); make it anew with `hyperfl deploy init`") from None
+        return cls(folder=folder.absolute(), host=host, port=port, num_nodes=nodes)
+
+    def write(self) -> None:
+        """Write `deployment.toml`."""
+        lines = f'host = "{self.host}"\nport = {self.port}\nnodes = {self.num_nodes}\n'
+        write_atomically(self.folder / "deployment.toml", lines.encode())
+
+    @property
+    def authority(self) -> Path:
+        """The certificate authority's folder."""
+        return self.folder / "authority"
+
+    @property
+    def server(self) -> Path:
+        """The SuperLink's folder."""
+        return self.folder / "server"
+
+    @property
+    def flower_home(self) -> Path:
+        """FLWR_HOME of the SuperLink and of the commands that speak to it."""
+        return self.server / "flwr"
+
+    @property
+    def database(self) -> Path:
+        """The SuperLink's database."""
+        return self.server / "state.db"
+
+    @property
+    def runs(self) -> Path:
+        """Where runs are written if the SuperLink works in a container."""
+        return self.folder / "runs"
+
+    def public_key(self, number: int) -> Path:
+        """Return the file of a node's public key on the server's side."""
+        return self.server / "keys" / f"node-{number}.pub"
+
+    def node(self, number: int) -> Path:
+        """Return the folder that a node's owner gets."""
+        return self.folder / "nodes" / f"node-{number}"
+
+
+def _is_host(text: str) -> bool:
+    """Return whether a text is a name, or an IPv4 address: what ends with a number is no name (RFC 3696)."""
+    labels = text.split(".")
+    if labels[-1].isdecimal():
+        try:
+            ipaddress.IPv4Address(text)
+        except ValueError:
+            return False
+        return True
+    return len(text) <= 253 and all(map(_LABEL.fullmatch, labels))

@@ -1,0 +1,128 @@
+"""`hyperfl deploy init` and `renew`: a deployment's folders are written; `hyperfl_flwr.deploy.layout` says where."""
+
+import getpass
+import ipaddress
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.deploy import templates as texts
+from hyperfl_flwr.deploy.gate import gate
+from hyperfl_flwr.deploy.keys import write_authority, write_node_key, write_server_certificate
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.node_settings import FILE, PLACE, Place
+
+NODE_HOME = "/srv/hyperfl/node-{}"
+"""Where a node's unit expects the folder that its owner gets."""
+
+_UNFIT = '?"%$\\'
+"""What systemd, TOML or Flower's address of a database would read as something else in a path."""
+
+VERSIONS = "versions.toml"
+
+
+def init(deployment: Deployment) -> None:
+    """Write all files of a new deployment; readable by their owner only, as they hold keys.
+
+    Raises:
+        ConfigError: If the folder is in use or has a name that Flower cannot take.
+    """
+    folder = deployment.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} must be a new or an empty folder, but is in use; name another one")
+    if unfit := sorted({character for character in str(folder) if character in _UNFIT or not character.isprintable()}):
+        raise ConfigError(f"{folder} must have no {' '.join(map(repr, unfit))} in its path; name another folder")
+    previous = os.umask(0o077)
+    try:
+        write_all(deployment)
+    except BaseException:  # an interrupted `init` leaves nothing that looks like a deployment
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        os.umask(previous)
+
+
+def write_all(deployment: Deployment) -> None:
+    """Write a deployment's files; `deployment.toml`, which makes it one, comes last."""
+    for folder in (deployment.authority, deployment.flower_home, deployment.public_key(0).parent):
+        folder.mkdir(parents=True)
+    deployment.folder.chmod(0o700)
+    write_authority(deployment.authority)
+    _write_server(deployment)
+    for number in range(deployment.num_nodes):
+        _write_node(deployment, number)
+    _write(deployment.server / "nginx.conf", gate(deployment))
+    deployment.write()
+
+
+def renew(deployment: Deployment) -> None:
+    """Write a new certificate of the server, signed by the same authority; the nodes need nothing new.
+
+    Raises:
+        StateError: If the authority's files are missing or damaged.
+    """
+    write_server_certificate(deployment.authority, deployment.server, deployment.host)
+
+
+def write_connection(deployment: Deployment) -> None:
+    """Tell Flower's commands where the SuperLink is; anew each time, for the folder may have been moved."""
+    text = texts.fill(texts.CONNECTION, port=deployment.port, certificate=deployment.server / "ca.crt")
+    write_atomically(deployment.flower_home / "config.toml", text.encode(), mode=0o600)
+
+
+def is_local(host: str) -> bool:
+    """Return whether a host is this machine for itself only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _write_server(deployment: Deployment) -> None:
+    server = deployment.server
+    write_atomically(server / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
+    write_server_certificate(deployment.authority, server, deployment.host)
+    write_connection(deployment)
+    bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - its nodes are on other machines
+    _write(server / "start.sh", texts.fill(texts.SERVER_START, bind=bind, port=deployment.port), mode=0o700)
+    programs = f"HYPERFL_BIN={shlex.quote(str(Path(sys.executable).parent))}"
+    _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
+    unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())
+    _write(server / "hyperfl-superlink.service", unit)
+    _write_image(server, texts.fill(texts.SERVER_COMPOSE, bind=bind, port=deployment.port, runs=deployment.runs))
+
+
+def _write_node(deployment: Deployment, number: int) -> None:
+    folder = deployment.node(number)
+    (folder / "flwr").mkdir(parents=True)
+    (folder / "state").mkdir()
+    write_atomically(folder / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
+    write_atomically(deployment.public_key(number), write_node_key(folder, f"node-{number}"))
+    place = Place.model_validate(
+        {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
+    )
+    write_atomically(folder / PLACE, place.text())
+    _write(folder / FILE, texts.NODE_SETTINGS)
+    start = texts.fill(texts.NODE_START, number=number)
+    _write(folder / "start.sh", start, mode=0o700)
+    programs = "# HYPERFL_BIN='/path/to/.venv/bin'"
+    _write(folder / "environment", texts.fill(texts.ENVIRONMENT, program="flower-supernode", bin=programs))
+    unit = texts.fill(texts.NODE_UNIT, folder=NODE_HOME.format(number), number=number)
+    _write(folder / "hyperfl-node.service", unit)
+    _write(folder / VERSIONS, "".join(f'{name} = "{version}"\n' for name, version in shared_versions().items()))
+    _write_image(folder, texts.NODE_COMPOSE)
+
+
+def _write_image(folder: Path, compose: str) -> None:
+    _write(folder / "compose.yaml", compose)
+    _write(folder / "Dockerfile", texts.DOCKERFILE)
+    _write(folder / ".dockerignore", texts.IGNORED)
+
+
+def _write(file: Path, text: str, mode: int = 0o600) -> None:
+    write_atomically(file, text.encode(), mode=mode)

@@ -1,0 +1,75 @@
+"""`hyperfl deploy register`: the SuperLink learns the nodes' public keys."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.provision import write_connection
+from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.launch.flower_env import flower_command, plain_text
+
+KNOWN = "already in use"
+"""What Flower says of a key that it has."""
+
+
+def commands_environment(deployment: Deployment) -> dict[str, str]:
+    """Return the environment of Flower's commands that speak to a deployment's SuperLink."""
+    write_connection(deployment)
+    settings = {
+        "FLWR_HOME": str(deployment.flower_home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    for name in ("NO_PROXY", "no_proxy"):
+        settings[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1"]))
+    return {**os.environ, **settings}
+
+
+def register(deployment: Deployment) -> Iterator[str]:
+    """Register the nodes' public keys at the running SuperLink; a key that it has is left as it is.
+
+    Yields:
+        One line for each node.
+
+    Raises:
+        RunFailedError: If the SuperLink does not answer, or refuses a key.
+    """
+    environment = commands_environment(deployment)
+    known = registered_nodes(deployment)
+    for number in range(deployment.num_nodes):
+        if number in known:  # Flower's command takes seconds
+            yield f"node-{number}: was registered before"
+            continue
+        file = deployment.public_key(number)
+        said = _register(file, f"node-{number}", environment)
+        if said == "":
+            yield f"node-{number}: registered"
+        elif KNOWN in said:
+            yield f"node-{number}: was registered before"
+        else:
+            raise RunFailedError(
+                f"node-{number} could not be registered: {said}; is the SuperLink running "
+                f"({deployment.server / 'start.sh'})? `hyperfl deploy check {deployment.folder}` tells more"
+            )
+
+
+def _register(file: Path, name: str, environment: dict[str, str]) -> str:
+    """Return what Flower complained about, or an empty text."""
+    command = [str(flower_command("flwr")), "supernode", "register", str(file), "hyperfl", "--name", name]
+    done = subprocess.run(
+        [*command, "--format", "json"], env=environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    text = plain_text(done.stdout)
+    start = text.find("{")
+    try:
+        document = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
+    except ValueError:
+        document = {}
+    if document.get("success") is True:
+        return ""
+    return " ".join(str(document.get("error-message", text)).split()) or f"exit code {done.returncode}"

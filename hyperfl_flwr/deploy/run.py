@@ -1,0 +1,96 @@
+"""Runs the app on a deployment: the SuperLink and the nodes are there already and stay."""
+
+import contextlib
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.toml_files import settings_text
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.superlink import DeployedSuperLink
+from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.follow import POLL_SECONDS, Observer, explained, follow
+from hyperfl_flwr.launch.other_accounts import deployment_warning
+from hyperfl_flwr.launch.plans import Plan
+
+STOP_SECONDS = 15.0
+"""How long a run may take to stop; it needs about one second."""
+
+
+def launch_deployed(deployment: Deployment, planned: Plan, observer: Observer) -> Path:
+    """Run the app on the deployment's SuperLink and wait for its end.
+
+    Args:
+        deployment: Where it runs.
+        planned: What `hyperfl_flwr.launch.planning.plan_deployed` has checked.
+        observer: Hears of the run.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        RunFailedError: If it could not start or failed, whatever Flower's commands said.
+    """
+    for warning in planned.warnings:
+        observer.on_note(f"warning: {warning}")
+    if problem := deployment_warning():
+        observer.on_note(f"warning: {problem}")
+    superlink = DeployedSuperLink(deployment)
+    run_id = submit(superlink, deployment, planned, observer)
+    words = f"--deployment {shlex.quote(str(deployment.folder))}"
+    with explained(planned, observer, words), stopped_on_interrupt(superlink, run_id, observer):
+        return follow(superlink, run_id, planned, observer)
+
+
+def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, observer: Observer) -> int:
+    """Start a run of the app on a deployment as soon as a node is there; returns its id.
+
+    Raises:
+        RunFailedError: If the SuperLink or all nodes are missing, another run is active, or Flower did not accept it.
+    """
+    superlink.require()
+    superlink.require_free()
+    _wait_for_a_node(superlink, deployment, float(planned.settings["node-timeout"]), observer)
+    with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:
+        app = build_app(Path(folder) / "app", planned.source)
+        settings = Path(folder) / "settings.toml"
+        settings.write_text(settings_text(planned.settings))
+        return superlink.submit(app, settings)
+
+
+@contextlib.contextmanager
+def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Observer) -> Iterator[None]:
+    """Stop the run when the user interrupts this process, and wait until its folder can be used again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        observer.on_note("the run is being stopped; the SuperLink and the nodes stay up")
+        superlink.stop(run_id)
+        end = time.monotonic() + STOP_SECONDS
+        while not superlink.status(run_id).finished and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        raise
+
+
+def _wait_for_a_node(superlink: DeployedSuperLink, deployment: Deployment, timeout: float, observer: Observer) -> None:
+    """Wait until a node is online; the run itself waits for the others, and tells for which.
+
+    Raises:
+        RunFailedError: If none is there in time.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        for line in superlink.news():
+            observer.on_note(line)
+        if any(superlink.nodes().values()):
+            return
+        if time.monotonic() > end:
+            raise RunFailedError(
+                f"no node of {deployment.folder} came online within node-timeout = {timeout:g} s; register the nodes' "
+                f"keys (`hyperfl deploy register`) and start each with the start.sh of its folder; `hyperfl deploy "
+                f"check` in a node's folder tells what is wrong there"
+            )
+        time.sleep(POLL_SECONDS)

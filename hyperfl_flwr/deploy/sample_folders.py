@@ -1,0 +1,75 @@
+"""Writes a data set, divided among clients, as folders of images: several owners' data to try a deployment with."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from rich.progress import Progress
+
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.class_names import class_names
+from hyperfl_flwr.data.dataset import IntArray, Split
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.runs.run_directory import refuse_used_directory
+
+
+def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: Progress) -> list[Path]:
+    """Write `client-I/train/CLASS/NUMBER.png` and `client-I/test/CLASS/NUMBER.png` for each client of a federation.
+
+    The samples are those that the clients of a simulation with these settings hold. A class that a client has no
+    sample of has no folder. The number is the image's place in the data set, with -1, -2, ... where it is drawn again.
+
+    Args:
+        changes: Settings that differ from the defaults: data set, number of clients, partition.
+        output: Folder to make; must not exist, or be empty.
+        progress: Shows how far it is.
+
+    Returns:
+        The clients' folders.
+
+    Raises:
+        ConfigError: If a setting is wrong, or the data set holds no 8-bit images of one or three channels.
+        DataError: If the data set cannot be had.
+        RunDirectoryError: If the folder is in use.
+    """
+    config = RunConfig.from_flat({**default_settings(), **changes}, methods=METHODS)
+    refuse_used_directory(output)
+    data = load_federated_data(config.data_settings())
+    dataset = data.dataset
+    if dataset.train.images.dtype != np.uint8 or dataset.input_shape[0] not in (1, 3):
+        raise ConfigError(f"{dataset.name} holds no 8-bit images of one or three channels; choose another data set")
+    names = [re.sub(r"[^\w.-]+", "-", name) for name in class_names(dataset.name, dataset.num_classes)]
+    folders = [output / f"client-{client}" for client in range(config.num_clients)]
+    for client, folder in enumerate(progress.track(folders, description="writing images")):
+        _write(folder / "train", dataset.train, data.train_indices(client), names)
+        _write(folder / "test", dataset.test, data.test_indices(client), names)
+    return folders
+
+
+def _write(folder: Path, split: Split, indices: IntArray, names: list[str]) -> None:
+    for label in np.unique(split.labels[indices]):
+        (folder / names[label]).mkdir(parents=True)
+    for index, times in zip(indices, _times_before(indices), strict=True):
+        again = f"-{times}" if times else ""
+        file = folder / names[split.labels[index]] / f"{index:06d}{again}.png"
+        _picture(np.asarray(split.images[index], np.uint8)).save(file)
+
+
+def _times_before(indices: IntArray) -> Iterator[int]:
+    """Yield of each sample how often it came before: a partition may draw one twice."""
+    seen: Counter[int] = Counter()
+    for index in map(int, indices):
+        yield seen[index]
+        seen[index] += 1
+
+
+def _picture(image: npt.NDArray[np.uint8]) -> Image.Image:
+    """Return an image [C, H, W] as Pillow has it."""
+    return Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))

@@ -1,0 +1,180 @@
+"""Speaks to the running SuperLink of a deployment, from its own machine; SuperLink and nodes stay up whatever happens.
+
+A run there is executed by the SuperLink: it goes on when the terminal that started it is closed.
+"""
+
+import os
+import shlex
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+
+from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
+from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.register import commands_environment
+from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus
+
+HEALTH_SECONDS = 3.0
+"""How often it is asked whether the SuperLink still answers."""
+
+SILENT_SECONDS = 60.0
+"""How long a SuperLink whose port is open may leave questions unanswered, as it does when its machine is overloaded."""
+
+
+class DeployedSuperLink:
+    """The SuperLink of a deployment, on this machine.
+
+    Args:
+        deployment: Where everything lies.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._client = FlowerClient(deployment.flower_home, deployment.database, commands_environment(deployment))
+        self._told: dict[int, bool] | None = None
+        self._heard = time.monotonic()
+        self._asked = 0.0
+
+    def require(self) -> None:
+        """Check that the SuperLink runs and that its database can be read.
+
+        Raises:
+            RunFailedError: If not, with what to do.
+        """
+        start = shlex.quote(str(self._deployment.server / "start.sh"))
+        check = f"hyperfl deploy check {shlex.quote(str(self._deployment.folder))}"
+        try:
+            self._health()
+        except ConnectionRefusedError:
+            raise RunFailedError(
+                f"the SuperLink must run, but nothing answers at {self._address}; start it: {start}"
+            ) from None
+        except OSError as error:
+            raise RunFailedError(
+                f"the SuperLink must answer at {self._address}, but it does not ({error}); `{check}` tells more"
+            ) from None
+        if not os.access(self._deployment.database, os.R_OK):
+            raise RunFailedError(
+                f"the SuperLink's database {self._deployment.database} must be readable, but is not; work as the user "
+                f"who starts {start}, on the SuperLink's machine"
+            )
+
+    def nodes(self) -> dict[int, bool]:
+        """Return for each node of the deployment whether it is online; a node that is not registered is not."""
+        registered = registered_nodes(self._deployment)
+        online = {number for number, node in registered.items() if node.online}
+        return {number: number in online for number in range(self._deployment.num_nodes)}
+
+    def news(self) -> Iterable[str]:
+        """Return which nodes have come and gone since the last call; the first time, which are there."""
+        before, now = self._told, self.nodes()
+        self._told = now
+        if before is None:
+            missing = [number for number, online in now.items() if not online]
+            there = [number for number, online in now.items() if online]
+            yield f"online: {_named(there)}" + (f"; not there: {_named(missing)}" if missing else "")
+            return
+        for number, online in now.items():
+            if online != before.get(number, False):
+                yield f"node {number} is {'online' if online else 'offline'}"
+
+    def require_free(self) -> None:
+        """Check that no other run is active; one whose server was killed with the SuperLink is ended.
+
+        Raises:
+            RunFailedError: If one is, with how to stop it.
+        """
+        for run_id, settings in self._client.unfinished().items():
+            folder = str(settings.get("resume") or settings.get("output") or "")
+            if folder and _is_abandoned(Path(folder)):
+                self.stop(run_id)
+            else:
+                raise RunFailedError(
+                    f"another run is active on the SuperLink: {run_id}{f' in {folder}' if folder else ''}; wait for it "
+                    f"or stop it: FLWR_HOME={shlex.quote(str(self._deployment.flower_home))} flwr stop {run_id}"
+                )
+
+    def submit(self, app: Path, run_config: Path) -> int:
+        """Start a run; returns its id.
+
+        Raises:
+            RunFailedError: Flower did not accept it.
+        """
+        return self._client.submit(app, run_config)
+
+    def status(self, run_id: int) -> RunStatus:
+        """Return how a run stands.
+
+        Raises:
+            RunFailedError: The SuperLink ended, or does not know the run.
+        """
+        status = self._client.status(run_id)
+        if not status.finished and not self._answers():
+            start = shlex.quote(str(self._deployment.server / "start.sh"))
+            raise RunFailedError(f"The SuperLink ended in the middle of the run; start it again: {start}")
+        return status
+
+    def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
+        """Return what the run printed after `position`, and the position to go on from."""
+        return self._client.read_log(run_id, position)
+
+    def log_tail(self, run_id: int, lines: int = 20) -> str:
+        """Return the last lines that the run printed, for an error message."""
+        return self._client.log_tail(run_id, lines)
+
+    def stop(self, run_id: int) -> None:
+        """Stop a run; SuperLink and nodes stay up."""
+        self._client.stop(run_id)
+
+    @property
+    def _address(self) -> str:
+        return f"127.0.0.1:{self._deployment.port}"
+
+    def _health(self) -> None:
+        """Ask the SuperLink whether it is there.
+
+        Raises:
+            OSError: If it does not answer, or is not the one that the authority's certificate speaks of.
+        """
+        context = ssl.create_default_context(cafile=self._deployment.server / "ca.crt")
+        handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        try:
+            urllib.request.build_opener(*handlers).open(f"https://{self._address}/health", timeout=5).close()
+        except urllib.error.URLError as error:
+            raise (error.reason if isinstance(error.reason, OSError) else error) from None
+
+    def _answers(self) -> bool:
+        """Say whether the SuperLink is still there; asks it now and then."""
+        now = time.monotonic()
+        if now - self._asked >= HEALTH_SECONDS:
+            self._asked = now
+            try:
+                self._health()
+            except ConnectionRefusedError:
+                return False
+            except OSError:
+                return now - self._heard < SILENT_SECONDS
+            self._heard = now
+        return True
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Say whether a run has begun in a folder and nobody writes there any more."""
+    if not (folder / "manifest.json").is_file():
+        return False
+    try:
+        lock_folder(folder).close()
+    except RunDirectoryError:
+        return False
+    return True
+
+
+def _named(numbers: list[int]) -> str:
+    if not numbers:
+        return "no node"
+    return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -1,5 +1,0 @@
-"""Importing this module refuses foreign packages named `clients`, `strategies` or `experiments`; see `guard_app`."""
-
-from hyperfl_flwr.packages import ALL, refuse_foreign_packages
-
-refuse_foreign_packages(ALL)

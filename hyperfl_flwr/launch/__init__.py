@@ -1,0 +1,1 @@
+"""Starts, follows and sizes runs on this machine."""

@@ -1,0 +1,149 @@
+"""Counts the machine's cores once when several runs of one user share it.
+
+Every core is a file; who holds the file's lock may use the core. The kernel gives a lock back when its holder ends,
+also by kill -9, and child processes do not inherit it.
+"""
+
+import fcntl
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hyperfl_flwr.core.errors import ConfigError, DeviceError
+
+POLL_SECONDS = 0.5
+"""How often a run that waits looks for a free core."""
+
+WAITING = "all cores are taken by other runs; waiting"
+"""What people are told meanwhile."""
+
+
+def usable_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
+    """Return the numbers of the cores that this process may use; `HYPERFL_CORES` overrides how many they are.
+
+    Raises:
+        ConfigError: `HYPERFL_CORES` is not a positive integer.
+    """
+    if sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    wanted = environment.get("HYPERFL_CORES", "")
+    if not wanted:
+        return cores
+    if not wanted.isascii() or not wanted.isdigit() or int(wanted) < 1:
+        raise ConfigError(f"HYPERFL_CORES must be a positive integer, got {wanted!r}.")
+    invented = range(max(cores) + 1, max(cores) + 1 + int(wanted))
+    return [*cores, *invented][: int(wanted)]
+
+
+def slots_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the locks, made if need be: one per user and machine.
+
+    Raises:
+        DeviceError: None of the usual places can be written to.
+    """
+    runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/nonexistent") / ".cache")
+    places = [
+        Path(runtime) / "hyperfl" / "cores",
+        Path(cache) / "hyperfl" / "cores" / socket.gethostname(),  # a home may be shared by several machines
+        Path(tempfile.gettempdir()) / f"hyperfl-{os.getuid()}" / "cores",
+    ]
+    if not Path(runtime).is_dir():  # not ours to make
+        places.pop(0)
+    for place in places:
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(place, os.W_OK | os.X_OK) and place.stat().st_uid == os.getuid():
+            return place
+    raise DeviceError(f"A folder for the locks of the cores must be writable, tried {', '.join(map(str, places))}.")
+
+
+class CoreSlots:
+    """Cores that this process may use alone among this user's runs.
+
+    Example::
+
+        with CoreSlots() as slots:
+            num_actors = slots.acquire(8)
+
+    Args:
+        folder: Where the locks are; by default `slots_folder()`.
+        cores: The cores to share; by default `usable_cores()`.
+    """
+
+    def __init__(self, folder: Path | None = None, cores: list[int] | None = None) -> None:
+        self._folder = slots_folder() if folder is None else folder
+        self._cores = usable_cores() if cores is None else cores
+        self._held: dict[int, int] = {}
+
+    @property
+    def held(self) -> list[int]:
+        """The numbers of the cores that are held."""
+        return sorted(self._held)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def acquire(self, wanted: int, on_wait: Callable[[], None] | None = None) -> int:
+        """Take as many free cores as there are, up to `wanted`; wait while there is none.
+
+        Args:
+            wanted: The most to take, at least 1.
+            on_wait: Called once if there is none at first.
+
+        Returns:
+            How many were taken, at least 1.
+
+        Raises:
+            ValueError: `wanted` is less than 1, or cores are held already.
+            DeviceError: The locks' folder does not offer locks.
+        """
+        if wanted < 1 or self._held:
+            raise ValueError(f"wanted must be 1 or more and none may be held, got {wanted} and {self.held}")
+        told = False
+        while not self._take(wanted):
+            if not told and on_wait is not None:
+                on_wait()
+            told = True
+            time.sleep(POLL_SECONDS)
+        return len(self._held)
+
+    def release(self) -> None:
+        """Give all cores back."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    def _take(self, wanted: int) -> bool:
+        for core in self._cores:
+            if len(self._held) == wanted:
+                break
+            path = self._folder / f"core-{core:04d}.lock"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+            except OSError as error:
+                os.close(descriptor)
+                raise DeviceError(
+                    f"The folder {self._folder} must offer file locks, got: {error}. "
+                    "Let XDG_RUNTIME_DIR name a folder on a local disk."
+                ) from error
+            else:
+                self._held[core] = descriptor
+        return bool(self._held)

@@ -1,0 +1,162 @@
+"""What this machine lacks for a simulation or a deployment: the installation, data sets, and who else is running."""
+
+import contextlib
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.core.errors import HyperFLError
+from hyperfl_flwr.core.package_guard import ALL, refuse_foreign_packages
+from hyperfl_flwr.core.toml_files import app_file
+from hyperfl_flwr.data.cache import cache_directory
+from hyperfl_flwr.data.registry import DATASETS, default_data_root
+from hyperfl_flwr.data.sources import cinic10, omniglot
+from hyperfl_flwr.data.sources.torchvision import TORCHVISION_FILES
+from hyperfl_flwr.launch import machine_checks as machine
+from hyperfl_flwr.launch import other_accounts
+from hyperfl_flwr.launch.findings import Finding, error, ok, warning
+from hyperfl_flwr.launch.flower_env import can_use_database_file, flower_command
+from hyperfl_flwr.launch.processes import Process, descendants, process_table
+
+COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation")
+"""Flower's programs that runs need."""
+
+FLOWERS = re.compile(
+    r"(?:^|[/ ])(flower-superlink|flower-supernode|flower-superexec|flwr-\w+app|flwr-simulation)(?: |$)"
+)
+RAYS = re.compile(r"(?:^|/)(raylet|gcs_server)(?: |$)")
+OURS = re.compile(r"experiments/processes\.py --owner \d+")
+"""Commands of Flower's and Ray's processes, and of the supervisor below which this project's own live."""
+
+
+def examine(data_root: Path | None = None) -> Iterator[Finding]:
+    """Yield what there is to say about this machine, as it is found out.
+
+    Args:
+        data_root: Folder of the data sets; None for this user's.
+    """
+    root = (data_root or default_data_root()).absolute()
+    project = tomllib.loads(app_file("pyproject.toml").read_text())["project"]
+    folders = {"working folder": Path.cwd(), "cache": cache_directory(), "temporary files": machine.temporary_folder()}
+    checks: list[Callable[[], Iterable[Finding]]] = [
+        lambda: python_version(project["requires-python"]),
+        lambda: packages([*project["dependencies"], "ray"]),  # of flwr[simulation]
+        own_packages,
+        flowers_commands,
+        machine.cores,
+        machine.memory,
+        machine.threads,
+        machine.gpus,
+        lambda: machine.disks(folders),
+        machine.shared_memory,
+        machine.open_files,
+        machine.ports,
+        other_accounts.simulations,
+        lambda: others(process_table()),
+        lambda: data_sets(root),
+    ]
+    for check in checks:
+        yield from check()
+
+
+def python_version(required: str, found: str = "{}.{}.{}".format(*sys.version_info)) -> Iterator[Finding]:
+    """Say whether Python fits."""
+    if SpecifierSet(required).contains(found):
+        yield ok("Python", f"{found} at {sys.executable}")
+    else:
+        yield error("Python", f"{found}, but {required} is needed", "install hyperfl-flwr with such a Python")
+
+
+def packages(required: Iterable[str], installed: Callable[[str], str] = version) -> Iterator[Finding]:
+    """Say which packages are missing or of another version than `pyproject.toml` admits."""
+    fitting = []
+    for line in required:
+        requirement = Requirement(line)
+        remedy = f'python -m pip install "{line}"'
+        try:
+            found = installed(requirement.name)
+        except PackageNotFoundError:
+            yield error("packages", f"{requirement.name} is not installed", remedy)
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            fitting.append(f"{requirement.name} {found}")
+        else:
+            text = f"{requirement.name} {found} is installed, but {requirement.specifier} is needed"
+            yield error("packages", text, remedy)
+    yield ok("packages", ", ".join(fitting) or "none fits")
+
+
+def own_packages() -> Iterator[Finding]:
+    """Say whether the project's packages are its own; their names are common ones."""
+    try:
+        refuse_foreign_packages(ALL)
+        yield ok("own packages", f"{', '.join(ALL)} come from {ROOT}")
+    except HyperFLError as problem:
+        yield error("own packages", str(problem).rpartition("; ")[0], str(problem).rpartition("; ")[2])
+
+
+def flowers_commands(names: Iterable[str] = COMMANDS) -> Iterator[Finding]:
+    """Say whether Flower's programs stand where they are looked for."""
+    try:
+        folder = {flower_command(name).parent for name in names}.pop()
+    except HyperFLError as problem:
+        text, _, remedy = str(problem).partition(". ")
+        yield error("Flower's programs", text, remedy)
+        return
+    yield ok("Flower's programs", f"in {folder}")
+    if not can_use_database_file():
+        text = "a blank, comma or per cent sign in its path keeps the SuperLink from making a database file"
+        yield warning("Flower's programs", text, "a deployment cannot be resumed then; install into another folder")
+
+
+def others(table: Mapping[int, Process]) -> Iterator[Finding]:
+    """Say which SuperLinks, nodes and Ray clusters are running, this project's own runs and others'."""
+    supervisors = [process.pid for process in table.values() if OURS.search(process.command)]
+    own = {*descendants(supervisors, table), *supervisors}
+    if supervisors:
+        yield ok("running", f"{len(supervisors)} simulation(s) of hyperfl, process(es) {_numbers(supervisors)}")
+    strange: dict[str, list[int]] = {}
+    for process in table.values():
+        found = FLOWERS.search(process.command) or RAYS.search(process.command)
+        if found and process.pid not in own and process.pid != os.getpid():
+            strange.setdefault(found[1], []).append(process.pid)
+    for name, pids in sorted(strange.items()):
+        text = f"{name} as process(es) {_numbers(pids)}, not started by a run of hyperfl that lives"
+        yield warning("running", text, f"if nobody needs it: kill {' '.join(map(str, sorted(pids)))}")
+    if not supervisors and not strange:
+        yield ok("running", "no SuperLink, node or Ray cluster")
+
+
+def data_sets(root: Path) -> Iterator[Finding]:
+    """Say which data sets lie below a data root; nothing is loaded or downloaded."""
+    present, absent = ["digits"], []
+    for name, info in DATASETS.items():
+        if ":" in name or name == "digits":
+            continue
+        if all(path.exists() for path in _files_of(name, root)):
+            present.append(name)
+        else:
+            how = f"{info.download_mb} MB, downloaded on demand" if name in TORCHVISION_FILES else "to be copied there"
+            absent.append(f"{name} ({how})")
+    yield ok("data", f"in {root}: {', '.join(present)}" + (f"; not there: {', '.join(absent)}" if absent else ""))
+    with contextlib.suppress(FileNotFoundError):
+        if not os.access(root, os.R_OK | os.X_OK) and root.stat():
+            yield error("data", f"{root} may not be read", "change its mode, or choose another one with --data-root")
+
+
+def _files_of(name: str, root: Path) -> list[Path]:
+    if name in TORCHVISION_FILES:
+        return TORCHVISION_FILES[name].paths(root)
+    return cinic10.folders(root) if name == "cinic10" else omniglot.sources(root)
+
+
+def _numbers(pids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(pids)))

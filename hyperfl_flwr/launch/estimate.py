@@ -1,0 +1,115 @@
+"""What a run will cost, before it runs: one client's round is really trained, the rest is arithmetic."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clients.engine.context import client_setting
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.node import data_properties
+from hyperfl_flwr.app.resolved import resolution, resolved
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
+from hyperfl_flwr.launch.plans import SimulationPlan
+from hyperfl_flwr.launch.sizing import WIRE_BYTES_PER_SECOND
+from hyperfl_flwr.metrics.memory import peak_memory
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.protocol.arrays import unpack_arrays
+from hyperfl_flwr.runs.checkpoint import KEPT
+from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.handshake import Node
+from strategies.engine.base import Setting
+
+STARTUP_SECONDS = 12.0
+"""What starting and stopping Flower's engine and Ray takes; measured on two cores."""
+
+SERVER_COPIES = 8
+"""Copies of what is shared that the server and Flower hold with two nodes, see docs/performance.md; replies of further
+nodes may have to wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run will cost.
+
+    Attributes:
+        resolved: What `auto` becomes, see `hyperfl_flwr.app.resolved`.
+        bytes_per_client_round: A client's own payload in each direction.
+        bytes_on_wire_per_round: Between the server and all nodes, both directions.
+        disk_bytes: Checkpoints and private state.
+        memory_bytes: Resident memory of the server and the processes that train.
+        seconds: Wall time of all rounds, with the start.
+        client_seconds: One client's round, measured.
+    """
+
+    resolved: Mapping[str, Any]
+    bytes_per_client_round: int
+    bytes_on_wire_per_round: int
+    disk_bytes: int
+    memory_bytes: int
+    seconds: float
+    client_seconds: float
+
+
+def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
+    """Estimate a planned run by training one client for one epoch and for two; the results are thrown away.
+
+    Args:
+        planned: What `hyperfl_flwr.launch.planning.plan` has checked.
+        num_cores: Cores that may be used.
+    """
+    asked, num_nodes = RunConfig.from_flat(planned.settings, methods=METHODS), planned.num_nodes
+    config = resolved(asked)
+    method, data = METHODS[config.method], load_federated_data(config.data_settings())
+    federation = _federation(config, planned, data)
+    setting = Setting(
+        config=config, federation=federation, reductions=method.client.shared, experiment="", run_directory=""
+    )
+    strategy = method.strategy(setting)
+    common, own = unpack_arrays(strategy.initial_arrays()), strategy.own_arrays([0]).get(0, {})
+    arrays = {**common, **own}
+    shared, of_one = (sum(value.nbytes for value in part.values()) for part in (common, own))
+    state = sum(value.nbytes for value in strategy.server_state().values())
+    server_memory = peak_memory()
+    torch.set_num_threads(planned.threads)
+    device = resolve_device(config.device)
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = []
+        for epochs in (1, 1, 2):  # the first time is slower: libraries load, memory is mapped
+            short = config.model_copy(update={"local_epochs": epochs})
+            client = method.client(client_setting(short, data, 0, device, PrivateState(Path(folder), "", 0)))
+            parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
+            _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
+            seconds.append(float(metrics["seconds"]))
+        private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
+    per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
+    client_seconds = seconds[1] + (config.local_epochs - 1) * per_epoch
+    trained = max(1, round(config.fraction_train * config.num_clients))
+    busy = min(max(1, num_cores // planned.threads), num_nodes)
+    wire = 2 * (shared * min(num_nodes, trained) + of_one * trained)
+    seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
+    return Estimate(
+        resolved=resolution(asked, federation, num_nodes=num_nodes, min_nodes=num_nodes),
+        bytes_per_client_round=shared + of_one,
+        bytes_on_wire_per_round=wire,
+        disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
+        memory_bytes=server_memory
+        + (SERVER_COPIES + num_nodes - 1) * shared
+        + 2 * of_one * config.num_clients
+        + busy * peak_memory(),
+        seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
+        client_seconds=client_seconds,
+    )
+
+
+def _federation(config: RunConfig, planned: SimulationPlan, data: FederatedData) -> Federation:
+    """Return one node that hosts all clients and answers as the nodes of the run would."""
+    clients = list(range(config.hosted_clients))
+    of_process = {"device": planned.device, "threads": planned.threads}
+    properties = data_properties(data, clients, simulated=True) | of_process
+    return Federation([Node(id=0, partition=0, clients=clients, properties=properties)])

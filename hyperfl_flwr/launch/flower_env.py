@@ -1,0 +1,127 @@
+"""Flower's commands and the environment that they get.
+
+Flower cannot make its tables in a database file if it is installed below a folder with a space, a comma or a percent
+sign in its name. Then the database is in memory, and Flower's commands are asked what otherwise is read
+from it, see `hyperfl_flwr.launch.flower_client`.
+"""
+
+import importlib.util
+import os
+import platform
+import re
+import secrets
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from hyperfl_flwr.core.errors import InstallationError
+
+CONNECTION = "hyperfl"
+"""The name under which a SuperLink stands in the configuration of its FLWR_HOME."""
+
+_SETTINGS = {
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: on Linux, too, Ray listens on loopback only
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+# Freed blocks of tens of megabytes otherwise go back to the system and are zeroed page by page at the next use.
+_MALLOC_SETTINGS = {
+    "MALLOC_MMAP_THRESHOLD_": "2000000000",
+    "MALLOC_TOP_PAD_": "300000000",
+    "MALLOC_TRIM_THRESHOLD_": "4000000000",
+}
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def federation_config(num_nodes: int, num_actors: int, num_gpus: int = 0, gpu_fraction: float = 1.0) -> str:
+    """Return Flower's `--federation-config` for a simulation.
+
+    Args:
+        num_nodes: Simulated nodes.
+        num_actors: Processes that run them, one core each.
+        num_gpus: GPUs of the machine to use; 0 leaves every GPU setting out.
+        gpu_fraction: What one node takes of a GPU, so that 1 / gpu_fraction of them share one.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+    if num_nodes < 1 or num_actors < 1 or num_gpus < 0 or not 0 < gpu_fraction <= 1:
+        raise ValueError(f"out of range: {num_nodes=} {num_actors=} {num_gpus=} {gpu_fraction=}")
+    settings = [
+        f"num-supernodes={num_nodes}",
+        "client-resources-num-cpus=1",
+        f"init-args-num-cpus={num_actors}",
+        "init-args-log-to-driver=false",
+        "init-args-logging-level='ERROR'",
+    ]
+    if num_gpus:
+        settings += [f"init-args-num-gpus={num_gpus}", f"client-resources-num-gpus={float(gpu_fraction)}"]
+    return " ".join(settings)
+
+
+def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a private SuperLink and of the commands that talk to it.
+
+    Args:
+        home: Its FLWR_HOME.
+        temporary: Where Ray keeps its sockets and logs; a short path, for the system limits a socket's to 107 bytes.
+        base: The environment to start from.
+    """
+    environment = {**base, **_SETTINGS, "FLWR_HOME": str(home), "RAY_TMPDIR": str(temporary)}
+    # Ray runs what anybody sends to its ports unless its processes ask for a token.
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):  # of another cluster
+        environment.pop(name, None)
+    # SuperExec looks its helpers up in PATH: this installation's must be found first.
+    environment["PATH"] = os.pathsep.join([str(flower_command("flwr-simulation").parent), base.get("PATH", os.defpath)])
+    for name in ("NO_PROXY", "no_proxy"):
+        environment[name] = ",".join(filter(None, [base.get(name, ""), "127.0.0.1", "localhost"]))
+    if platform.libc_ver()[0] == "glibc":
+        environment = {**_MALLOC_SETTINGS, **environment}
+    return environment
+
+
+def training_environment(*, keeps_memory: bool = True, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a process that trains on one thread, without Flower's own settings.
+
+    Args:
+        keeps_memory: Whether glibc is told to keep freed memory, as in a simulation; if not, it is told nothing.
+        base: The environment to start from.
+    """
+    environment = {name: value for name, value in base.items() if keeps_memory or not name.startswith("MALLOC_")}
+    environment |= {name: value for name, value in _SETTINGS.items() if name.endswith("_NUM_THREADS")}
+    if keeps_memory and platform.libc_ver()[0] == "glibc":
+        environment = {**_MALLOC_SETTINGS, **environment}
+    return environment
+
+
+def flower_command(name: str) -> Path:
+    """Return the path of a command of this Python's installation, whatever PATH says."""
+    for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
+        if (folder / name).is_file():
+            return folder / name
+    raise InstallationError(
+        f"Flower's command {name} must stand beside {sys.executable}, but does not. "
+        'Install the project again, or: python -m pip install "flwr[simulation]>=1.41.0,<1.42"'
+    )
+
+
+def can_use_database_file() -> bool:
+    """Return whether Flower, where it is installed, can make its tables in a database file."""
+    found = importlib.util.find_spec("flwr")
+    folders = [] if found is None else list(found.submodule_search_locations or [])
+    return not any(re.search("[ ,%]", str(Path(folder).resolve())) for folder in folders)
+
+
+def plain_text(text: str) -> str:
+    """Return `text` without the escape sequences that colour it."""
+    return _COLOURS.sub("", text)

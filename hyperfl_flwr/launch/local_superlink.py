@@ -1,0 +1,262 @@
+"""A Flower SuperLink of its own for every run, which leaves no process behind however the run ends.
+
+Flower's default is one SuperLink per user that stays for ever, keeps the environment and the working directory of the
+first run, and is found by its port alone, by every user of the machine. Here each run has a private FLWR_HOME, a free
+port in a network of its own where the system offers that (`hyperfl_flwr.launch.private_network`), an empty working directory,
+and a supervisor (`hyperfl_flwr.launch.processes`) that ends the whole process tree when the run is stopped, when an exception
+or Ctrl-C leaves the `with` block, and also when this process is killed and can do nothing any more.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.launch import private_network, processes
+from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus, write_connection
+from hyperfl_flwr.launch.flower_env import (
+    can_use_database_file,
+    flower_command,
+    flower_environment,
+    plain_text,
+)
+
+STOP_SECONDS = 15.0
+"""How long the supervisor may take to end everything; it needs 1 to 5 seconds."""
+
+
+class LocalSuperLink:
+    """A SuperLink with the simulation engine, for as long as the `with` block lasts.
+
+    Example::
+
+        with LocalSuperLink() as superlink:
+            run_id = superlink.submit(app, run_config, federation_config(4, 2))
+            while not superlink.status(run_id).finished:
+                time.sleep(1)
+
+    Args:
+        home: Its private FLWR_HOME, kept afterwards with its logs; by default a temporary folder that is removed.
+        start_timeout: Seconds after which a SuperLink that does not answer is given up.
+        private: Whether it gets a network of its own; None is yes where the system offers that.
+    """
+
+    def __init__(self, home: Path | None = None, *, start_timeout: float = 60.0, private: bool | None = None) -> None:
+        self._wanted_home = home
+        self._start_timeout = start_timeout
+        self._private = not private_network.obstacle() if private is None else private
+        self._temporary: list[Path] = []
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._client: FlowerClient | None = None
+        self._seen: dict[int, processes.Process] = {}
+        self._network: private_network.Network | None = None
+        self.home = Path()
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """The address it listens on."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log_file(self) -> Path:
+        """The SuperLink's own log; a run's output is not in it, see `read_log`."""
+        return self.home / "superlink.log"
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def submit(self, app: Path, run_config: Path, federation: str) -> int:
+        """Start a run.
+
+        Args:
+            app: The folder of the Flower app.
+            run_config: A TOML file with the settings to override.
+            federation: See `hyperfl_flwr.launch.flower_env.federation_config`.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            RunFailedError: Flower did not accept it.
+        """
+        return self._running().submit(app, run_config, federation)
+
+    def status(self, run_id: int) -> RunStatus:
+        """Return how a run stands; cheap enough to ask several times a second.
+
+        Raises:
+            RunFailedError: The SuperLink ended, or does not know the run.
+        """
+        client = self._running()
+        alive = self._supervisor_lives()
+        status = client.status(run_id) if alive or client.reads_database else RunStatus(status="lost")
+        if not status.finished and not alive:
+            raise RunFailedError(f"The SuperLink ended in the middle of the run.\n{self._own_log()}")
+        if status.status == "running" and not self._simulation_lives():
+            status = client.status(run_id, now=True)  # it may have ended regularly in between
+            if not status.finished:  # Flower itself notices after a minute
+                return RunStatus(status="finished:failed", details="The simulation's process was killed.")
+        return status
+
+    def news(self) -> Iterable[str]:
+        """Return nothing: a simulation's nodes come and go with the run."""
+        return ()
+
+    def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
+        """Return what the run printed after `position`, and the position to go on from."""
+        return self._running().read_log(run_id, position)
+
+    def log_tail(self, run_id: int, lines: int = 20) -> str:
+        """Return the last lines that the run printed, for an error message."""
+        return self._running().log_tail(run_id, lines)
+
+    def stop(self) -> None:
+        """End the SuperLink and every process that came of it; may be called at any time and more than once."""
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.terminate()  # first of all: from here on everything ends even if we are interrupted
+            self._below()
+            try:
+                supervisor.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                processes.kill_all(self._below)
+                supervisor.kill()
+                supervisor.wait()
+            processes.kill_all(self._leftovers)  # a supervisor that was itself killed leaves some
+        self._close_network()
+        while self._temporary:
+            shutil.rmtree(self._temporary.pop(), ignore_errors=True)
+
+    def _start(self) -> None:
+        if self._supervisor is not None:
+            raise ValueError("a LocalSuperLink can be entered only once")
+        if self._wanted_home is None:
+            self._temporary.append(Path(tempfile.mkdtemp(prefix="hyperfl-")))
+        self.home = (self._wanted_home or self._temporary[0]).resolve()
+        (self.home / "empty").mkdir(parents=True, exist_ok=True)
+        short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes a folder of our own in it
+        self._temporary.append(Path(tempfile.mkdtemp(prefix="hf-", dir=short)))
+        environment = flower_environment(self.home, self._temporary[-1])
+        for _attempt in range(3):  # somebody may take the free port before the SuperLink does
+            self._launch(environment)
+            if self._wait_until_ready():
+                return
+            if "address already in use" not in self._own_log():
+                break
+        raise RunFailedError(f"Flower's SuperLink must start, but it ended.\n{self._own_log()}")
+
+    def _launch(self, environment: Mapping[str, str]) -> None:
+        self._close_network()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        write_connection(self.home, self.address)
+        command = [str(flower_command("flower-superlink")), "--insecure", "--simulation"]
+        command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port)]
+        if can_use_database_file():
+            command += ["--database", str(self.home / "state.db")]
+        self._supervisor = processes.start_supervised(
+            command,
+            environment=environment,
+            folder=self.home / "empty",
+            log=self.log_file,
+            polite="flwr-simulation",
+            remove=self._temporary,
+            within=private_network.in_new_network if self._private else list,
+        )
+        self._client = FlowerClient(self.home, self.home / "state.db", environment, within=self._within)
+        if self._private:
+            try:
+                self._network = private_network.Network(self._supervisor.pid, self._supervisor_lives)
+            except OSError as error:
+                raise RunFailedError(
+                    f"Flower's SuperLink must have a network of its own, but: {error}\n{self._own_log()}\n"
+                    f"Set {private_network.SHARED}=1 if nobody else uses this machine."
+                ) from error
+
+    def _close_network(self) -> None:
+        if self._network is not None:
+            self._network.close()
+
+    def _within(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs `command` where the SuperLink's port can be reached."""
+        return list(command) if self._network is None else self._network.entered_by(command)
+
+    def _wait_until_ready(self) -> bool:
+        """Wait until the SuperLink answers; return False if it ended instead."""
+        deadline = time.monotonic() + self._start_timeout
+        check = subprocess.Popen(self._within(private_network.health_check(self.port)), stdin=subprocess.DEVNULL)
+        while check.poll() is None and self._supervisor_lives() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        ready = check.poll() == 0
+        check.kill()
+        check.wait()
+        if not self._supervisor_lives():
+            return False
+        if ready:
+            return True
+        raise RunFailedError(
+            f"Flower's SuperLink must answer within {self._start_timeout:g} s, but did not.\n{self._own_log()}"
+        )
+
+    def _running(self) -> FlowerClient:
+        if self._client is None:
+            raise ValueError("a LocalSuperLink can be used only inside its `with` block")
+        return self._client
+
+    def _supervisor_lives(self) -> bool:
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def _below(self) -> list[processes.Process]:
+        """Return the processes of the tree, and remember them in case the supervisor is killed."""
+        roots = [] if self._supervisor is None else [self._supervisor.pid]
+        below = processes.descendants(roots, processes.process_table())
+        self._seen.update(below)
+        return list(below.values())
+
+    def _simulation_lives(self) -> bool:
+        return any("flwr-simulation" in process.command for process in self._below())
+
+    def _leftovers(self) -> Iterable[processes.Process]:
+        """Return those we have seen that still run, those that use our network or port, and all below them."""
+        table = processes.process_table()
+        ours = [p for p in table.values() if self._was_seen(p) or self._uses_network(p)]
+        return [*ours, *processes.descendants([p.pid for p in ours], table).values()]
+
+    def _was_seen(self, process: processes.Process) -> bool:
+        seen = self._seen.get(process.pid)
+        return seen is not None and seen.started == process.started
+
+    def _uses_network(self, process: processes.Process) -> bool:
+        """Return whether a process is in the private network, or is this user's, of Flower, and names our port."""
+        if self._private:  # another run's port may have the same number
+            return self._network is not None and self._network.contains(process.pid)
+        if not processes.is_own(process):
+            return False
+        command = f"{process.command} "
+        if "flower-superlink " in command:
+            return f"--port {self.port} " in command
+        return f"--runtime-api-address {self.address} " in command
+
+    def _own_log(self, lines: int = 15) -> str:
+        if not self.log_file.is_file():
+            return "It wrote no log."
+        return "\n".join(plain_text(self.log_file.read_text(errors="replace")).splitlines()[-lines:])

@@ -1,0 +1,212 @@
+"""What a machine offers a run: cores, memory, GPUs, disks, shared memory, open files and ports."""
+
+import os
+import re
+import resource
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from hyperfl_flwr.deploy.layout import DEFAULT_PORT
+from hyperfl_flwr.launch.core_locks import usable_cores
+from hyperfl_flwr.launch.findings import Finding, error, ok, warning
+from hyperfl_flwr.launch.sizing import NODE_BYTES
+
+GIGABYTE = 1e9
+
+LITTLE_DISK, NO_DISK = 5 * GIGABYTE, 0.5 * GIGABYTE
+"""Free bytes below which a folder is a warning or an error; checkpoints and Ray's logs need them."""
+
+LITTLE_SHARED = 1 * GIGABYTE
+"""Free bytes of /dev/shm below which Ray may move its object store to the disk: all messages in flight lie there."""
+
+FEW_FILES = 4_096
+"""Open files below which Ray warns; each of its processes holds some hundreds."""
+
+NODE_PORT, LOCAL_PORT = 9094, 39091
+"""A SuperNode's for its own processes, and that of the SuperLink that `flwr run` leaves running."""
+
+PORTS = {
+    DEFAULT_PORT: "a deployment's SuperLink",
+    NODE_PORT: "a SuperNode's own processes",
+    LOCAL_PORT: "the SuperLink of Flower's own `flwr run`",
+}
+
+
+def temporary_folder() -> Path:
+    """Return where temporary files go."""
+    return Path(tempfile.gettempdir())
+
+
+def cores(group: Path = Path("/sys/fs/cgroup")) -> Iterator[Finding]:
+    """Say how many cores a run gets.
+
+    Args:
+        group: Where Linux tells what a container may use.
+    """
+    usable, physical = len(usable_cores()), os.cpu_count() or 1
+    yield ok("cores", f"{usable} of {physical} can be used")
+    quota = _words(group / "cpu.max")
+    if len(quota) == 2 and quota[0].isdigit() and int(quota[0]) / int(quota[1]) < usable:
+        share = int(quota[0]) / int(quota[1])
+        text = f"the container may use {share:.2g} cores' time, but sees {usable}"
+        yield warning("cores", text, f"set HYPERFL_CORES={max(1, int(share))}")
+
+
+def memory(group: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
+    """Say how much memory is left, against what one training process needs.
+
+    Args:
+        group: Where Linux tells what a container may use.
+        table: Where it tells what is free.
+    """
+    rows = dict(re.findall(r"^(\w+): +(\d+) kB$", table.read_text(), flags=re.M)) if table.is_file() else {}
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(rows["MemAvailable"]) * 1024 if "MemAvailable" in rows else total
+    limit, used = (_words(group / name) for name in ("memory.max", "memory.current"))
+    if limit and used and limit[0].isdigit():
+        free = min(free, int(limit[0]) - int(used[0]))
+    processes = int(free / NODE_BYTES)
+    text = f"{free / GIGABYTE:.1f} GB are free, enough for {processes} training processes of about 1 GB"
+    if processes == 0:
+        yield error("memory", f"{free / GIGABYTE:.1f} GB are free, one training process takes about 1 GB", "free some")
+    elif processes < len(usable_cores()):
+        yield warning("memory", text, f"give a simulation --num-nodes {processes}, or free some")
+    else:
+        yield ok("memory", text)
+
+
+def threads(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Say what the environment makes of the number of threads."""
+    names = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name in environment]
+    usable = len(usable_cores())
+    for name in names:
+        value = environment[name]
+        if not value.isdigit() or int(value) < 1:
+            yield warning("threads", f"{name}={value!r} is no number of threads", f"unset {name}")
+        elif int(value) > usable:
+            yield warning("threads", f"{name}={value}, but {usable} cores can be used", f"unset {name}")
+        else:
+            yield ok("threads", f"{name}={value}; simulations set their own")
+    if not names:
+        yield ok("threads", f"not set in the environment; a node with an owner uses {torch.get_num_threads()}")
+
+
+def gpus(driver: Path = Path("/proc/driver/nvidia/version")) -> Iterator[Finding]:
+    """Say which GPUs torch can use, and why it cannot where there are some; each computes something.
+
+    Args:
+        driver: Where NVIDIA's driver tells its version.
+    """
+    found = re.search(r"Module[^\n]*?(\d+\.\d+(?:\.\d+)?)", driver.read_text()) if driver.is_file() else None
+    build = f"torch {torch.__version__}" + (f" for CUDA {torch.version.cuda}" if torch.version.cuda else " for CPUs")
+    if torch.cuda.is_available():
+        yield from (_gpu(number, build) for number in range(torch.cuda.device_count()))
+    elif found is None:
+        yield ok("GPU", f"none; {build}")
+    elif not torch.version.cuda:
+        text = f"the machine has NVIDIA's driver {found[1]}, but {build} cannot use it"
+        yield warning("GPU", text, "install a build of torch for CUDA")
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        yield warning("GPU", "CUDA_VISIBLE_DEVICES is empty and hides all", "unset it")
+    else:
+        text = f"{build} sees none under NVIDIA's driver {found[1]}"
+        yield warning("GPU", text, "install the build of torch for the driver's CUDA version (nvidia-smi shows it)")
+
+
+def _gpu(number: int, build: str) -> Finding:
+    try:
+        properties = torch.cuda.get_device_properties(number)
+        free, total = torch.cuda.mem_get_info(number)
+        right = bool((torch.ones(8, 8, device=f"cuda:{number}") @ torch.ones(8, 8, device=f"cuda:{number}") == 8).all())
+    except RuntimeError as problem:  # no kernel for this GPU, no memory, a driver that is too old
+        text = f"cuda:{number} does not compute with {build}: {str(problem).splitlines()[0]}"
+        return error("GPU", text, "install a build of torch for it, or set device=cpu")
+    if not right:
+        return error("GPU", f"cuda:{number} computes wrongly with {build}", "set device=cpu")
+    sizes = f"{free / GIGABYTE:.1f} of {total / GIGABYTE:.1f} GB free"
+    return ok("GPU", f"cuda:{number} {properties.name}, {sizes}, {build}")
+
+
+def disks(folders: Mapping[str, Path]) -> Iterator[Finding]:
+    """Say how much room folders have, and whether they can be written to; those to be made count as their parents.
+
+    Args:
+        folders: By what they are for.
+    """
+    for purpose, folder in folders.items():
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        text = f"{folder} has {free / GIGABYTE:.1f} GB free"
+        if not os.access(there, os.W_OK | os.X_OK):
+            yield error(purpose, f"{there} cannot be written to", "choose another folder, or change its mode")
+        elif free < NO_DISK:
+            yield error(purpose, text, "make room")
+        elif free < LITTLE_DISK:
+            yield warning(purpose, text, "make room for checkpoints and logs")
+        else:
+            yield ok(purpose, text)
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - it is Linux's own
+    """Say whether Ray finds shared memory for the messages of a simulation."""
+    if not folder.is_dir():
+        yield ok("shared memory", f"no {folder}; Ray uses files")
+        return
+    free = shutil.disk_usage(folder).free
+    text = f"{folder} has {free / GIGABYTE:.2f} GB free for the messages of a simulation"
+    if free < LITTLE_SHARED:
+        yield warning("shared memory", text, "start the container with --shm-size=2g; Ray uses slow files else")
+    else:
+        yield ok("shared memory", text)
+
+
+def open_files() -> Iterator[Finding]:
+    """Say whether a process may open as many files as Ray wants."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = soft == resource.RLIM_INFINITY
+    text = f"a process may open {'any number of' if unlimited else soft} files"
+    if unlimited or soft >= FEW_FILES:
+        yield ok("open files", text)
+    elif hard == resource.RLIM_INFINITY or hard >= FEW_FILES:
+        yield warning("open files", text, f"ulimit -n {FEW_FILES}")
+    else:
+        yield warning("open files", f"{text}, {hard} at most", "raise the limit in /etc/security/limits.conf")
+
+
+def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
+    """Say whether ports are free on loopback, where a simulation takes any and a deployment these.
+
+    Args:
+        wanted: What each is for.
+    """
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError as problem:
+            text = f"no port of 127.0.0.1 can be had: {problem.strerror}"
+            yield error("ports", text, "let programs listen on loopback: a simulation's SuperLink does")
+            return
+    free = []
+    for port, purpose in wanted.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, after one that has just ended
+            try:
+                probe.bind(("127.0.0.1", port))
+                free.append(str(port))
+            except OSError:
+                text = f"{port}, for {purpose}, is taken"
+                yield warning("ports", text, "end what listens there, or choose another one; simulations do not mind")
+    if free:
+        yield ok("ports", f"{', '.join(free)} are free, and others for simulations")
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,143 @@
+"""Checks everything that can be checked before a run starts: settings, data, device and folders.
+
+This takes torch, the data set and the method, some 600 MB in all, of which nothing is needed any more when the run has
+started. The commands therefore plan in a subprocess, see `hyperfl_flwr.launch.subprocess_call`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from clients.engine.context import client_setting
+from hyperfl_flwr.app.methods import METHODS, check_novel, check_target
+from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
+from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, Plan, SimulationPlan
+from hyperfl_flwr.launch.settings import check_resume, requested
+from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
+from hyperfl_flwr.launch.warnings import leak_warnings
+from hyperfl_flwr.models.custom.provenance import travelling_source
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.runs.resume import refuse_other_nodes
+from hyperfl_flwr.runs.run_directory import is_simulation
+
+
+def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: str = RAY) -> SimulationPlan:
+    """Check everything that can be checked before a simulation starts.
+
+    Args:
+        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+        num_nodes: Number of simulated nodes P; None is what suits the machine (`hyperfl_flwr.launch.sizing`), or that of the
+            resumed run.
+        engine: `RAY` or `IN_PROCESS`.
+
+    Returns:
+        The run's settings and number of nodes.
+
+    Raises:
+        HyperFLError: With all problems of the settings, or the first of data, device and directories.
+    """
+    if engine not in (RAY, IN_PROCESS):
+        raise ConfigError(f"the engine must be {RAY} or {IN_PROCESS}, got {engine}")
+    config = requested(changes)
+    if config.resume:
+        num_nodes = _resumed_nodes(config, num_nodes)
+    if ":" in config.device:
+        index = config.device.partition(":")[2]
+        raise DeviceError(f"a simulation takes its GPUs from Ray: set CUDA_VISIBLE_DEVICES={index} and device=cuda")
+    resolve_device(config.device)
+    data = load_federated_data(config.data_settings())
+    check_target(config, data.dataset.input_shape, data.dataset.num_classes)
+    check_novel(config, data.dataset.input_shape)
+    return _laid_out(config, data, num_nodes, engine)
+
+
+def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, engine: str) -> SimulationPlan:
+    """Choose the nodes and threads that the caller has not."""
+    device = resolve_device(config.device)
+    machine = Machine.here(device)
+    chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
+    if num_nodes is None and engine == IN_PROCESS:
+        num_nodes = 1
+    if num_nodes is None:
+        # The handshake needs every node, and the last round trains all clients; a usual round trains a sample.
+        clients = max(1, round(config.fraction_train * config.num_clients))
+        state = PrivateState(Path(), "", 0)
+        client = METHODS[config.method].client(client_setting(resolved(config), data, 0, device, state))
+        threads = 1 if config.threads == "auto" else config.threads
+        num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
+    if config.threads != "auto":
+        threads = config.threads
+    else:  # one process: other programs share its cores, and threads that wait for each other are slow then
+        threads = suitable_threads(machine, num_nodes) if engine == RAY else 1
+    config = config.model_copy(update={"threads": threads})
+    samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
+    leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []  # of images
+    warnings = [*METHODS[config.method].strategy.warnings(resolved(config)), *leaks]
+    return SimulationPlan(
+        settings=config.flat(),
+        source=travelling_source(config.target),
+        warnings=warnings,
+        num_nodes=num_nodes,
+        threads=threads,
+        device=device.type,
+        num_gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
+        chosen_for=chosen_for,
+        engine=engine,
+    )
+
+
+def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:
+    """Return the number of nodes of a simulation that can be resumed."""
+    manifest = check_resume(config)
+    if not is_simulation(manifest):
+        raise RunDirectoryError(
+            f"{config.resume} is the run of a deployment, whose nodes have the clients' private state; add "
+            f"--deployment DIR to the command"
+        )
+    if num_nodes is not None:
+        refuse_other_nodes(manifest, num_nodes)
+    return len(manifest["nodes"])
+
+
+def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
+    """Check everything that can be checked before a deployment's run starts; its nodes' data are known when it does.
+
+    Args:
+        num_nodes: The deployment's.
+        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+            Without `num-clients` each node hosts one client.
+
+    Raises:
+        HyperFLError: With all problems of the settings, or the first of the directories.
+    """
+    if not changes.get("resume"):
+        changes = {"num-clients": num_nodes, **changes}
+    config = requested(changes, deployed=True)
+    if config.resume and is_simulation(check_resume(config)):
+        raise RunDirectoryError(
+            f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "
+            f"resume it without --deployment"
+        )
+    warnings = METHODS[config.method].strategy.warnings(resolved(config))
+    return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
+
+
+def plan_personalized(run: Path) -> Plan:
+    """Check that a run makes models on demand, before the novel clients of a deployment are asked.
+
+    Args:
+        run: The folder of an it-pfl run; an absolute path.
+
+    Raises:
+        HyperFLError: If it does not.
+    """
+    notes = open_run(run).notes
+    config = RunConfig.from_flat(default_settings() | {"personalize.run": str(run)}, methods=METHODS)
+    return Plan(settings=config.flat(), warnings=notes)

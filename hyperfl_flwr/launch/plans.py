@@ -1,0 +1,62 @@
+"""Runs that can start, as plain records: a process that only starts and follows a run needs nothing that trains."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperfl_flwr.core.setting_types import Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run whose settings have been checked, see `hyperfl_flwr.launch.planning`.
+
+    Attributes:
+        settings: All settings by dotted key, with an absolute folder.
+        source: File or folder of a custom network that travels with the app; None where there is none to hand over.
+        warnings: What its owner should know before it starts.
+    """
+
+    settings: Mapping[str, Scalar]
+    source: Path | None = None
+    warnings: Sequence[str] = ()
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.settings["method"])
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of federated rounds."""
+        return int(self.settings["num-rounds"])
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        return Path(str(self.settings["resume"] or self.settings["output"]))
+
+
+RAY, IN_PROCESS = "ray", "in-process"
+"""The engines: Flower's simulation engine on Ray, or all nodes one after the other in one process without ports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationPlan(Plan):
+    """A simulation that can start.
+
+    Attributes:
+        num_nodes: Number of simulated nodes P.
+        threads: torch threads of each process, as in the settings.
+        device: `cpu` or `cuda`, where the clients train.
+        num_gpus: GPUs of the machine; 0 for training on the CPU.
+        chosen_for: The machine for which nodes or threads were chosen; empty if the caller gave both.
+        engine: `RAY` or `IN_PROCESS`.
+    """
+
+    num_nodes: int
+    threads: int
+    device: str
+    num_gpus: int
+    chosen_for: str
+    engine: str = RAY

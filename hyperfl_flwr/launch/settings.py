@@ -1,0 +1,73 @@
+"""The settings of a run that was asked for, checked as far as they can be without data and nodes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.models.custom.provenance import find_model, refuse_other_model
+from hyperfl_flwr.runs.resume import resume_round
+from hyperfl_flwr.runs.run_directory import (
+    DEPLOYMENT,
+    RunDirectory,
+    new_run_name,
+    read_manifest,
+    refuse_used_directory,
+    settings_of,
+)
+
+
+def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunConfig:
+    """Return the settings of a run, with the absolute folder of its output.
+
+    Args:
+        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+        deployed: Whether the run is for nodes of a deployment, whose owners may name other data.
+
+    Raises:
+        HyperFLError: With all problems of the settings, or because the folder is in use.
+    """
+    settings, resume = default_settings(), str(changes.get("resume", ""))
+    if resume and changes.get("output"):
+        raise ConfigError("a resumed run goes on in its own folder; give resume or output, not both")
+    if resume:
+        settings = _settings_to_resume(Path(resume), changes)
+    settings |= changes
+    if not settings["output"] and not resume:
+        data = DEPLOYMENT if deployed else str(settings["dataset"])
+        name = new_run_name(str(settings["method"]), data, int(settings["seed"] or 0))
+        settings["output"] = str(Path.cwd() / "runs" / name)
+    config = RunConfig.from_flat(settings, methods=METHODS)
+    if config.personalize.run:
+        raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
+    if not resume:
+        refuse_used_directory(Path(config.output))
+    find_model(config.target, Path(resume) if resume else None)
+    return config
+
+
+def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings of a run that is resumed; an `auto` that means something else today is the number it was."""
+    asked = default_settings()
+    asked |= {key: value for key, value in read_manifest(run)["settings"].items() if key in asked}
+    was, now = settings_of(run), resolved(RunConfig.from_flat({**asked, **changes}, methods=METHODS)).flat()
+    changed = {key for key in TRAINING_AUTOS if asked[key] == "auto" and was[key] not in ("auto", now[key])}
+    return asked | {key: was[key] for key in changed}
+
+
+def check_resume(config: RunConfig) -> dict[str, Any]:
+    """Return the manifest of a run that can be resumed.
+
+    Raises:
+        HyperFLError: If it cannot.
+    """
+    path = Path(config.resume)
+    manifest = read_manifest(path)
+    refuse_other_model(manifest, config.target)
+    RunDirectory(path).close()  # refused while another process is writing
+    resume_round(config, resolved(config), keeps_state=bool(METHODS[config.method].client.private))
+    return manifest

@@ -1,0 +1,66 @@
+"""Runs the app on a SuperLink of its own and follows it to the end."""
+
+import math
+from pathlib import Path
+
+from hyperfl_flwr.core.toml_files import settings_text
+from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
+from hyperfl_flwr.launch.flower_env import federation_config
+from hyperfl_flwr.launch.follow import Observer, explained, follow
+from hyperfl_flwr.launch.in_process_run import InProcessRun
+from hyperfl_flwr.launch.local_superlink import LocalSuperLink
+from hyperfl_flwr.launch.other_accounts import simulation_warning
+from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
+
+
+def launch(planned: SimulationPlan, observer: Observer) -> Path:
+    """Run the app in the planned engine and wait for its end.
+
+    Args:
+        planned: What `hyperfl_flwr.launch.planning.plan` has checked.
+        observer: Hears of the run.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        RunFailedError: If the run failed, whatever Flower's commands said.
+    """
+    for warning in planned.warnings:
+        observer.on_note(f"warning: {warning}")
+    processes = planned.num_nodes if planned.engine == RAY else 1
+    with CoreSlots() as slots:
+        held = slots.acquire(processes * planned.threads, lambda: observer.on_note(f"{WAITING} for one"))
+        actors = min(processes, max(1, held // planned.threads))
+        observer.on_note(_where(planned, actors))
+        if planned.engine == IN_PROCESS:
+            with InProcessRun(planned.settings, planned.num_nodes) as process, explained(planned, observer):
+                return follow(process, 0, planned, observer)
+        if problem := simulation_warning():
+            observer.on_note(f"warning: {problem}")
+        with LocalSuperLink() as superlink:
+            app = build_app(superlink.home / "app", planned.source)
+            settings = superlink.home / "settings.toml"
+            settings.write_text(settings_text(planned.settings))
+            run_id = superlink.submit(app, settings, _federation(planned, actors))
+            with explained(planned, observer):
+                return follow(superlink, run_id, planned, observer)
+
+
+def _where(planned: SimulationPlan, actors: int) -> str:
+    """Say where a run trains, and how to have it otherwise."""
+    text = (
+        f"{planned.settings['num-clients']} clients on {planned.num_nodes} nodes in {actors} process(es), "
+        f"{planned.threads} thread(s) each, on {planned.device}"
+    )
+    if planned.chosen_for:
+        text += f"; chosen for {planned.chosen_for}, set --num-nodes and --set threads= to change it"
+    return text
+
+
+def _federation(planned: SimulationPlan, actors: int) -> str:
+    if planned.device != "cuda":
+        return federation_config(planned.num_nodes, actors)
+    sharing = math.ceil(actors / planned.num_gpus)  # Ray places each process on one GPU
+    return federation_config(planned.num_nodes, actors, planned.num_gpus, 1 / sharing)

@@ -1,0 +1,1 @@
+"""User-supplied target networks: import, checks, provenance."""

@@ -1,0 +1,150 @@
+"""Trials of a network of somebody's own, before anything starts: that it can be split, shared and repeated."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hyperfl_flwr.models.custom.network import Factory, OwnTarget, build_own, new_target, where
+from hyperfl_flwr.models.layers.dropout import seed_dropout
+
+BATCH = 3
+"""Samples of a trial."""
+
+TOLERANCE = 1e-4
+"""Largest difference of logits that counts as rounding, relative to the largest logit, or to 1."""
+
+
+def check_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Try a network with random samples.
+
+    Args:
+        name: `package.module:factory`.
+        input_shape: Of a sample.
+        num_classes: K.
+
+    Raises:
+        ConfigError: Naming what is wrong with it and what to do.
+    """
+    factory = Factory(name, input_shape, num_classes)
+    target = new_target(factory, 1).eval()
+    _check_values(factory, target)
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(BATCH, *input_shape, generator=generator)
+    logits = _logits(factory, target, samples)
+    _check_classifier(factory, samples, logits)
+    _check_samples_apart(factory, target, samples, logits)
+    _check_replaceable(factory, target, samples, logits)
+    _check_training(factory, target, samples)
+
+
+def _check_values(factory: Factory, target: OwnTarget) -> None:
+    """Check that one seed gives one network."""
+    again = new_target(factory, 1).state_dict()
+    for name, value in target.state_dict().items():
+        if name not in again or not torch.equal(value, again[name]):
+            raise factory.problem(
+                f"the factory must give the same values under the same seed of torch, {target.original_name(name)} "
+                f"differs; draw from torch's global generator only"
+            )
+        if not value.isfinite().all():
+            raise factory.problem(f"the initial values of {target.original_name(name)} are not finite")
+
+
+def _logits(factory: Factory, target: nn.Module, samples: Tensor) -> Tensor:
+    """Return the logits of samples, which must stay as they are."""
+    given = samples.clone()
+    with torch.no_grad():
+        logits = _called(factory, target, given)
+    expected = (len(samples), factory.num_classes)
+    if not isinstance(logits, Tensor) or logits.shape != expected or logits.dtype != torch.float32:
+        got = f"float32 {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise factory.problem(f"{len(samples)} samples must give logits, float32 {list(expected)}, they gave {got}")
+    if not torch.equal(given, samples):
+        raise factory.problem("the network changes its input in place; let its first layer write elsewhere")
+    return logits
+
+
+def _called(factory: Factory, target: nn.Module, samples: Tensor) -> Tensor:
+    shape = list(samples.shape)
+    try:
+        logits: Tensor = target(samples)
+    except Exception as error:
+        raise factory.problem(f"the network cannot take samples {shape}: {where(error)}") from error
+    return logits
+
+
+def _check_classifier(factory: Factory, samples: Tensor, logits: Tensor) -> None:
+    """Check that the network ends with its classifier, so that taking it out and putting it after changes nothing."""
+    network = factory.call(1).eval()
+    with torch.no_grad():
+        whole = _called(factory, network, samples.clone())
+    if not isinstance(whole, Tensor) or not _close(whole, logits):
+        raise factory.problem(
+            "the network must end with its classifier and return the logits: nothing may follow that layer (no "
+            "softmax), and nothing else may use it"
+        )
+
+
+def _check_samples_apart(factory: Factory, target: OwnTarget, samples: Tensor, logits: Tensor) -> None:
+    if not _close(_logits(factory, target, samples[:-1]), logits[:-1]):
+        raise factory.problem(
+            "in evaluation, a sample's logits must not depend on the other samples of its batch; BatchNorm needs "
+            "track_running_stats=True"
+        )
+
+
+def _check_replaceable(factory: Factory, target: OwnTarget, samples: Tensor, logits: Tensor) -> None:
+    """Check that the network computes with the weights that a hypernetwork gives it."""
+    empty = build_own(factory.name, factory.input_shape, factory.num_classes).eval()
+    values = {name: value.detach() for name, value in target.state_dict().items()}
+    advice = "read parameters from the layers in each call and keep no other references to them"
+    try:
+        with torch.no_grad():
+            replaced = functional_call(empty, values, (samples.clone(),))
+    except Exception as error:
+        raise factory.problem(f"its weights cannot be replaced in a call; {advice}: {where(error)}") from error
+    if replaced.is_meta or not _close(replaced, logits):
+        raise factory.problem(f"the network does not use the weights that it is given in a call; {advice}")
+
+
+def _check_training(factory: Factory, target: OwnTarget, samples: Tensor) -> None:
+    """Check that training draws random numbers by our dropout only, and changes nothing that is a constant."""
+    constants = {name: value.clone() for name, value in _constants(target).items()}
+    target.train()
+    results = [_trained(factory, target, samples, seed) for seed in (1, 2)]
+    if not _close(*results):
+        raise factory.problem(
+            "training draws random numbers that do not follow from the run's seed; of dropout take torch.nn.Dropout, "
+            "Dropout1d, 2d or 3d as a layer, and not torch.nn.functional.dropout, nor an argument of another layer"
+        )
+    for name, value in _constants(target).items():
+        if not torch.equal(value, constants[name]):
+            raise factory.problem(
+                f"the buffer {target.original_name(name)} changes in training; only BatchNorm's running statistics may"
+            )
+
+
+def _trained(factory: Factory, target: OwnTarget, samples: Tensor, seed: int) -> Tensor:
+    """Return the logits in training under a seed of torch, and the same seed of our dropout."""
+    seed_dropout([target], torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        logits = _called(factory, target, samples.clone())
+    try:
+        torch.autograd.grad(logits.square().sum(), list(target.parameters()), allow_unused=True)
+    except RuntimeError as error:
+        raise factory.problem(f"no gradient reaches its parameters: {error}") from error
+    return logits.detach()
+
+
+def _constants(target: OwnTarget) -> Mapping[str, Tensor]:
+    kept = target.state_dict()
+    return {name: value for name, value in target.named_buffers() if name not in kept}
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool((one - other).abs().max() <= TOLERANCE * max(1.0, float(other.abs().max())))

@@ -1,0 +1,287 @@
+"""Target networks of somebody's own: `package.module:factory` in the place of a built-in target's name.
+
+The factory is called with (input_shape, num_classes) and returns a torch module that maps samples [B, *input_shape] to
+logits [B, K]. Its classifier is the last of its modules, in the order of `named_modules()`, that has parameters of its
+own: a linear layer with K outputs. The module with that layer taken out (an identity in its place) is the extractor.
+
+Initial values are those that the factory gives under torch's CPU generator with a seed of the run, whatever layers the
+network has; trained values that it loads are as good. Three kinds of layers are exchanged for ours, which do the same:
+dropout (random numbers of client and round), BatchNorm (no counter of batches), and buffers of other layers become
+constants, which do not travel.
+"""
+
+import copy
+import functools
+import importlib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.models.custom.source import top_level
+from hyperfl_flwr.models.initialisation import Drawn
+from hyperfl_flwr.models.layers.batchnorm import UNCOUNTED, AnyBatchNorm
+from hyperfl_flwr.models.layers.dropout import Dropout
+from hyperfl_flwr.models.targets import Target
+
+_DROPOUT: dict[type[nn.Module], bool] = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
+"""torch's layer -> whether it leaves out whole maps."""
+
+
+@dataclass(frozen=True)
+class Factory:
+    """What makes a network of somebody's own.
+
+    Attributes:
+        name: `package.module:factory`.
+        input_shape: (C, H, W) or (D,).
+        num_classes: K.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+    def problem(self, text: str) -> ConfigError:
+        """Return the error that says what is wrong with the network."""
+        return ConfigError(f"target = {self.name}: {text}")
+
+    def call(self, seed: int) -> nn.Module:
+        """Return what the factory makes under torch's CPU generator with a seed, whose state is as before afterwards.
+
+        Raises:
+            ConfigError: If there is no such factory, it fails, or it makes something else than a network of float32
+                parameters on the CPU.
+        """
+        make = self._find()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            try:
+                made = make(self.input_shape, self.num_classes)
+            except Exception as error:
+                shape = f"input_shape = {self.input_shape}, num_classes = {self.num_classes}"
+                raise self.problem(f"the factory failed with {shape}: {where(error)}") from error
+        if not isinstance(made, nn.Module):
+            raise self.problem(f"the factory must return a torch.nn.Module, it returned {type(made).__name__}")
+        self._check_parameters(made)
+        return made
+
+    def _find(self) -> Callable[[tuple[int, ...], int], object]:
+        module, _, attribute = self.name.partition(":")
+        found: object = getattr(self._module(module), attribute, None)
+        if not callable(found):
+            what = "is not there" if found is None else f"is no function but {type(found).__name__}"
+            raise self.problem(f"{attribute} of the module {module} {what}; it must be callable")
+        return found
+
+    def _module(self, module: str) -> ModuleType:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+                text = f"no module {error.name} is in the working directory, and none is installed"
+            else:
+                text = (
+                    f"its module needs {error.name}, which is not found: the app takes {top_level(self.name)} alone "
+                    f"along, what else that imports must lie in it or be installed on all nodes"
+                )
+            raise self.problem(text) from error
+        except Exception as error:
+            raise self.problem(f"the module {module} cannot be imported: {where(error)}") from error
+
+    def _check_parameters(self, network: nn.Module) -> None:
+        """Refuse parameters that cannot be shared: absent, lazy, of another type or place, frozen, or tied."""
+        named = dict(network.named_parameters(remove_duplicate=False))
+        if not named:
+            raise self.problem("the network has no parameters")
+        first: dict[int, str] = {}
+        for name, parameter in named.items():
+            if isinstance(parameter, nn.UninitializedParameter):
+                raise self.problem(
+                    f"{name} has no shape yet; call lazy layers once in the factory, or give their sizes"
+                )
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu" or parameter.ndim == 0:
+                kind = f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)} on {parameter.device}"
+                raise self.problem(f"parameters must be float32 on the CPU, of one dimension or more; {name} is {kind}")
+            if not parameter.requires_grad:
+                raise self.problem(f"all parameters are trained, and {name} is frozen; make a constant of it, a buffer")
+            if id(parameter) in first:
+                raise self.problem(
+                    f"{first[id(parameter)]} and {name} are one tensor; tied parameters are not supported, give each "
+                    f"layer its own"
+                )
+            first[id(parameter)] = name
+
+
+def where(error: Exception) -> str:
+    """Return an error in one line, with the last line of somebody's own code that led to it."""
+    others = (str(Path(torch.__file__).parent), str(ROOT / "hyperfl_flwr"), "<frozen")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+class OwnExtractor(nn.Module, Drawn):
+    """The part of an own network below its classifier.
+
+    Args:
+        network: The network with an identity in the classifier's place.
+        factory: What made it.
+    """
+
+    def __init__(self, network: nn.Module, factory: Factory) -> None:
+        super().__init__()
+        self.network, self._factory = network, factory
+        self._on = torch.device("cpu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features [B, F] of samples [B, *input_shape]."""
+        if images.device != self._on:
+            self._move_constants(images.device)
+        features: Tensor = self.network(images)
+        return features
+
+    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the factory's values."""
+        return _detached(new_target(self._factory, seed_of(generator)).extractor)
+
+    def _move_constants(self, device: torch.device) -> None:
+        for layer in self.network.modules():
+            for name in layer._non_persistent_buffers_set:
+                setattr(layer, name, getattr(layer, name).to(device))
+        self._on = device
+
+
+class OwnClassifier(nn.Linear, Drawn):
+    """The last layer of an own network.
+
+    Args:
+        layer: That layer, whose parameters are taken.
+        factory: What made the network.
+    """
+
+    def __init__(self, layer: nn.Linear, factory: Factory) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self._factory = factory
+
+    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the factory's values."""
+        return _detached(new_target(self._factory, seed_of(generator)).classifier)
+
+
+class OwnTarget(Target, Drawn):
+    """An own network, split.
+
+    Args:
+        extractor: Its part below the classifier.
+        classifier: Its last layer.
+        factory: What made it.
+        classifier_name: The classifier's name in it.
+    """
+
+    def __init__(
+        self, extractor: OwnExtractor, classifier: OwnClassifier, factory: Factory, classifier_name: str
+    ) -> None:
+        super().__init__(extractor, classifier)
+        self._factory, self.classifier_name = factory, classifier_name
+
+    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the factory's values."""
+        return _detached(new_target(self._factory, seed_of(generator)))
+
+    def original_name(self, name: str) -> str:
+        """Return what a parameter or running statistic is called in the factory's own network."""
+        part, _, rest = name.partition(".")
+        return f"{self.classifier_name}.{rest}" if part == "classifier" else rest.removeprefix("network.")
+
+
+def build_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> OwnTarget:
+    """Build an own target: parameters and running statistics are on the meta device, constants have their values.
+
+    The factory is called once in a process for each shape. See `hyperfl_flwr.models.targets.build_target`.
+    """
+    return copy.deepcopy(_template(Factory(name, tuple(map(int, input_shape)), int(num_classes))))
+
+
+@functools.lru_cache(maxsize=8)
+def _template(factory: Factory) -> OwnTarget:
+    target = new_target(factory, 0)
+    for layer in target.modules():
+        for name, parameter in layer.named_parameters(recurse=False):
+            setattr(layer, name, nn.Parameter(torch.empty(parameter.shape, device="meta")))
+        if isinstance(layer, AnyBatchNorm):
+            for name, buffer in layer.named_buffers(recurse=False):
+                setattr(layer, name, torch.empty(buffer.shape, device="meta"))
+    return target
+
+
+def new_target(factory: Factory, seed: int) -> OwnTarget:
+    """Return a network of the factory under a seed, split, with its values.
+
+    Raises:
+        ConfigError: If there is none that can be split.
+    """
+    network = factory.call(seed)
+    _exchange_layers(network, factory)
+    own = [name for name, layer in network.named_modules() if next(layer.parameters(recurse=False), None) is not None]
+    last = network.get_submodule(own[-1])
+    if not isinstance(last, nn.Linear) or last.out_features != factory.num_classes:
+        raise factory.problem(
+            f"the last module with parameters must be the classifier, torch.nn.Linear with {factory.num_classes} "
+            f"outputs; it is {own[-1] or 'the network itself'}, {last}. Define the classifier last in the network"
+        )
+    if len(own) == 1:
+        raise factory.problem("there must be parameters below the classifier, which is all that is there")
+    parent, _, leaf = own[-1].rpartition(".")
+    setattr(network.get_submodule(parent), leaf, nn.Identity())
+    return OwnTarget(OwnExtractor(network, factory), OwnClassifier(last, factory), factory, own[-1])
+
+
+def _exchange_layers(network: nn.Module, factory: Factory) -> None:
+    """Put our dropout and BatchNorm in the places of torch's, and turn other layers' buffers into constants."""
+    ours: dict[int, nn.Module] = {}
+    for name, layer in list(network.named_modules(remove_duplicate=False)):
+        if type(layer) in _DROPOUT or type(layer) in UNCOUNTED:
+            parent, _, leaf = name.rpartition(".")
+            ours.setdefault(id(layer), _ours(layer, name, factory))
+            setattr(network.get_submodule(parent), leaf, ours[id(layer)])
+    for name, layer in network.named_modules():
+        if isinstance(layer, AnyBatchNorm) and type(layer) not in (*UNCOUNTED, *UNCOUNTED.values()):
+            raise factory.problem(
+                f"{name} is a {type(layer).__name__}; of BatchNorm there may be BatchNorm1d, 2d and 3d"
+            )
+        if not isinstance(layer, AnyBatchNorm):
+            for key, buffer in layer.named_buffers(recurse=False):
+                layer.register_buffer(key, buffer, persistent=False)
+
+
+def _ours(layer: nn.Module, name: str, factory: Factory) -> nn.Module:
+    if type(layer) in _DROPOUT:
+        try:
+            return Dropout(float(layer.p), maps=_DROPOUT[type(layer)]) if layer.p else nn.Identity()  # type: ignore[arg-type]
+        except ValueError as error:
+            raise factory.problem(f"{name}: {error}") from None
+    assert isinstance(layer, AnyBatchNorm)
+    if layer.momentum is None and layer.track_running_stats:
+        raise factory.problem(f"{name} needs a momentum: averages over all batches are not supported")
+    if not layer.track_running_stats:
+        return layer
+    mine = UNCOUNTED[type(layer)](layer.num_features, layer.eps, layer.momentum or 0.1, layer.affine)
+    mine.load_state_dict({key: value for key, value in layer.state_dict().items() if key != "num_batches_tracked"})
+    return mine
+
+
+def seed_of(generator: torch.Generator) -> int:
+    """Draw a seed for a factory."""
+    return int(torch.randint(2**62, (), generator=generator))
+
+
+def _detached(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in module.state_dict().items()}

@@ -1,0 +1,1 @@
+"""Layers that need special treatment: normalisation and dropout."""

@@ -1,0 +1,1 @@
+"""The owner's machine: cohort of clients, private state, ledger."""

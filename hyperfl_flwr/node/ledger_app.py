@@ -1,0 +1,109 @@
+"""A client app that writes into the node's ledger what comes in and what leaves, before it does."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from logging import ERROR
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.supercore import log
+
+from hyperfl_flwr.core.errors import for_others
+from hyperfl_flwr.node.ledger import Entry, Ledger, LedgerError, Origin
+from hyperfl_flwr.protocol.messages import OUTLIER_SUMS, OWN_ARRAYS, group_of
+
+NOT_RECORDED = "the node's ledger cannot be written, so nothing else leaves it; its log says why"
+"""The only text that leaves a node unrecorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Book:
+    """How a node's messages are recorded.
+
+    Attributes:
+        method: The method that the node takes part in.
+        ledger: Where.
+        private: Groups of parameters that must not leave.
+        send_details: Whether the texts of exceptions may leave, or only what `for_others` makes of them.
+    """
+
+    method: str
+    ledger: Ledger
+    private: Collection[str]
+    send_details: bool
+
+
+class RecordedApp(ClientApp):
+    """Flower's client app, whose replies are final: Flower serialises what `__call__` returns, and adds nothing.
+
+    Args:
+        book_of: Returns how the messages of a node are recorded; None if they are not.
+    """
+
+    def __init__(self, book_of: Callable[[Message, Context], Book | None]) -> None:
+        super().__init__()
+        self._book_of = book_of
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; what the ledger does not hold does not leave."""
+        book = self._book_of(message, context)
+        if book is None:
+            return super().__call__(message, context)
+        origin = _origin(message, context, book.method)
+        try:
+            book.ledger.append(origin.entry("in", message.content))
+            reply = self._answer(message, context, book)
+            entry = _leaving(origin, reply)
+            if kept := private_arrays(entry, book.private):
+                log(ERROR, "the answer holds arrays of private groups, which stay: %s", ", ".join(kept))
+                reply = _error(message, "ValueError: the answer holds arrays of private groups")
+                entry = _leaving(origin, reply)
+            book.ledger.append(entry)
+        except LedgerError as error:
+            log(ERROR, "%s", error)
+            return _error(message, f"{type(error).__name__}: {NOT_RECORDED}")
+        return reply
+
+    def _answer(self, message: Message, context: Context, book: Book) -> Message:
+        """Answer a message; an exception becomes an error reply here, so that its text can be recorded."""
+        try:
+            return super().__call__(message, context)
+        except LedgerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - Flower would send the text of whatever it is
+            log(ERROR, "the node could not answer a message of type %s", message.metadata.message_type, exc_info=error)
+            return _error(message, f"{type(error).__name__}: {error}" if book.send_details else for_others(error))
+
+
+def private_arrays(entry: Entry, private: Collection[str]) -> list[str]:
+    """Return the names of a message's arrays that belong to one of these groups."""
+    names = [(record.name, array.name) for record in entry.records for array in record.arrays]
+    return [name for record, name in names if array_group(record, name) in private]
+
+
+def array_group(record: str, name: str) -> str:
+    """Return the group of an array in a record, where its key may begin with a client's id or a level."""
+    return group_of(name.partition("/")[2] if record in (OWN_ARRAYS, OUTLIER_SUMS) else name)
+
+
+def _origin(message: Message, context: Context, method: str) -> Origin:
+    number = context.node_config.get("partition-id", -1)
+    return Origin(
+        kind=message.metadata.message_type,
+        flower_run=message.metadata.run_id,
+        node=number if isinstance(number, int) else -1,
+        method=method,
+        request=message.content,
+    )
+
+
+def _leaving(origin: Origin, reply: Message) -> Entry:
+    if reply.has_error():
+        return origin.entry("out", None, str(reply.error.reason))
+    return origin.entry("out", reply.content)
+
+
+def _error(message: Message, reason: str) -> Message:
+    """Return an error reply as Flower makes one of an exception."""
+    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)

@@ -1,0 +1,299 @@
+"""What travels between the server and the nodes: names and layouts, for both sides.
+
+A TRAIN or EVALUATE message to a node holds
+
+- `arrays`: the shared groups, keyed `group/name`;
+- `own-arrays`: what each of its clients gets alone, keyed `client/group/name` (absent where no group is per client);
+- `config`: a `Request`.
+
+A node hosts several clients and answers once, with
+
+- `arrays`: the shared groups, keyed alike (TRAIN only): of ONE trained client its parameters as they are, of several
+  the SUMS of weight times parameters in float64, level 0 of `hyperfl_flwr.protocol.reproducible_sum`;
+- `outlier-sums`: the other levels, keyed `level/group/name` (TRAIN only; absent in nearly all replies);
+- `own-arrays`: the per-client groups of its trained clients, one by one, keyed as above (TRAIN only);
+- `weights`: the two weights, and nothing else;
+- `clients`: a `Report`, the per-client numbers.
+
+`hyperfl_flwr.protocol.queries` has the messages beside these. Private groups are in none of all.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+ARRAYS = "arrays"
+CLIENTS = "clients"
+CONFIG = "config"
+PROPERTIES = "properties"
+WEIGHTS = "weights"
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+HELLO = "query.hello"
+"""Type of the handshake's message; `hyperfl_flwr.protocol.queries` has what clients are asked later."""
+
+OWN_ARRAYS = "own-arrays"
+OUTLIER_SUMS = "outlier-sums"
+NUM_CLIENTS = "num-clients"
+NUM_EXAMPLES = "num-examples"
+
+
+class Reduction(Enum):
+    """How the server reduces a shared group over the clients that were trained."""
+
+    MEAN_BY_EXAMPLES = "mean_by_examples"
+    """sum_i n_i x_i / sum_i n_i, with the numbers n_i of training samples."""
+    MEAN = "mean"
+    """sum_i x_i / number of clients."""
+    SUM = "sum"
+    """sum_i x_i; absent clients count as zero."""
+    PER_CLIENT = "per_client"
+    """Not reduced: each client is sent arrays of its own, and the method's strategy gets back each client's."""
+
+    def weight(self, num_examples: int) -> float:
+        """Return the weight of one client in the node's sum."""
+        return float(num_examples) if self is Reduction.MEAN_BY_EXAMPLES else 1.0
+
+    def divisor(self, num_examples: int, num_clients: int) -> float:
+        """Return what the server divides the sum over all nodes by."""
+        if self is Reduction.MEAN_BY_EXAMPLES:
+            return float(num_examples)
+        return float(num_clients) if self is Reduction.MEAN else 1.0
+
+
+def group_of(key: str) -> str:
+    """Return the group of a key `group/name`."""
+    return key.partition("/")[0]
+
+
+def own_key(number: int, key: str) -> str:
+    """Return the key `client/group/name` of a client's own array, or `level/group/name` of a level's sum."""
+    return f"{number}/{key}"
+
+
+def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
+    """Return arrays with keys `client/group/name`, or `level/group/name`, by that number, with keys `group/name`.
+
+    Raises:
+        ValueError: If a key does not begin with a number.
+    """
+    found: dict[int, dict[str, NDArray[Any]]] = {}
+    for key, value in arrays.items():
+        number, _, rest = key.partition("/")
+        if not number.isdecimal():
+            raise ValueError(f"arrays of one client or level must have keys NUMBER/GROUP/NAME, got {printable(key)!r}")
+        found.setdefault(int(number), {})[rest] = value
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the server asks a node to do.
+
+    Attributes:
+        round: The federated round, from 1.
+        experiment: Identity of the run, 16 hexadecimal digits.
+        run_directory: The server's output folder; a simulated node keeps its clients' state below it.
+        clients: The sampled clients that this node hosts, ascending.
+        versions: For each of them the round whose private state to start from; 0 is the initial one.
+        kept_versions: For each of them the version that the last durable checkpoint needs.
+        num_clients: How many clients are asked on all nodes together, which decides how sums are rounded (TRAIN only).
+        max_num_examples: Training samples of the largest client, which does so, too (TRAIN only).
+    """
+
+    round: int
+    experiment: str
+    run_directory: str
+    clients: Sequence[int]
+    versions: Sequence[int]
+    kept_versions: Sequence[int]
+    num_clients: int = 1
+    max_num_examples: int = 1
+
+    def to_record(self) -> ConfigRecord:
+        """Pack into a record."""
+        values = {name.replace("_", "-"): value for name, value in vars(self).items()}
+        return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
+
+    @classmethod
+    def of(cls, content: RecordDict) -> "Request":
+        """Return the request in a message's content; errors as `from_record` and `record_of`."""
+        return cls.from_record(record_of(content, CONFIG, ConfigRecord))
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> "Request":
+        """Unpack from a record.
+
+        Raises:
+            ValueError: If the experiment is not what `secrets.token_hex(8)` makes.
+        """
+        values: dict[str, Any] = dict(record)
+        experiment = str(values["experiment"])
+        if not re.fullmatch("[0-9a-f]{16}", experiment):
+            # It becomes part of a path on the node's disk, which the server must not choose.
+            raise ValueError(f"an experiment's identity is 16 hexadecimal digits, got {experiment!r}")
+        return cls(
+            round=int(values["round"]),
+            experiment=experiment,
+            run_directory=str(values["run-directory"]),
+            clients=list(values["clients"]),
+            versions=list(values["versions"]),
+            kept_versions=list(values["kept-versions"]),
+            num_clients=int(values["num-clients"]),
+            max_num_examples=int(values["max-num-examples"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientResult:
+    """The numbers of one client after its part of a round.
+
+    Attributes:
+        client: The client's id.
+        num_examples: Its training samples (TRAIN) or test samples (EVALUATE).
+        metrics: Numbers by name, for example `own-accuracy`.
+    """
+
+    client: int
+    num_examples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a client was left out of a round.
+
+    Attributes:
+        client: The client's id.
+        reason: One line.
+        details: A traceback, where the node sends one.
+    """
+
+    client: int
+    reason: str
+    details: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a node tells about its clients in one reply.
+
+    Attributes:
+        results: Clients that finished, in the order of their ids.
+        failures: Clients that did not.
+        process: Id of the process that ran them.
+        peak_memory: Largest resident memory of that process so far, in bytes.
+        seconds: Wall time of the node's whole work on the message.
+    """
+
+    results: Sequence[ClientResult] = ()
+    failures: Sequence[Failure] = ()
+    process: str = ""
+    peak_memory: int = 0
+    seconds: float = 0.0
+
+    def to_record(self) -> ConfigRecord:
+        """Pack into a record: one list per metric, NaN where a client does not have it."""
+        names = sorted({name for result in self.results for name in result.metrics})
+        columns = {
+            f"metric/{name}": [float(result.metrics.get(name, float("nan"))) for result in self.results]
+            for name in names
+        }
+        values: dict[str, Any] = {
+            "client": [result.client for result in self.results],
+            "num-examples": [result.num_examples for result in self.results],
+            "failed": [failure.client for failure in self.failures],
+            "reason": [failure.reason for failure in self.failures],
+            "details": [failure.details for failure in self.failures],
+            "process": self.process,
+            "peak-memory": self.peak_memory,
+            "seconds": self.seconds,
+            **columns,
+        }
+        # Flower cannot count the bytes of an empty list.
+        return ConfigRecord({key: value for key, value in values.items() if value != []})
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> "Report":
+        """Unpack from a record, which may be anything: it comes from a machine that is not ours.
+
+        Raises:
+            ValueError: If it is not what `to_record` makes, with lists of equal lengths and positive counts.
+        """
+        try:
+            return cls._unpack(dict(record))
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"it is no report: {type(error).__name__}: {error}") from None
+
+    @classmethod
+    def _unpack(cls, values: Mapping[str, Any]) -> "Report":
+        clients, counts = values.get("client", []), values.get("num-examples", [])
+        failed, reasons, details = (values.get(key, []) for key in ("failed", "reason", "details"))
+        columns = {key.partition("/")[2]: value for key, value in values.items() if key.startswith("metric/")}
+        if not all(type(number) is int for number in (*clients, *counts, *failed)):
+            raise ValueError("ids and numbers of samples must be integers")
+        if not all(count > 0 for count in counts):
+            raise ValueError(f"numbers of samples must be positive, got {list(counts)}")
+        if any(len(column) != len(clients) for column in columns.values()):
+            raise ValueError("every metric must have one number per client")
+        process, peak_memory, seconds = values["process"], values["peak-memory"], float(values["seconds"])
+        if type(process) is not str or type(peak_memory) is not int or not 0 <= peak_memory < 2**50:
+            raise ValueError("a process must have a name and the size of its memory in bytes")
+        if not 0 <= seconds < 1e9:
+            raise ValueError(f"the seconds of the work must be a number from 0 to 1e9, got {seconds:g}")
+        return cls(
+            results=[
+                ClientResult(client=client, num_examples=count, metrics=_row(columns, number))
+                for number, (client, count) in enumerate(zip(clients, counts, strict=True))
+            ],
+            failures=[
+                Failure(client=client, reason=printable(reason), details=detail[:MAX_DETAILS])
+                for client, reason, detail in zip(failed, reasons, details, strict=True)
+            ],
+            process=printable(process),
+            peak_memory=peak_memory,
+            seconds=seconds,
+        )
+
+
+MAX_REASON = 2_000
+MAX_DETAILS = 100_000
+"""Characters of a failure's reason and details that the server keeps."""
+
+
+def printable(text: str) -> str:
+    """Return a text from another machine as one line that is safe to print and to log."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:MAX_REASON]
+
+
+def _row(columns: Mapping[str, Any], number: int) -> dict[str, float]:
+    """Return one client's metrics; those it does not have are NaN in the columns."""
+    row = {name: float(column[number]) for name, column in columns.items()}
+    return {name: value for name, value in row.items() if not np.isnan(value)}
+
+
+def weights_record(num_examples: int, num_clients: int) -> MetricRecord:
+    """Pack the weights of a node's sums."""
+    return MetricRecord({NUM_EXAMPLES: num_examples, NUM_CLIENTS: num_clients})
+
+
+def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
+    """Return a record of a message's content.
+
+    Flower's own way, `content.array_records[name]`, leaves a reference cycle behind, which keeps a content and its
+    arrays alive until Python's garbage collector comes by.
+
+    Raises:
+        ValueError: If there is no such record of this kind.
+    """
+    record = content.get(name)
+    if not isinstance(record, kind):
+        raise ValueError(f"the message holds no {kind.__name__} {name!r}")
+    return record

@@ -1,0 +1,1 @@
+"""Uses of a finished run: report, export, join, personalize."""

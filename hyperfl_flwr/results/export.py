@@ -1,0 +1,274 @@
+"""A client's model out of a run's folder, or out of a node's own folder of private state, as plain tensors.
+
+Two states of a client's model are measured in a run (docs/metrics.md), and either can be had where it is stored:
+
+- `own`: after the client's last local training. `metrics.jsonl` has its accuracy as the client's `own_accuracy` of the
+  round whose private state the last checkpoint names. Of `hyperfl`, `local` and `priv-hfl` the private state tells it;
+  a node keeps it of every method (`hyperfl_flwr.node.saved_models`).
+- `aggregate`: what the last checkpoint holds, with the client's private parts: its `aggregate_accuracy` after the last
+  round. Every run folder of a simulation has it.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+from clients.engine.base import BaseClient
+from clients.engine.context import ClientSetting
+from hyperfl_flwr.app.restore import Restored, restored
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.rng import seed_for
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.standalone import file_names, write_model
+from hyperfl_flwr.node.private_state import INITIAL, PrivateState
+from hyperfl_flwr.node.saved_models import KeptModel
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.runs.run_directory import read_metrics
+
+State = Literal["own", "aggregate"]
+
+_NUMBERS = {"own": ("client", "own_accuracy"), "aggregate": ("client-aggregate", "aggregate_accuracy")}
+"""Kind of line and name of the number in metrics.jsonl, by state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A model and what it is.
+
+    Attributes:
+        tensors: Values of the target network by name.
+        recipe: How it is used.
+        client: Whose it is; None for one that is the same for all.
+        state: See the module's docstring.
+        round: The federated round after which it was so.
+        method: Of the run.
+        dataset: What the run was trained on.
+        experiment: Identity of the run.
+        accuracy: That the run recorded of it on the client's test data; None if it recorded none.
+        notes: What people should know of it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    recipe: TargetRecipe
+    client: int | None
+    state: State
+    round: int
+    method: str
+    dataset: str
+    experiment: str
+    accuracy: float | None
+    notes: tuple[str, ...] = ()
+
+    def about(self) -> dict[str, Any]:
+        """Return what a model's document is to tell besides its recipe."""
+        names = ("client", "state", "round", "method", "dataset", "experiment", "accuracy")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        whose = "the global model" if self.client is None else f"client {self.client}'s model"
+        what = "after its local training in" if self.state == "own" else "as aggregated after"
+        known = "" if self.accuracy is None else f"; its test accuracy was {100 * self.accuracy:.2f} %"
+        return f"{whose} of {self.method}, {what} round {self.round}{known}"
+
+
+def model_of_run(
+    run: Path, client: int | None, state: State | None = None, changes: Mapping[str, Scalar] | None = None
+) -> Exported:
+    """Return a client's model, or the global one, from a run's folder.
+
+    Args:
+        run: The folder.
+        client: The client's id; None for the global model, which only some methods have.
+        state: Which; None for `own` where the private state tells it, else `aggregate`.
+        changes: Settings of this machine (`data-root`).
+
+    Raises:
+        RunDirectoryError: If the run has no such model, or not here.
+        HyperFLError: If a file is missing or damaged.
+    """
+    found = restored(run, changes)
+    if client is None:
+        return _global_model(found, state)
+    if not 0 <= client < found.config.num_clients:
+        raise RunDirectoryError(f"the clients of {run} are 0 to {found.config.num_clients - 1}, got {client}")
+    _refuse_absent(found, client)
+    member = client_of(found, client)
+    version = found.strategy.progress.versions[client]
+    own = member.own_model(_private(member, version)) if state != "aggregate" and found.method.client.private else None
+    if own is None:
+        if state == "own":
+            raise RunDirectoryError(
+                f"{run} does not hold the model that client {client} of {found.config.method} had after its local "
+                f"training, only a SuperNode keeps it; leave out --state own"
+            )
+        member.receive(found.strategy.evaluated(found.arrays, client), version)
+        return _exported(found, client, "aggregate", found.round, member.target_state())
+    return _exported(found, client, "own", version, own)
+
+
+def _global_model(found: Restored, state: State | None) -> Exported:
+    """Return the model that is the same for all clients."""
+    client = found.method.client
+    if client.private or Reduction.PER_CLIENT in client.shared.values():
+        raise RunDirectoryError(
+            f"{found.config.method} has no model that is the same for all clients; name one with --client, "
+            f"0 to {found.config.num_clients - 1}"
+        )
+    if state == "own":
+        raise RunDirectoryError("only a client has a model of its own (--state own); give --client, or leave --state")
+    member = client_of(found, 0)
+    member.receive(found.strategy.evaluated(found.arrays, 0), INITIAL)
+    return _exported(found, None, "aggregate", found.round, member.target_state())
+
+
+def _refuse_absent(found: Restored, client: int) -> None:
+    """Refuse a client whose private parts are not in the run's folder."""
+    private = found.method.client.private
+    if private and not found.simulated:
+        raise RunDirectoryError(
+            f"the private parts of client {client} ({', '.join(private)}) stay at its node; its owner can export the "
+            f"model there: hyperfl export STATE_DIR --client {client} --run {found.experiment}"
+        )
+    if private and found.strategy.progress.versions.get(client, INITIAL) == INITIAL:
+        raise RunDirectoryError(f"client {client} was not trained up to round {found.round}; resume the run")
+
+
+def client_of(found: Restored, client: int) -> BaseClient:
+    """Return a client of a run, without any data, on the CPU."""
+    shape, nobody = found.recipe.input_shape, torch.zeros(0, dtype=torch.int64)
+    nothing = torch.zeros(0, *shape)
+    data = ClientData(
+        train_images=nothing, train_labels=nobody, test_images=nothing, test_labels=nobody, augmentation=None,
+        num_classes=len(found.recipe.classes),
+    )  # fmt: skip
+    return found.method.client(
+        ClientSetting(
+            config=found.config,
+            client=client,
+            data=data,
+            device=torch.device("cpu"),
+            state=PrivateState(found.run / "clients", found.experiment, client),
+            learning_rate=0.0,
+            mixing_key=seed_for(found.config.seed, "mixing").to_bytes(8, "big"),  # a simulation's
+            mean=found.recipe.mean,
+            std=found.recipe.std,
+            round=found.round,
+            classes=found.recipe.classes,
+        )
+    )
+
+
+def _private(member: BaseClient, version: int) -> Mapping[str, Tensor]:
+    return {key: torch.tensor(value) for key, value in member.setting.state.load(version).items()}
+
+
+def _exported(
+    found: Restored, client: int | None, state: State, server_round: int, tensors: Mapping[str, Tensor]
+) -> Exported:
+    return Exported(
+        tensors=tensors,
+        recipe=found.recipe,
+        client=client,
+        state=state,
+        round=server_round,
+        method=found.config.method,
+        dataset=found.data.title,
+        experiment=found.experiment,
+        accuracy=None if client is None else _recorded(found.run, client, state, server_round),
+        notes=found.notes,
+    )
+
+
+def _recorded(run: Path, client: int, state: State, server_round: int) -> float | None:
+    """Return the accuracy that a run has recorded of a client's model; None if there is none."""
+    kind, name = _NUMBERS[state]
+    for line in read_metrics(run):
+        if (line["kind"], line["round"], line.get("client")) == (kind, server_round, client):
+            value = float(line[name])
+            return None if math.isnan(value) else value
+    return None
+
+
+def model_of_node(states: Path, client: int, experiment: str | None = None) -> Exported:
+    """Return the model that a node has kept of one of its clients.
+
+    Args:
+        states: The node's folder of private state (`state-dir`), or its folder of one run.
+        client: The client's id.
+        experiment: Identity of the run, or its first digits; None if there is but one.
+
+    Raises:
+        RunDirectoryError: If there is no such model.
+        StateError: If it is damaged.
+    """
+    folder = _folder_of(states, client, experiment)
+    kept = KeptModel.read(folder)
+    return Exported(
+        tensors={name: torch.tensor(value) for name, value in kept.tensors.items()},
+        recipe=kept.recipe,
+        client=kept.client,
+        state="own",
+        round=kept.round,
+        method=kept.method,
+        dataset=title_of(kept.dataset),  # which has a path if an earlier version has kept it
+        experiment=kept.experiment,
+        accuracy=None if math.isnan(kept.accuracy) else kept.accuracy,
+    )
+
+
+def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
+    """Return a client's folder with a model."""
+    name = f"client-{client:05d}"
+    runs = {path.parent.parent.name: path.parent for path in sorted(states.glob(f"*/{name}/model.npz"))}
+    if not runs and (states / name / "model.npz").is_file():
+        runs = {states.name: states / name}
+    if experiment is not None:
+        runs = {key: path for key, path in runs.items() if experiment and key.startswith(experiment)}
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    if runs:
+        raise RunDirectoryError(
+            f"{states} has models of client {client} of the runs {', '.join(runs)}; name one: --run"
+        )
+    there = sorted({path.parent.relative_to(states).as_posix() for path in states.glob("**/client-*/model.npz")})
+    raise RunDirectoryError(
+        f"{states} holds no model of client {client}{f' of the run {experiment}' if experiment else ''}; "
+        + (
+            f"there are {', '.join(there)}"
+            if there
+            else "give a run's folder, or a node's state-dir with keep-model on"
+        )
+    )
+
+
+def write_exported(found: Exported, output: Path) -> list[Path]:
+    """Write a model for plain torch, readable by its owner alone; returns the files' paths.
+
+    Args:
+        found: The model.
+        output: The parameters' file, `*.safetensors`; its document and script go beside it.
+
+    Raises:
+        RunDirectoryError: If the name is another one, or one of the files exists.
+    """
+    if output.suffix != ".safetensors":
+        raise RunDirectoryError(f"the output must end with .safetensors, got {output.name}; choose another name")
+    if unfit := sorted(set(re.findall(r"[^\w .+-]", output.stem))):  # the name stands in the script
+        raise RunDirectoryError(f"the output's name must have no {' '.join(unfit)}, got {output.name}; choose another")
+    if used := [name for name in file_names(output.stem) if (output.parent / name).exists()]:
+        raise RunDirectoryError(f"{output.parent} holds {', '.join(used)} already; choose another output")
+    try:
+        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return write_model(output.parent, found.tensors, found.recipe, found.about(), output.stem)
+    except OSError as error:
+        raise RunDirectoryError(f"{output} cannot be written: {error}; choose another output") from None

@@ -1,0 +1,256 @@
+"""A new client joins a finished run: it trains what it keeps to itself, with what is shared as a constant.
+
+What is shared comes from the run's folder, or in a deployment from a file that the operator has written
+(`hyperfl export RUN --shared`): nothing private is in it, and it tells the settings that the training takes.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+from clients.engine.base import BaseClient
+from clients.engine.context import ClientSetting
+from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.restore import Restored, restored
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.data.dataset import Dataset
+from hyperfl_flwr.data.federated_data import ClientData, normalised
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sample_format import Reading, title_of
+from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.standalone import write_model
+from hyperfl_flwr.node.private_state import INITIAL, PrivateState
+from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.runs.run_directory import refuse_used_directory
+
+TAKEN = (
+    "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
+    "hyperfl.", "fedrep.",
+)  # fmt: skip
+"""Settings that a joining client takes from the run, whole or by their section; paths are not among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What a run's clients share.
+
+    Attributes:
+        config: The settings that a joining client takes, the others as by default.
+        arrays: The shared groups, keyed `group/name`.
+        recipe: What the models take.
+        experiment: Identity of the run.
+        round: The checkpoint's.
+    """
+
+    config: RunConfig
+    arrays: SharedArrays
+    recipe: TargetRecipe
+    experiment: str
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What came of joining.
+
+    Attributes:
+        before: Accuracy on the client's test data with the private parts that a run starts with.
+        after: After training them.
+        train_examples: Number of training samples.
+        test_examples: Number of test samples.
+        seconds: Of the training.
+        files: The model's.
+    """
+
+    before: float
+    after: float
+    train_examples: int
+    test_examples: int
+    seconds: float
+    files: list[Path]
+
+
+def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shared:
+    """Read what a run's clients share, from its folder or from the file that `write_shared` wrote.
+
+    Raises:
+        RunDirectoryError: If no client can join a run of this method.
+        HyperFLError: If a file is missing or damaged.
+    """
+    if source.suffix == ".safetensors":
+        return _read(source)
+    found = restored(source, changes)
+    _refuse_others(found)
+    return Shared(
+        config=_config_of(found.config.flat()),
+        arrays=unpack_arrays(found.arrays),
+        recipe=found.recipe,
+        experiment=found.experiment,
+        round=found.round,
+    )
+
+
+def _refuse_others(found: Restored) -> None:
+    if not found.method.client.joins:
+        able = ", ".join(name for name, method in METHODS.items() if method.client.joins)
+        raise RunDirectoryError(
+            f"{found.run} is a run of {found.config.method}, which no client can join by training private parts alone; "
+            f"{able} can be joined"
+        )
+
+
+def _is_taken(key: str) -> bool:
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in TAKEN)
+
+
+def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
+    """Return what a joining client takes of a run's settings, the others as by default."""
+    taken = {key: value for key, value in settings.items() if _is_taken(key)}
+    return resolved(RunConfig.from_flat(default_settings() | taken, methods=METHODS))
+
+
+def write_shared(shared: Shared, output: Path) -> None:
+    """Write what a run's clients share to one file, with all that joining takes.
+
+    Raises:
+        RunDirectoryError: If the file exists, has another ending, or cannot be written.
+    """
+    if output.suffix != ".safetensors" or output.exists():
+        problem = "exists" if output.exists() else "does not end with .safetensors"
+        raise RunDirectoryError(f"the output {output} {problem}; choose another one")
+    settings = {key: value for key, value in shared.config.flat().items() if _is_taken(key)}
+    told = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
+    tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
+    data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in told.items()}})
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, data, mode=0o600)
+    except OSError as error:
+        raise RunDirectoryError(f"{output} cannot be written: {error}; choose another output") from None
+
+
+def _read(path: Path) -> Shared:
+    try:
+        with safe_open(path, framework="np") as file:
+            told = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return Shared(
+            config=_config_of(told["settings"]),
+            arrays=arrays,
+            recipe=TargetRecipe.of({field.name: told[field.name] for field in fields(TargetRecipe)}),
+            experiment=str(told["experiment"]),
+            round=int(told["round"]),
+        )
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}; have it written by `hyperfl export RUN --shared`") from None
+    except (
+        SafetensorError, KeyError, ValueError, AttributeError, TypeError, RecursionError, HyperFLError,
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split())
+        raise StateError(
+            f"{path} is damaged, or not written by `hyperfl export RUN --shared` ({type(error).__name__}: {reason})"
+        ) from None
+
+
+def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.device) -> Joined:
+    """Train a new client's private parts on its own labelled data, and write its model.
+
+    Args:
+        shared: What it joins.
+        dataset: `npz:FILE` or `folder:PATH`; all its training samples are the client's, test samples measure.
+        output: Folder of the result, new or empty.
+        rounds: Number of local rounds.
+        device: Where to compute.
+
+    Raises:
+        HyperFLError: If the data do not fit, or the folder is in use.
+    """
+    refuse_used_directory(output)
+    member = _member(shared, _data_of(shared, dataset), output, device)
+    data = member.setting.data
+    try:
+        member.receive(shared.arrays, INITIAL)
+    except ValueError as error:
+        raise StateError(f"what is shared does not fit a {shared.config.target} network: {error}") from None
+    before = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
+    began = time.perf_counter()
+    member.join(rounds, numpy_generator(shared.config.seed, "joining"))
+    seconds = time.perf_counter() - began
+    after = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
+    output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about: dict[str, Any] = {
+        "state": "joined", "method": shared.config.method, "experiment": shared.experiment, "round": shared.round,
+        "dataset": title_of(dataset), "accuracy_before": before, "accuracy": after,
+        "train_examples": len(data.train_labels), "test_examples": len(data.test_labels), "rounds": rounds,
+        "seconds": seconds,
+    }  # fmt: skip
+    return Joined(
+        before=before,
+        after=after,
+        train_examples=len(data.train_labels),
+        test_examples=len(data.test_labels),
+        seconds=seconds,
+        files=write_model(output, member.target_state(), shared.recipe, about),
+    )
+
+
+def _data_of(shared: Shared, name: str) -> ClientData:
+    """Read the client's data as the run's clients see theirs: the same classes, shape and normalisation."""
+    recipe = shared.recipe
+    shape = recipe.input_shape
+    is_image = len(shape) == 3
+    reading = Reading(
+        input_shape=(shape[0], shape[1], shape[2]) if is_image else None,
+        classes=recipe.classes,
+        normalisation=(recipe.mean, recipe.std),
+        has_owner=True,
+    )
+    dataset = load_dataset(name, None, reading)
+    if dataset.input_shape != shape:
+        raise StateError(
+            f"samples of {name} must have the shape {shape}, as those of the run, got {dataset.input_shape}"
+        )
+    return _as_one_client(dataset)
+
+
+def _as_one_client(dataset: Dataset) -> ClientData:
+    """Return all samples as one client's."""
+    (train, test) = (
+        normalised(part.scaled(torch.arange(len(part)).numpy()), dataset.mean, dataset.std)
+        for part in (dataset.train, dataset.test)
+    )
+    return ClientData(
+        train_images=train, train_labels=torch.tensor(dataset.train.labels),
+        test_images=test, test_labels=torch.tensor(dataset.test.labels),
+        augmentation=None, num_classes=dataset.num_classes,
+    )  # fmt: skip
+
+
+def _member(shared: Shared, data: ClientData, output: Path, device: torch.device) -> BaseClient:
+    return METHODS[shared.config.method].client(
+        ClientSetting(
+            config=shared.config,
+            client=0,
+            data=data.to(device),
+            device=device,
+            state=PrivateState(output, shared.experiment, 0),  # nothing is stored
+            learning_rate=number(shared.config.learning_rate),
+            mean=shared.recipe.mean,
+            std=shared.recipe.std,
+            classes=shared.recipe.classes,
+        )
+    )

@@ -1,0 +1,1 @@
+"""A run's folder: records, checkpoints, manifest, summary, figures."""

@@ -1,0 +1,123 @@
+"""What a run was: settings, versions, code, hardware."""
+
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.core.commit import COMMIT
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.versions import COMMIT_VARIABLE, versions
+from hyperfl_flwr.models.custom.provenance import model_facts
+from hyperfl_flwr.runs.run_data import RunData
+from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.membership import Roster
+
+
+def new(settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
+    """Return the manifest of a run that begins.
+
+    Args:
+        settings: As they were asked for.
+        resolved: What each `auto` of them became, see `hyperfl_flwr.app.resolved`.
+        roster: The nodes.
+    """
+    federation = roster.federation
+    document = {
+        "experiment": secrets.token_hex(8),
+        "status": "running",
+        "problem": "",
+        "settings": dict(settings),
+        "resolved": dict(resolved),
+        **_circumstances(),
+        "end": None,
+        "resumed": [],
+        "nodes": [roster.clients_of(number) for number in range(roster.num_nodes)],
+        "devices": [None] * roster.num_nodes,
+        "present_at_start": [node.partition for node in federation.nodes],
+        "partitioned_by": federation.nodes[0].properties["partitioned-by"],
+        "data": RunData.of(federation, str(settings["dataset"])).entry(),
+        **(_label_counts(federation) if roster.simulated else {}),
+        **model_facts(str(settings["target"])),
+    }
+    return with_nodes(document, roster)
+
+
+def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
+    """Return a manifest with what nodes that came later have told, and with who is refused."""
+    nodes = {node.partition: node for node in roster.federation.nodes}
+    devices = [
+        nodes[number].properties["device"] if number in nodes else before
+        for number, before in enumerate(old["devices"])
+    ]
+    refused = [{"node": refusal.number, "reason": refusal.reason} for refusal in roster.refused]
+    joined = sorted(roster.seen - set(old["present_at_start"]))
+    excluded = [asdict(exclusion) for exclusion in roster.exclusions]
+    data = RunData.read(old)
+    if nodes:  # all may be away, or excluded
+        data = RunData.of(roster.federation, str(old["settings"]["dataset"])).with_earlier(data)
+    found = {"devices": devices, "joined": joined, "refused": refused, "excluded": excluded, "data": data.entry()}
+    return {**old, **found}
+
+
+def resumed(
+    old: Mapping[str, Any], settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster
+) -> dict[str, Any]:
+    """Return the manifest of a run that goes on: the old one, the new settings, and under what circumstances."""
+    history = [*old.get("resumed", []), _circumstances()]
+    began = {"status": "running", "problem": "", "end": None, "resumed": history}
+    asked = {"settings": dict(settings), "resolved": dict(resolved)}
+    return with_nodes({"present_at_start": [], **old, **asked, **began}, roster)
+
+
+def _circumstances() -> dict[str, Any]:
+    return {"start": now(), "versions": versions(), "code": code(), "hardware": hardware()}
+
+
+def _label_counts(federation: Federation) -> dict[str, Any]:
+    """Return what the nodes of a simulation tell about their data; a deployment's are not asked."""
+    counts = federation.label_counts()
+    if not counts:
+        return {}
+    ordered = {split: [rows[client] for client in sorted(rows)] for split, rows in counts.items()}
+    return {"label_counts": ordered, "data_reuse": json.loads(str(federation.nodes[0].properties["data-reuse"]))}
+
+
+def hardware() -> dict[str, Any]:
+    """Return processor, cores, memory and GPUs of this machine."""
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+    }
+
+
+def code() -> dict[str, Any]:
+    """Return the checkout's commit and whether files differ from it; None where it is not known."""
+    commit, _, dirty = (COMMIT or os.environ.get(COMMIT_VARIABLE, "")).partition("-")
+    return {"commit": commit or None, "dirty": dirty == "dirty" if commit else None, "app": str(ROOT)}
+
+
+def now() -> str:
+    """Return the time as an ISO 8601 text with the zone."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

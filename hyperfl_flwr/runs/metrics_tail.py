@@ -1,0 +1,35 @@
+"""A run's metrics.jsonl, read while it is being written."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.runs.run_directory import Record
+
+
+class NewRecords:
+    """Hands out each line once.
+
+    Args:
+        directory: The run's folder; it need not exist yet.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "metrics.jsonl"
+        self._identity, self._position = 0, 0
+
+    def read(self) -> "tuple[list[Record], bool]":
+        """Return the records that were added, and whether they begin anew, as those of a resumed run do."""
+        if not self._file.is_file():
+            return [], False
+        with self._file.open("rb") as file:
+            identity = os.fstat(file.fileno()).st_ino
+            is_anew = identity != self._identity  # a resumed run begins by replacing the file
+            if is_anew:
+                self._identity, self._position = identity, 0
+            file.seek(self._position)
+            added, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(added) + len(newline)
+        return [json.loads(line) for line in added.splitlines()], is_anew

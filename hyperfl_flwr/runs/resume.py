@@ -1,0 +1,107 @@
+"""Going on with a run: which settings may differ, and from which checkpoint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default_settings
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.node.private_state import INITIAL, PrivateState
+from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
+from hyperfl_flwr.runs.novel_results import FILE
+from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, trained_settings
+
+
+def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> int:
+    """Return the round to go on after; 0 means from the start.
+
+    Args:
+        config: The settings of the resumed run; `config.resume` is its folder.
+        in_use: The same with numbers in the place of `auto`, see `hyperfl_flwr.app.resolved`.
+        keeps_state: Whether the method's clients have private groups.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder, a setting differs that must not, or nothing is left to do.
+        StateError: If the checkpoint, or the private state that it needs, is missing or damaged.
+    """
+    path = Path(config.resume)
+    manifest = read_manifest(path)
+    refuse_changes(trained_settings(manifest), config.flat(), in_use.flat())
+    done = int(manifest["settings"]["num-rounds"])
+    is_complete = manifest.get("status") == "completed" and config.num_rounds <= done
+    if is_complete and not _is_to_assess(path, manifest["settings"], config):
+        raise RunDirectoryError(f"the run in {path} is complete after {done} rounds; raise num-rounds to go on with it")
+    checkpoints = Checkpoints(path / "checkpoints")
+    for number in reversed(checkpoints.rounds()):
+        _, progress = checkpoints.load(number)
+        if _fits(progress, config):
+            if keeps_state and is_simulation(manifest):
+                _check_states(path / "clients", str(manifest["experiment"]), progress)
+            return number
+    return 0
+
+
+def _is_to_assess(path: Path, settings: Mapping[str, Scalar], config: RunConfig) -> bool:
+    """Say whether the novel clients of a complete run were not assessed, or not as the settings ask for now."""
+    if not config.novel.clients:
+        return False
+    before, now = (
+        {key: value for key, value in flat.items() if key.startswith("novel.")}
+        for flat in ({**default_settings(), **settings}, config.flat())
+    )
+    return before != now or not (path / FILE).is_file()
+
+
+def _fits(progress: Progress, config: RunConfig) -> bool:
+    """Say whether a run of `config` would have come to a checkpoint too.
+
+    With client sampling the last round trains all clients; as a round among others it would have trained a sample. A
+    run's last phase begins so many rounds before its end.
+    """
+    was_last = config.fraction_train < 1 and progress.round == progress.num_rounds
+    depends_on_end = was_last or progress.last_phase_after is not None
+    return not depends_on_end or progress.num_rounds == config.num_rounds
+
+
+def _check_states(directory: Path, experiment: str, progress: Progress) -> None:
+    """Check that a simulation's private state is there; a deployment's nodes check their own."""
+    for client, version in progress.versions.items():
+        if version != INITIAL:
+            PrivateState(directory, experiment, client).load(version)
+
+
+def refuse_other_nodes(manifest: Mapping[str, Any], num_nodes: int) -> None:
+    """Check that a resumed run has as many nodes as before: another number adds in another order.
+
+    Raises:
+        RunDirectoryError: If it has not.
+    """
+    if (before := len(manifest["nodes"])) != num_nodes:
+        raise RunDirectoryError(f"a resumed run must have as many nodes as before, {before}, got {num_nodes}")
+
+
+def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Mapping[str, Any]) -> None:
+    """Check that a resumed run computes what the old one did; a setting that it did not know counts as its default.
+
+    Args:
+        old: The settings that the run was trained with.
+        new: Those that it is to go on with, as they were asked for.
+        in_use: The same with numbers in the place of `auto`.
+
+    Raises:
+        RunDirectoryError: Naming every setting that differs and must not.
+    """
+    old = {**default_settings(), **old}
+    problems = [
+        f"{key} was {old.get(key)!r}, now {in_use.get(key)!r}"
+        for key in sorted(set(old) | set(new))
+        if old.get(key) not in (new.get(key), in_use.get(key)) and key not in RESUMABLE_CHANGES
+    ]
+    if int(new["num-rounds"]) < int(old["num-rounds"]):
+        problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")
+    if problems:
+        raise RunDirectoryError(
+            "a resumed run must compute what the old one did; start a new run, or take back:\n"
+            + "\n".join(f"  - {problem}" for problem in problems)
+        )

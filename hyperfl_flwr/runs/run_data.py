@@ -1,0 +1,106 @@
+"""The description of the data that a run trains on: what its page, pictures, summary and models call them.
+
+In a simulation the clients share the data set of the setting `dataset`. In a deployment each node's owner may name
+other data (`data` in the node config), which the setting does not describe: the server knows the number of classes and
+the shape of a sample from the handshake, and no names or paths.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.data.sample_format import is_own, shape_text, title_of
+from hyperfl_flwr.protocol.messages import printable
+from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
+from hyperfl_flwr.server.federation import Federation
+
+NODES_DATA = "the nodes' own data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """The data of a run, as the entry `data` of its manifest holds them.
+
+    Attributes:
+        source: `dataset` where all nodes use the data set of the setting, `nodes` where an owner has named other data.
+        title: In words.
+        num_classes: Number of classes; None where a manifest of an earlier version does not hold it.
+        input_shape: Shape of a sample, (C, H, W) or (D,); None where a manifest of an earlier version does not hold it.
+        classes: Names of the classes, as the nodes tell them; empty where the data have none.
+        are_files: Whether each node has a file or folder that no other node has.
+    """
+
+    source: Literal["dataset", "nodes"]
+    title: str
+    num_classes: int | None = None
+    input_shape: tuple[int, ...] | None = None
+    classes: tuple[str, ...] = ()
+    are_files: bool = False
+
+    @classmethod
+    def of(cls, federation: Federation, dataset: str) -> Self:
+        """Describe the data of the nodes that take part, of which there is at least one.
+
+        Args:
+            federation: The nodes.
+            dataset: The setting.
+        """
+        from_nodes = any(node.properties["owners-data"] for node in federation.nodes)
+        num_classes, input_shape = federation.num_classes, federation.input_shape
+        title = NODES_DATA if from_nodes else title_of(dataset)
+        if from_nodes or is_own(dataset):
+            title += f", {num_classes} classes, {shape_text(input_shape)}"
+        return cls(
+            source="nodes" if from_nodes else "dataset",
+            title=title,
+            num_classes=num_classes,
+            input_shape=input_shape,
+            classes=_classes(federation),
+            are_files=all(node.properties["partitioned-by"] == "own" for node in federation.nodes),
+        )
+
+    @classmethod
+    def read(cls, manifest: Mapping[str, Any]) -> Self:
+        """Return what a manifest holds, which may be of an earlier version: those do not have the entry."""
+        entry = manifest.get("data")
+        if entry is None:
+            are_files = not is_simulation(manifest) and manifest.get("partitioned_by") == "own"
+            title = NODES_DATA if are_files else title_of(str(manifest["settings"]["dataset"]))
+            return cls(source="nodes" if are_files else "dataset", title=title, are_files=are_files)
+        values = {"input_shape": tuple(entry["input_shape"]), "classes": tuple(entry["classes"])}
+        return cls(**{**entry, **values})
+
+    def entry(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        return asdict(self)
+
+    def with_earlier(self, before: Self) -> Self:
+        """Return the description of a run in which other nodes took part before: data that were used stay used."""
+        found = before if before.source == "nodes" and self.source == "dataset" else self
+        return replace(found, are_files=self.are_files and before.are_files)
+
+    def named_in(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return a run's settings for people: without the name of a data set that was not used."""
+        return {**settings, "dataset": self.title} if self.source == "nodes" else dict(settings)
+
+
+def _classes(federation: Federation) -> tuple[str, ...]:
+    """Return the names of the classes, if the nodes tell as many as there are classes."""
+    told = (node.properties["classes"] for node in federation.nodes if "classes" in node.properties)
+    names = tuple(map(printable, next(told, ())))
+    return names if len(names) == federation.num_classes else ()
+
+
+def require_dataset(run: Path) -> None:
+    """Check that a run was trained on the data set of its settings, for what reads the samples again.
+
+    Raises:
+        RunDirectoryError: If the nodes' owners had named other data, which are not on this machine.
+    """
+    if RunData.read(read_manifest(run)).source == "nodes":
+        raise RunDirectoryError(
+            f"{run} was trained on {NODES_DATA}, which are not here; give the folder of another run"
+        )

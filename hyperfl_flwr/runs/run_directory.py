@@ -1,0 +1,218 @@
+"""A run's folder: settings, metrics, checkpoints, failures, and in the end a summary.
+
+::
+
+    manifest.json    every setting and what each `auto` became, versions, commit, hardware, start and end; in a
+                     simulation the label counts
+    metrics.jsonl    one line per round and kind, and one per client
+    checkpoints/     see `hyperfl_flwr.runs.checkpoint`
+    clients/         a simulation's private client state, readable by its owner alone
+    server.log       what the server and Flower said
+    failures/        why a client was left out, by round and client
+    plots/           pictures of metrics.jsonl
+    novel.json       how clients did that were not trained, if there were some
+    model/           the source of somebody's own network, if it is one that travels with the app
+    summary.json     the run's result
+"""
+
+import json
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperfl_flwr.config.run_config import TRAINING_AUTOS, default_settings
+from hyperfl_flwr.core.errors import RunDirectoryError, StateError
+from hyperfl_flwr.core.folder_lock import lock_folder
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.data.registry import DATASETS
+from hyperfl_flwr.data.sample_format import is_own, own_path, placeholder_of
+from hyperfl_flwr.protocol.messages import Failure
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl. `kind` is one of
+
+- `train`: means over the clients of a round's training, `own` accuracy among them;
+- `aggregate`: means of the global state AFTER a round, measured at the start of the next one;
+- `client`: one client's numbers of a round's training;
+- `client-aggregate`: one client's accuracy with the global state after a round.
+"""
+
+MODEL = "model"
+"""The subfolder of the source of somebody's own network."""
+
+DEPLOYMENT = "deployment"
+"""Stands in a deployment's folder name for the data, of which nothing is known when the folder gets its name."""
+
+SUBFOLDERS = ("checkpoints", "failures", "plots")
+
+
+class RunDirectory:
+    """A run's folder, open for writing by this process alone.
+
+    Args:
+        path: Absolute path of an existing run folder; use `create` for a new one.
+
+    Raises:
+        RunDirectoryError: If another process is writing to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = lock_folder(path)
+
+    @classmethod
+    def create(cls, path: Path) -> "RunDirectory":
+        """Make a new run folder; it may exist if it is empty.
+
+        Raises:
+            RunDirectoryError: If it exists and is not empty, or cannot be made.
+        """
+        refuse_used_directory(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for name in SUBFOLDERS:
+                (path / name).mkdir(exist_ok=True)
+            (path / "clients").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot make the output directory {path}: {error}") from None
+        return cls(path)
+
+    def close(self) -> None:
+        """Let other processes write."""
+        self._lock.close()
+
+    def write_json(self, name: str, document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Replace one of the folder's JSON files, atomically."""
+        write_atomically(self.path / name, (json.dumps(document, indent=2) + "\n").encode())
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add lines to metrics.jsonl; they are on disk when this returns."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewind(self, last_round: int) -> None:
+        """Drop what was recorded of rounds after `last_round`, and during them, and the run's result."""
+        kept = [
+            record
+            for record in read_metrics(self.path)
+            if record["round"] < last_round or (record["round"] == last_round and "aggregate" not in record["kind"])
+        ]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        write_atomically(self.path / "metrics.jsonl", text.encode())
+        for path in (self.path / "failures").glob("round-*.txt"):
+            if int(path.name.split("-")[1]) > last_round or re.search("-evaluation-|-novel-", path.name):
+                path.unlink()
+        for name in ("novel.json", "summary.json", "plots/run.png"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def write_failures(self, prefix: str, failures: Sequence[Failure]) -> None:
+        """Write why clients were left out of a phase, one file each; its name begins with the phase's `prefix`."""
+        for failure in failures:
+            path = self.path / "failures" / f"{prefix}-client-{failure.client:05d}.txt"
+            write_atomically(path, f"{failure.reason}\n\n{failure.details}".encode())
+
+
+def refuse_used_directory(path: Path) -> None:
+    """Check that a path can become a run folder.
+
+    Raises:
+        RunDirectoryError: If something that is not an empty folder is there, or none can be made or written to.
+    """
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise RunDirectoryError(f"the output directory {path} cannot be made: {there} is a file; choose another one")
+    if path.is_dir() and any(path.iterdir()):
+        raise RunDirectoryError(
+            f"the output directory {path} exists and is not empty; choose another one, or resume the run in it"
+        )
+    try:
+        tempfile.TemporaryDirectory(prefix=".hyperfl-", dir=there).cleanup()  # modes do not tell of all file systems
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the output directory {path} cannot be made or written to ({error.strerror}); choose another one"
+        ) from None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest of a run folder.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder.
+        StateError: If the manifest is damaged.
+    """
+    file = path / "manifest.json"
+    if not file.is_file():
+        raise RunDirectoryError(f"{path} is not a run directory: it holds no manifest.json")
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_text())
+        manifest["settings"], manifest["experiment"]
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise StateError(f"{file} is damaged ({problem}); restore it from a copy or start a new run") from None
+    return manifest
+
+
+def is_simulation(manifest: Mapping[str, Any]) -> bool:
+    """Say whether a run was a simulation: a deployment's nodes do not tell the server what labels they have."""
+    return "label_counts" in manifest
+
+
+def settings_of(run: Path) -> dict[str, Scalar]:
+    """Return the settings of a run, which may be of an earlier version, with the numbers that `auto` became in it.
+
+    Raises:
+        RunDirectoryError: If the folder is no run folder.
+    """
+    known = default_settings()
+    return known | {key: value for key, value in trained_settings(read_manifest(run)).items() if key in known}
+
+
+def trained_settings(manifest: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return the settings of a manifest, with the numbers in the place of `auto` that decided what was trained.
+
+    Versions before the key `resolved` took the learning rate that HyperFL's paper has for the data set.
+    """
+    settings: dict[str, Scalar] = dict(manifest["settings"])
+    chosen: Mapping[str, Scalar] = manifest.get("resolved", {})
+    known = DATASETS.get(placeholder_of(str(settings.get("dataset", ""))))
+    if "resolved" not in manifest and known:
+        chosen = {"learning-rate": known.learning_rate}
+    numbers = {key: value for key, value in chosen.items() if key in TRAINING_AUTOS}
+    return settings | {key: value for key, value in numbers.items() if settings.get(key, "auto") == "auto"}
+
+
+def read_metrics(path: Path) -> Iterator[Record]:
+    """Yield the lines of a run folder's metrics.jsonl; a last line that is being written is left out.
+
+    Raises:
+        StateError: If another line is damaged.
+    """
+    file = path / "metrics.jsonl"
+    if not file.is_file():
+        return
+    for number, line in enumerate(file.read_text().splitlines(keepends=True), start=1):
+        if line.endswith("\n"):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                raise StateError(f"line {number} of {file} is damaged; delete it, or start a new run") from None
+
+
+def new_run_name(method: str, dataset: str, seed: int) -> str:
+    """Return a fresh name for a run folder: when, what, and a few random digits.
+
+    Args:
+        method: Or what else is run.
+        dataset: The setting, or where the nodes' owners may name other data, `DEPLOYMENT`.
+        seed: The setting.
+    """
+    data = own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -1,0 +1,1 @@
+"""The server's exchange with nodes: handshake, membership, requests, replies."""

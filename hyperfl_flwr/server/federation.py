@@ -1,0 +1,235 @@
+"""Which nodes there are, whom each hosts, and whether their data agree.
+
+In a simulation all nodes belong together: one that refuses, or does not fit, ends the run. In a deployment it is left
+out and the others go on, see `hyperfl_flwr.server.membership`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.models.custom.provenance import source_hash
+from hyperfl_flwr.node.cohort import clients_of_node
+from hyperfl_flwr.protocol.messages import HELLO, printable
+from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.server.exchange import POLL_SECONDS, exchange
+from hyperfl_flwr.server.handshake import Node, Refusal, introduce
+
+TERMS = {
+    "num-nodes": "num-partitions",
+    "input-shape": "input-shape",
+    "num-classes": "num-classes",
+    "classes": "classes",
+    "model": "source of the network (target)",
+}
+"""Properties in which all nodes must agree, and what their owners call them; one that a node does not tell fits all."""
+
+USUAL_NUM_EXAMPLES = 1024
+"""Training samples that the largest client is taken to have where no node tells."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The nodes of a run that are there, in the order of their numbers."""
+
+    nodes: Sequence[Node]
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that they host, ascending."""
+        return sorted(client for node in self.nodes for client in node.clients)
+
+    @property
+    def num_examples(self) -> Mapping[int, int]:
+        """Training samples that the nodes told for each client; empty where they do not tell."""
+        return {client: count for node in self.nodes for client, count in node.num_examples.items()}
+
+    @property
+    def max_num_examples(self) -> int:
+        """Training samples of the largest client; `USUAL_NUM_EXAMPLES` where no node tells."""
+        return max(self.num_examples.values(), default=USUAL_NUM_EXAMPLES)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape (channels, height, width) of the clients' images, or (D,) of their feature vectors."""
+        return tuple(self.nodes[0].properties["input-shape"])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return int(self.nodes[0].properties["num-classes"])
+
+    def number_of(self, node: int) -> int:
+        """Return the number of the node with a Flower id."""
+        return next(each.partition for each in self.nodes if each.id == node)
+
+    def label_counts(self) -> dict[str, dict[int, list[int]]]:
+        """Return samples per class of each client, for `train` and `test`; empty where nodes do not tell."""
+        counts: dict[str, dict[int, list[int]]] = {}
+        for node in self.nodes:
+            for split in ("train", "test"):
+                flat = list(node.properties.get(f"{split}-label-counts", ()))
+                for row, client in enumerate(node.clients if flat else ()):
+                    row_counts = flat[row * self.num_classes : (row + 1) * self.num_classes]
+                    counts.setdefault(split, {})[client] = row_counts
+        return counts
+
+
+def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
+    """Wait for all nodes but novel ones and learn which clients each hosts.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: Number of clients N; the nodes together must host 0 .. N-1, each once.
+        timeout: Longest wait in seconds.
+
+    Raises:
+        RunFailedError: If a node refuses, a client is missing after `timeout`, or two nodes claim the same one.
+    """
+    return _agreed(greet(grid, timeout), num_clients)
+
+
+def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
+    """Wait for all nodes of one kind and return them in the order of their numbers.
+
+    In a simulation the server starts before all nodes are registered, and nobody tells it how many there will be: the
+    first node's answer does.
+
+    Args:
+        grid: Flower's grid.
+        timeout: Longest wait in seconds.
+        novel: Whether those are meant that take models on demand, or the others.
+
+    Raises:
+        RunFailedError: If a node refuses while novel ones are not meant, or not all are there after `timeout`.
+    """
+    end = time.monotonic() + timeout
+    nodes: dict[int, Node] = {}
+    others: set[int] = set()
+    while True:
+        new = [node for node in grid.get_node_ids() if node not in nodes and node not in others]
+        messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in new]
+        for answer in exchange(grid, messages, timeout):
+            introduced = introduce(answer)
+            if isinstance(introduced, Node):
+                nodes[answer.node] = introduced
+            elif novel:
+                log(INFO, "%s", introduced)
+                others.add(answer.node)
+            else:
+                raise RunFailedError(f"node {answer.node} cannot take part: {introduced.reason}")
+        meant = [node for node in nodes.values() if bool(node.properties.get(NOVEL)) == novel]
+        expected = max((int(node.properties["num-nodes"]) for node in meant), default=None)
+        if expected is not None and len(meant) >= expected:
+            return sorted(meant, key=lambda node: node.partition)
+        if time.monotonic() > end:
+            raise RunFailedError(
+                f"only {len(meant)} of {expected or 'an unknown number of'} {'novel ' * novel}nodes answered within "
+                f"node-timeout = {timeout:g} s; start the missing ones or raise node-timeout"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
+    hosts: dict[int, int] = {}
+    for node in nodes:
+        for client in node.clients:
+            if client in hosts:
+                raise RunFailedError(
+                    f"nodes {hosts[client]} and {node.partition} both claim client {client}; give each node its own "
+                    f"partition-id"
+                )
+            hosts[client] = node.partition
+    if missing := sorted(set(range(num_clients)) - set(hosts)):
+        raise RunFailedError(
+            f"no node hosts the clients {missing} of {num_clients}; check partition-id and num-partitions"
+        )
+    for key in ("input-shape", "num-classes"):
+        values = {str(node.properties[key]) for node in nodes}
+        if len(values) > 1:
+            raise RunFailedError(f"the nodes' data differ in {key}: {', '.join(sorted(values))}")
+    return Federation(nodes)
+
+
+@dataclass(kw_only=True)
+class Agreement:
+    """What the nodes of a deployment agree in.
+
+    Attributes:
+        terms: What counts, by the names in `TERMS`.
+        split: In what they differ so that no value is held by most: name -> value -> numbers of the nodes.
+        accepted: Nodes that fit, by number.
+        refused: The others.
+    """
+
+    terms: Mapping[str, str]
+    split: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    accepted: dict[int, Node] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+
+
+def agree(nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | None = None) -> Agreement:
+    """Find out which nodes fit together.
+
+    Args:
+        nodes: Those that have answered; of two that claim the same, the first counts.
+        num_clients: Number of clients N.
+        terms: What counts, if that is decided; else it is what most nodes hold.
+    """
+    found = Agreement(terms=dict(terms or {}))
+    for key in TERMS if terms is None else ():
+        holders: dict[str, list[int]] = {}
+        for node in nodes:
+            if key in node.properties:
+                holders.setdefault(_text(node, key), []).append(node.partition)
+        ranked = Counter({value: len(numbers) for value, numbers in holders.items()}).most_common(2)
+        if len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
+            found.split[TERMS[key]] = holders
+        elif ranked:
+            found.terms = {**found.terms, key: ranked[0][0]}
+    for node in nodes:
+        if reason := _misfit(node, found, num_clients):
+            found.refused.append(Refusal(id=node.id, number=node.partition, reason=reason))
+        else:
+            found.accepted[node.partition] = node
+    return found
+
+
+def _text(node: Node, key: str) -> str:
+    return printable(str(node.properties[key]))
+
+
+def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
+    """Return why a node does not fit; empty if it does."""
+    for key, value in found.terms.items():
+        if key in node.properties and (mine := _text(node, key)) != value:
+            return f"its {TERMS[key]} is {mine}, that of the others is {value}"
+    if not 0 <= node.partition < int(found.terms.get("num-nodes", node.properties["num-nodes"])):
+        return f"its partition-id {node.partition} is not below num-partitions"
+    if node.partition in found.accepted:
+        return f"its partition-id {node.partition} is that of another node; give each node its own"
+    num_nodes = int(found.terms.get("num-nodes", node.properties["num-nodes"]))
+    if node.clients != (expected := clients_of_node(node.partition, num_nodes, num_clients)):
+        return printable(f"it claims the clients {node.clients}; node {node.partition} of {num_nodes} hosts {expected}")
+    return ""
+
+
+def refuse_strange_model(federation: Federation, target: str) -> None:
+    """Check that all nodes have the server's source of the network.
+
+    Raises:
+        RunFailedError: Naming those that have another.
+    """
+    mine = source_hash(target)
+    if strange := [node.partition for node in federation.nodes if node.properties.get("model", mine) != mine]:
+        raise RunFailedError(
+            f"the nodes {strange} have another source of {target} than the server; install one version everywhere, or "
+            f"start the run from the folder that has the source, so that it travels with the app"
+        )

@@ -1,0 +1,241 @@
+"""Fetches nodes' replies from Flower within limits, so that one node cannot end a run or fill the server's memory.
+
+A node may answer with anything: many gigabytes, a hundred thousand arrays, parts that never arrive, bytes that cannot
+be decoded. Flower's grid loads all parts of a reply before it returns the reply, and an error in one of them ends the
+server app. Here the parts are counted while they arrive.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from logging import WARNING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
+from google.protobuf.message import Error as ProtobufError
+
+from hyperfl_flwr.protocol.sizes import content_bytes
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid import HttpGrid
+
+Result = TypeVar("Result")
+
+RETRY_SECONDS = 60.0
+"""How long a request is repeated that the SuperLink answers with a server error. Its database is locked, for example,
+while it stores a message of very many objects."""
+
+RETRY_PAUSE_SECONDS = 2.0
+
+SMALL_BYTES, SMALL_OBJECTS = 16_000_000, 500
+"""Room for what a reply holds beside the parameters that it was sent."""
+
+RECORD_BYTES = 4_000_000
+"""Room for all of a reply but the bytes of its arrays: numbers, texts. In memory they take 30 times as much."""
+
+MOST_RECORDS = 20
+"""Records of a reply; the largest has six."""
+
+PARTS_BYTES = 1_000_000
+"""Flower divides an array into objects of at least this size; its default is 5 MB."""
+
+_UNDECODABLE = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, ProtobufError
+)  # fmt: skip
+
+
+class RefusedReplyError(Exception):
+    """A node's reply is not fetched, for the reason that the text gives."""
+
+
+class LateReplyError(RefusedReplyError):
+    """Parts of a node's reply are still missing when the wait for it ends."""
+
+
+class SuperLinkError(Exception):
+    """The SuperLink has answered the request for a reply with a server error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyLimits:
+    """The largest reply that is fetched.
+
+    Attributes:
+        num_bytes: Bytes of all its objects.
+        num_objects: Number of its objects (records, arrays, and parts of large arrays).
+    """
+
+    num_bytes: int = SMALL_BYTES
+    num_objects: int = SMALL_OBJECTS
+
+    @classmethod
+    def to(cls, content: RecordDict) -> "ReplyLimits":
+        """Return the limits of a reply to a message: eight times the bytes that the message holds, and some room.
+
+        An honest reply has the arrays of the message, summed in float64 (twice the bytes), and small records. Sums
+        beyond the usual range come in records of their own (`hyperfl_flwr.protocol.reproducible_sum`), of which three fit.
+        """
+        size = content_bytes([content])
+        arrays = sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))
+        num_objects = 2 * arrays + size // PARTS_BYTES  # an array is one object, its bytes at least another
+        return cls(num_bytes=SMALL_BYTES + 8 * size, num_objects=SMALL_OBJECTS + 4 * num_objects)
+
+
+def fetch(grid: Grid, message_id: str, limits: ReplyLimits, end: float) -> list[Message]:
+    """Return the reply to a message, if it is there.
+
+    Args:
+        grid: Flower's grid.
+        message_id: The message's id.
+        limits: The largest reply to fetch.
+        end: When all parts of the reply must have arrived, on the clock of `time.monotonic`.
+
+    Returns:
+        The reply, or nothing.
+
+    Raises:
+        RefusedReplyError: If it exceeds the limits, or cannot be decoded.
+        LateReplyError: If parts of it are missing at the end.
+        SuperLinkError: If the SuperLink has failed; the reply may be lost.
+    """
+    from flwr.superlink.grid import HttpGrid  # deferred: takes half a second, and processes of nodes need it not
+
+    if not isinstance(grid, HttpGrid):  # of a simulation, whose nodes run this project's code
+        return list(grid.pull_messages([message_id]))
+    try:
+        with _limited(grid, limits, end) as client:
+            replies = list(grid.pull_messages([message_id]))
+        for reply in replies:
+            client.correct(reply)
+            _refuse_many_names(reply, limits)
+        return replies
+    except httpx.HTTPStatusError as error:
+        if error.response.is_server_error:
+            raise SuperLinkError(f"the SuperLink failed to hand it out ({error.response.status_code})") from error
+        raise
+    except _UNDECODABLE as error:
+        raise RefusedReplyError(f"its reply cannot be decoded ({type(error).__name__})") from error
+
+
+def _refuse_many_names(reply: Message, limits: ReplyLimits) -> None:
+    """Check the number of records and arrays, of which many may share one object."""
+    if reply.has_content():
+        names = sum(len(record) for record in reply.content.values() if isinstance(record, ArrayRecord))
+        if len(reply.content) > MOST_RECORDS or names > limits.num_objects:
+            raise RefusedReplyError(f"its reply names {names} arrays in {len(reply.content)} records")
+
+
+def repeated(request: Callable[[], Result]) -> Result:
+    """Return the result of a request to the SuperLink, repeated while the SuperLink answers with a server error.
+
+    Raises:
+        httpx.HTTPStatusError: If it still does after `RETRY_SECONDS`.
+    """
+    end = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            return request()
+        except httpx.HTTPStatusError as error:
+            if not error.response.is_server_error or time.monotonic() > end:
+                raise
+            log(WARNING, "The SuperLink answers with %s; trying again.", error.response.status_code)
+            time.sleep(RETRY_PAUSE_SECONDS)
+
+
+@contextlib.contextmanager
+def _limited(grid: "HttpGrid", limits: ReplyLimits, end: float) -> Iterator["_CheckingClient"]:
+    """Check what a grid fetches."""
+    client = grid._runtime_client
+    checking = _CheckingClient(client, limits, end)
+    grid._client = checking  # type: ignore[assignment]
+    try:
+        yield checking
+    finally:
+        grid._client = client
+
+
+class _CheckingClient:
+    """A SuperLink's client that fetches replies to the given messages within limits; all else it hands on.
+
+    The SuperLink gives its server app whatever a node addresses to it, and takes the word of a node for where a message
+    is from: what does not answer the message that was asked for is dropped.
+
+    Args:
+        client: Flower's client.
+        limits: The largest reply to fetch.
+        end: When all parts must have arrived.
+    """
+
+    def __init__(self, client: Any, limits: ReplyLimits, end: float) -> None:  # noqa: ANN401 - a private class
+        self._client = client
+        self._limits = limits
+        self._end = end
+        self._sizes: dict[str, int] = {}
+        self._records: dict[str, bytes] = {}  # all but the bytes of arrays, of which Flower holds the only copy
+        self._num_bytes = self._record_bytes = 0
+        self._asked: tuple[str, int] = ("", 0)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._client, name)
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: ANN401, N802 - Flower's name
+        """Return replies without their objects, unless these are too many."""
+        response = self._client.PullMessages(request)
+        pairs = zip(response.messages_list, response.message_object_trees, strict=True)
+        kept = [pair for pair in pairs if pair[0].metadata.reply_to_message_id in request.message_ids]
+        for message, tree in kept:
+            self._asked = (message.metadata.reply_to_message_id, message.metadata.src_node_id)
+            if _exceeds(tree, self._limits.num_objects):
+                raise RefusedReplyError(f"its reply has more than {self._limits.num_objects} arrays or parts of them")
+        return type(response)(
+            messages_list=[message for message, _ in kept], message_object_trees=[tree for _, tree in kept]
+        )
+
+    def PullObject(self, request: Any) -> Any:  # noqa: ANN401, N802 - Flower's name
+        """Return one object; several threads call this at the same time, so the limit may be passed by two objects."""
+        response = self._client.PullObject(request)
+        if time.monotonic() > self._end and not response.object_available:
+            raise LateReplyError("parts of its reply did not arrive in time")
+        content = response.object_content
+        self._sizes[request.object_id] = len(content)
+        self._num_bytes += len(content)
+        if not content.startswith(b"ArrayChunk "):
+            self._records[request.object_id] = content
+            self._record_bytes += len(content)
+        if self._num_bytes > self._limits.num_bytes or self._record_bytes > RECORD_BYTES:
+            raise RefusedReplyError(f"its reply is larger than {self._limits.num_bytes / 1e6:.0f} MB")
+        return response
+
+    def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: ANN401, N802 - Flower's name
+        """Check the size of the arrays, which may repeat a part, before Flower puts them together."""
+        arrays = (content for content in self._records.values() if content.startswith(b"Array "))
+        if sum(map(self._array_bytes, arrays)) > self._limits.num_bytes:
+            raise RefusedReplyError(f"its arrays are larger than {self._limits.num_bytes / 1e6:.0f} MB")
+        return self._client.ConfirmMessageReceived(request)
+
+    def _array_bytes(self, content: bytes) -> int:
+        parts = get_object_children_ids_from_object_content(content)
+        numbers = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+        return sum(self._sizes[parts[number]] for number in numbers)
+
+    def correct(self, reply: Message) -> None:
+        """Put the SuperLink's word for what a reply answers and where it is from in the place of the node's."""
+        reply.metadata.__dict__["_reply_to_message_id"], reply.metadata.__dict__["_src_node_id"] = self._asked
+
+
+def _exceeds(tree: Any, most: int) -> bool:  # noqa: ANN401 - a message of protobuf
+    """Return whether a tree has more than some number of nodes; not recursive, since it may be deep."""
+    found, waiting = 0, [tree]
+    while waiting:
+        node = waiting.pop()
+        found += 1
+        if found > most:
+            return True
+        waiting.extend(node.children)
+    return False

@@ -1,0 +1,128 @@
+"""What a node answers to the greeting, read as what it is: the words of a machine that is not ours."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from hyperfl_flwr.core.versions import differing
+from hyperfl_flwr.protocol.messages import PROPERTIES, printable, record_of
+from hyperfl_flwr.protocol.queries import NOVEL, PROBLEM
+from hyperfl_flwr.server.exchange import Exchange
+
+MOST_NODES = 10_000
+"""More are not believed: the server lists those that are missing."""
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "num-nodes": lambda value: _is_count(value) and 0 < value <= MOST_NODES,
+    "input-shape": lambda value: _are_counts(value) and len(value) in (1, 3) and 0 not in value,
+    "num-classes": lambda value: _is_count(value) and value > 0,
+    "clients": lambda value: _are_counts(value) and len(set(value)) == len(value),
+    "num-examples": _are_counts,
+    "classes": _are_texts,
+    "partitioned-by": _is_text,
+    "owners-data": lambda value: type(value) is bool,
+    "device": _is_text,
+    "versions": _are_texts,
+    "model": _is_text,
+    "data-reuse": _is_text,
+    "threads": _is_count,
+    "augmentation": _is_text,
+    "normalisation": _is_text,
+    "train-label-counts": _are_counts,
+    "test-label-counts": _are_counts,
+}
+"""What each property must be."""
+
+_NEEDED = ("num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device")
+_NEEDED_OF_NOVEL = ("num-nodes", "clients")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node's answer to the handshake.
+
+    Attributes:
+        id: Flower's node id; random in every run.
+        partition: The node's number, 0 .. num_nodes - 1.
+        clients: The clients it hosts, ascending; may be empty.
+        properties: All that it told.
+    """
+
+    id: int
+    partition: int
+    clients: Sequence[int]
+    properties: Mapping[str, Any]
+
+    @property
+    def num_examples(self) -> Mapping[int, int]:
+        """Training samples of each client; empty where the node does not tell."""
+        return dict(zip(self.clients, self.properties.get("num-examples", ()), strict=False))
+
+    @property
+    def other_versions(self) -> str:
+        """What it runs in another version than this machine, in words; empty if nothing."""
+        there = dict(text.split(" ", 1) for text in self.properties.get("versions", ()) if " " in text)
+        return ", ".join(f"{name} {printable(theirs)} (here {ours})" for name, theirs, ours in differing(there))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a node does not take part.
+
+    Attributes:
+        id: Flower's node id.
+        number: The node's number, where it could tell.
+        reason: One line.
+    """
+
+    id: int
+    number: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        who = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
+        return f"{who} is refused: {self.reason}"
+
+
+def introduce(answer: Exchange) -> Node | Refusal:
+    """Return the node that has answered a greeting, or why it does not take part."""
+    if answer.content is None:
+        return Refusal(id=answer.node, number=None, reason=answer.problem)
+    try:
+        properties: dict[str, Any] = dict(record_of(answer.content, PROPERTIES, ConfigRecord))
+        number = int(properties["partition"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return Refusal(id=answer.node, number=None, reason=f"its greeting cannot be read: {printable(str(error))}")
+    if PROBLEM in properties:
+        return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
+    if reason := _problem(properties):
+        return Refusal(id=answer.node, number=number, reason=reason)
+    return Node(id=answer.node, partition=number, clients=sorted(properties["clients"]), properties=properties)
+
+
+def _problem(properties: Mapping[str, Any]) -> str:
+    """Return what is missing or has a wrong type or size; empty if nothing is."""
+    needed = _NEEDED_OF_NOVEL if properties.get(NOVEL) else _NEEDED
+    if missing := [key for key in needed if key not in properties]:
+        return f"it does not tell {', '.join(missing)}"
+    wrong = (key for key, is_right in _KINDS.items() if key in properties and not is_right(properties[key]))
+    return next((printable(f"its {key} cannot be {properties[key]!r}") for key in wrong), "")

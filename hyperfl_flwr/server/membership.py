@@ -1,0 +1,287 @@
+"""Who is there: nodes that come, go, come back, or are refused.
+
+Before each round the server looks which nodes Flower has. A new one is greeted; one that has been away is greeted
+again, since it may have started again with other data and, without key authentication, under another id of Flower's.
+Its clients' private state is on its own disk, and the server knows the version that each has to go on from.
+
+In a simulation all nodes stay as they were at the handshake.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from flwr.serverapp import Grid
+
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.node.cohort import clients_of_node
+from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.server.exchange import is_simulated
+from hyperfl_flwr.server.exclusions import Exclusions
+from hyperfl_flwr.server.federation import Agreement, Federation, agree, handshake
+from hyperfl_flwr.server.fetching import repeated
+from hyperfl_flwr.server.greetings import PAUSE_SECONDS, Greetings
+from hyperfl_flwr.server.handshake import Node, Refusal
+
+GREETING_SECONDS = 30.0
+"""Longest wait before a round for the answer of a node that has just come; later, it takes part from the next on."""
+
+Say = Callable[[str], None]
+"""Prints one line for people."""
+
+
+class Roster:
+    """The nodes of a run.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: Number of clients N.
+        timeout: Longest wait for nodes that are missing, in seconds.
+        min_nodes: How many must be there, at the start and before each round; None: at the start all must have
+            answered, and half of them (rounded up) must take part.
+        say: Receives a line about each change.
+        exclusion_rounds: For how many rounds a node is not asked after its first refused reply.
+
+    Attributes:
+        federation: The nodes that are there and fit.
+        num_nodes: Number of nodes P, those that are missing included; 0 until a node has told.
+        refused: Nodes that do not fit.
+        exclusions: Nodes that are not asked for some rounds.
+        seen: Numbers of the nodes that have taken part.
+        simulated: Whether nobody can come or go.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        num_clients: int,
+        timeout: float,
+        min_nodes: int | None = None,
+        say: Say = lambda _: None,
+        exclusion_rounds: int = 5,
+    ) -> None:
+        self.federation = Federation([])
+        self.num_nodes = 0
+        self.refused: list[Refusal] = []
+        self.exclusions = Exclusions(exclusion_rounds)
+        self.seen: set[int] = set()
+        self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
+        self._min_nodes, self._say, self._round = min_nodes, say, 0
+        self.simulated = is_simulated(grid)
+        self._agreement = Agreement(terms={})
+        self._begun, self._num_novel = False, 0
+        self._greetings = Greetings(grid, timeout)
+        self._numbers: dict[int, int] = {}
+        self._told: dict[int, str] = {}
+        self._told_notes: set[str] = set()
+
+    def gather(self, *, resumed: bool = False) -> Federation:
+        """Wait for the nodes at the start of a run.
+
+        Args:
+            resumed: Whether the run has begun before: `min_nodes = None` then asks for half of the nodes only.
+
+        Raises:
+            RunFailedError: If too few nodes are there after `timeout`, or no data are those of most nodes; in a
+                simulation, if anything is wrong with a node.
+        """
+        if self.simulated:
+            self.federation = handshake(self._grid, self._num_clients, self._timeout)
+            self.num_nodes = len(self.federation.nodes)
+            self.seen = {node.partition for node in self.federation.nodes}
+            return self.federation
+        end, waiting = time.monotonic() + self._timeout, ""
+        while True:
+            left = max(0.0, end - time.monotonic())
+            self._look(patience=min(GREETING_SECONDS, left))  # who is the first to answer decides nothing
+            if (self._all_are_known() and self._are_enough()) or time.monotonic() > end:
+                break
+            if (state := self._missing_text()) != waiting:
+                self._say(f"waiting for nodes: {state}")
+                waiting = state
+            time.sleep(PAUSE_SECONDS)
+        self._refuse_split()
+        all_needed = self._min_nodes is None and not resumed
+        if not self._are_enough() or (all_needed and not self._all_are_known()):
+            self._fail()
+        self._begin()
+        return self.federation
+
+    def muster(self, current: int) -> Federation:
+        """Look who is there before a round, and wait if these are too few.
+
+        Args:
+            current: The round, from 1.
+
+        Raises:
+            RunFailedError: If too few nodes are there after `timeout`.
+        """
+        self._round = current
+        if self.simulated:
+            return self.federation
+        end = time.monotonic() + self._timeout
+        self._look(patience=GREETING_SECONDS)
+        if not self._are_enough():
+            self._say(f"waiting up to {self._timeout:g} s: {self._few()}")
+        while not self._are_enough():
+            if time.monotonic() > end:
+                self._fail()
+            time.sleep(PAUSE_SECONDS)
+            self._look(patience=0.0)
+        return self.federation
+
+    def lose(self, nodes: Iterable[int], why: str = "") -> None:
+        """Note that nodes, by Flower's ids, were found to be away; they are greeted again before they take part."""
+        if lost := [node for node in nodes if self._greetings.answers.pop(node, None)]:
+            self._decide(why if len(lost) == 1 else "")
+
+    def exclude(self, node: int, reason: str, *, for_good: bool = False, is_failure: bool = False) -> None:
+        """Do not ask a node of a deployment for some rounds after the current one.
+
+        Args:
+            node: Flower's id of the node, which has answered a greeting.
+            reason: Why its reply was refused.
+            for_good: Whether for the rest of the run.
+            is_failure: Whether the node has only failed, which the first time does not exclude it.
+        """
+        number = next((each.partition for each in self.federation.nodes if each.id == node), None)
+        if self.simulated or number is None:
+            return
+        exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)
+        if exclusion:
+            self._say(str(exclusion))
+            self._told[number] = "away"
+            self._decide()
+
+    @property
+    def away(self) -> list[int]:
+        """Numbers of the nodes that are not there, refused, or not asked; ascending."""
+        here = {node.partition for node in self.federation.nodes}
+        return [number for number in range(self.num_nodes) if number not in here]
+
+    def clients_of(self, number: int) -> list[int]:
+        """Return the clients of a node, which need not have answered."""
+        node = self._agreement.accepted.get(number)
+        return list(node.clients) if node else clients_of_node(number, self.num_nodes, self._num_clients)
+
+    def _look(self, patience: float) -> None:
+        """Find out who is there now; wait `patience` seconds at most for the answers of those that are new."""
+        self._greetings.refresh(patience)
+        self._decide()
+
+    def _decide(self, why: str = "") -> None:
+        """Make of the answers who takes part, and tell what has changed."""
+        answers = self._greetings.answers
+        answered = [
+            answer
+            for node, answer in answers.items()
+            if isinstance(answer, Node) and not self.exclusions.cover(node, self._round)
+        ]
+        nodes = [node for node in answered if not node.properties.get(NOVEL)]  # those take models on demand only
+        self._num_novel = len(answered) - len(nodes)
+        here = {node.id for node in self.federation.nodes}
+        changed = [node for node in nodes if self._numbers.get(node.id, node.partition) != node.partition]
+        nodes = [node for node in nodes if node not in changed]
+        nodes.sort(key=lambda node: node.id not in here)  # who takes part already comes before who claims the same
+        self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._begun else None)
+        found = self._agreement
+        if not self._begun:
+            self.num_nodes = int(found.terms.get("num-nodes", 0))
+        self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused
+        for node in changed:
+            reason = f"it has taken part as node {self._numbers[node.id]}"
+            self.refused.append(Refusal(id=node.id, number=node.partition, reason=reason))
+        self._numbers |= {node.id: number for number, node in found.accepted.items()} if self._begun else {}
+        self.federation = Federation([found.accepted[number] for number in sorted(found.accepted)])
+        self._tell(why)
+
+    def _tell(self, why: str) -> None:
+        others = [(node.partition, node.other_versions) for node in self.federation.nodes]
+        warnings = [f"node {number} runs {said}: results may differ" for number, said in others if said]
+        for line in (notes := [*map(str, self.refused), *warnings]):
+            if line not in self._told_notes:
+                self._say(line)
+        self._told_notes = set(notes)
+        if not self._begun:
+            return
+        for number in range(self.num_nodes):
+            state = "away" if number in self.away else "there"
+            if state != self._told[number]:
+                clients = f"(clients {_listed(self.clients_of(number))})"
+                if state == "away":
+                    self._say(f"node {number} is away {clients}{f': {why}' if why else ''}")
+                else:
+                    self._say(f"node {number} {'is back' if number in self.seen else 'joins'} {clients}")
+                self._told[number] = state
+        self.seen |= {node.partition for node in self.federation.nodes}
+
+    def _begin(self) -> None:
+        """Keep what was agreed, and tell who begins."""
+        self._begun = True
+        self._told = dict.fromkeys(range(self.num_nodes), "away")
+        self._told |= {node.partition: "there" for node in self.federation.nodes}
+        self.seen = {node.partition for node in self.federation.nodes}
+        total = sum(self.federation.num_examples.values())
+        for node in self.federation.nodes:
+            count = sum(node.num_examples.values())
+            share = f", {count} training samples ({count / total:.0%} of all)" if total else ""
+            self._say(f"node {node.partition} takes part: clients {_listed(node.clients)}{share}")
+        for number in self.away:
+            self._say(f"node {number} is missing (clients {_listed(self.clients_of(number))})")
+
+    def _all_are_known(self) -> bool:
+        """Say whether as many nodes as there should be have answered."""
+        return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused) + self._num_novel
+
+    @property
+    def min_nodes(self) -> int:
+        """Number of nodes that a run needs before a round; one that was asked for stands, whatever the nodes tell."""
+        return max(1, -(-self.num_nodes // 2)) if self._min_nodes is None else self._min_nodes
+
+    def _are_enough(self) -> bool:
+        return self.num_nodes > 0 and len(self.federation.nodes) >= self.min_nodes
+
+    def _missing_text(self) -> str:
+        """Return who is there and who is missing, in words; empty if nobody is."""
+        if not self.num_nodes:
+            return "none has answered yet"
+        here = _listed(node.partition for node in self.federation.nodes) or "none"
+        return f"{here} of {self.num_nodes} here, {_listed(self.away)} missing"
+
+    def _few(self) -> str:
+        if not self.num_nodes:
+            return "no node has answered that fits"
+        here = _listed(node.partition for node in self.federation.nodes) or "none"
+        return f"{self.min_nodes} of {self.num_nodes} nodes are needed, here are: {here}, missing: {_listed(self.away)}"
+
+    def _refuse_split(self) -> None:
+        """Fail if no value of something is that of most nodes: nobody knows who is right.
+
+        Raises:
+            RunFailedError: Naming both sides.
+        """
+        if self._agreement.split:
+            sides = [
+                f"{name} is " + " but ".join(f"{value} on nodes {_listed(held)}" for value, held in values.items())
+                for name, values in self._agreement.split.items()
+            ]
+            raise RunFailedError(
+                f"the nodes' data do not fit together: {'; '.join(sides)}; no side has most nodes: correct one, or "
+                f"start the run without it"
+            )
+
+    def _fail(self) -> None:
+        excluded = [exclusion for exclusion in self.exclusions if exclusion.covers(self._round)]
+        reasons = "".join(f"\n  - {reason}" for reason in (*self.refused, *excluded))
+        if self._min_nodes is None and not self._begun and self._are_enough():
+            few = f"all {self.num_nodes} nodes are waited for, missing: {_listed(self.away)}"
+            remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
+        else:
+            few, remedy = self._few(), "start the missing ones, lower min-nodes, or raise node-timeout"
+            if silent := set(repeated(self._grid.get_node_ids)) - set(self._greetings.answers):
+                few += f" ({len(silent)} connected that did not answer in time, which takes ten seconds or more)"
+        raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))

@@ -1,0 +1,57 @@
+"""A client joins a finished federation: it trains what it keeps to itself, and what is shared stays as it is.
+
+For HyperFL (Guo et al., AAAI 2025) that is algorithm 1's local round with varphi as a constant; the paper itself says
+nothing of new clients. For methods that share a feature extractor it is the classifier alone.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, TrainingData, train_epochs
+
+
+def join_hyperfl(
+    model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rounds: int, rng: np.random.Generator
+) -> None:
+    """Train classifier and embedding in place: in each round one epoch on phi, then E epochs on v.
+
+    Args:
+        model: Its hypernetwork is not changed; nor is v if `model.frozen`.
+        data: The client's training samples.
+        epochs: E and the settings of SGD.
+        rates: Step sizes; the hypernetwork's is not used.
+        rounds: Number of rounds.
+        rng: Order of the samples and augmentation.
+    """
+    phi = ParameterSet(parameters=list(model.classifier.parameters()), learning_rate=rates.classifier)
+    v = ParameterSet(parameters=[model.embedding], learning_rate=rates.embedding, clip_norm=rates.clip_norm)
+    model.hypernetwork.requires_grad_(False)
+    for _ in range(rounds):
+        model.embedding.requires_grad_(False)
+        model.classifier.requires_grad_(True)
+        train_epochs(model.fixed(), [phi], data, replace(epochs, epochs=1), rng)
+        if not model.frozen:
+            model.embedding.requires_grad_(True)
+            model.classifier.requires_grad_(False)
+            train_epochs(model.predict, [v], data, epochs, rng)
+
+
+def join_classifier(
+    predict: Predict, classifier: nn.Linear, rate: float, data: TrainingData, epochs: Epochs, rng: np.random.Generator
+) -> None:
+    """Train a classifier in place.
+
+    Args:
+        predict: The network; all but the classifier are constants.
+        classifier: Its last layer.
+        rate: Step size.
+        data: The client's training samples.
+        epochs: Passes and the settings of SGD.
+        rng: Order of the samples and augmentation.
+    """
+    train_epochs(
+        predict, [ParameterSet(parameters=list(classifier.parameters()), learning_rate=rate)], data, epochs, rng
+    )

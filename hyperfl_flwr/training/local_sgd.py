@@ -1,0 +1,154 @@
+"""Local epochs of stochastic gradient descent."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hyperfl_flwr.core.optimisers import SGD
+
+Predict = Callable[[Tensor], Tensor]
+"""Maps images [B, C, H, W] to logits [B, K]."""
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Trains on images [B, C, H, W] and labels [B]; returns their mean loss before it."""
+
+
+class TrainingData(Protocol):
+    """The training samples of one client."""
+
+    @property
+    def train_images(self) -> Tensor:
+        """Images [n, C, H, W], normalised."""
+
+    @property
+    def train_labels(self) -> Tensor:
+        """Labels [n], int64."""
+
+    @property
+    def augmentation(self) -> Callable[[Tensor, np.random.Generator], Tensor] | None:
+        """Returns randomly changed copies of images [B, C, H, W]; None where training uses them as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterSet:
+    """Parameters that are stepped with one rate and clipped together.
+
+    Attributes:
+        parameters: Leaf tensors that require a gradient.
+        learning_rate: Step size.
+        clip_norm: Largest norm of their joint gradient; 0 leaves it as it is.
+        force: Constant tensors that are added to the gradient of each parameter after clipping; none if empty.
+    """
+
+    parameters: Sequence[Tensor]
+    learning_rate: float
+    clip_norm: float = 0.0
+    force: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """How many passes over the data, and how.
+
+    Attributes:
+        epochs: Number of passes.
+        batch_size: Samples per step; the last batch of a pass may be shorter.
+        momentum: Of SGD; the buffers start empty.
+        weight_decay: L2 coefficient, added to the gradient after clipping.
+        steps: If positive, the number of steps, in as many passes as that takes, instead of `epochs`.
+    """
+
+    epochs: int
+    batch_size: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    steps: int = 0
+
+
+def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one pass over the data in random order as (images, labels); the last batch may be shorter."""
+    order = torch.from_numpy(rng.permutation(len(data.train_labels))).to(data.train_labels.device)
+    for index in torch.split(order, batch_size):
+        images = data.train_images[index]
+        yield images if data.augmentation is None else data.augmentation(images, rng), data.train_labels[index]
+
+
+def train_epochs(
+    predict: Predict,
+    sets: Sequence[ParameterSet],
+    data: TrainingData,
+    epochs: Epochs,
+    rng: np.random.Generator,
+    other_loss: Callable[[], Tensor] | None = None,
+) -> float:
+    """Minimise the mean cross-entropy by SGD, changing the parameters in place.
+
+    Args:
+        predict: The classifier; it must depend on the parameters of `sets`.
+        sets: What is trained, see `ParameterSet`.
+        data: The client's training samples.
+        epochs: Length and settings.
+        rng: Order of the samples and augmentation.
+        other_loss: Computes what is added to the loss of each step; it is not in the returned mean.
+
+    Returns:
+        Mean training loss of the last pass (with `epochs.steps` of all steps), in nats, each batch before its step; NaN
+        without a pass.
+    """
+    optimiser = SGD(
+        [{"params": list(part.parameters), "lr": part.learning_rate} for part in sets],
+        momentum=epochs.momentum,
+        weight_decay=epochs.weight_decay,
+    )
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        optimiser.zero_grad()
+        loss = functional.cross_entropy(predict(images), labels)
+        whole = loss if other_loss is None else loss + other_loss()
+        whole.backward()  # type: ignore[no-untyped-call]
+        for part in sets:
+            if part.clip_norm > 0:
+                torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)
+            for parameter, constant in zip(part.parameters, part.force, strict=False):
+                if parameter.grad is not None:
+                    parameter.grad += constant
+        optimiser.step()
+        return loss.detach()
+
+    return run_epochs(step, data, epochs, rng)
+
+
+def run_epochs(step: Step, data: TrainingData, epochs: Epochs, rng: np.random.Generator) -> float:
+    """Take a step for each batch of all passes.
+
+    Args:
+        step: Trains on (images, labels) and returns the batch's mean loss before it.
+        data: The client's training samples.
+        epochs: Length.
+        rng: Order of the samples and augmentation.
+
+    Returns:
+        Mean training loss of the last pass (with `epochs.steps` of all steps), in nats; NaN without a pass.
+    """
+    if epochs.steps > 0:
+        passes = itertools.chain.from_iterable(batches(data, epochs.batch_size, rng) for _ in itertools.count())
+        return _mean_loss(step, itertools.islice(passes, epochs.steps))
+    mean_loss = float("nan")
+    for _ in range(epochs.epochs):
+        mean_loss = _mean_loss(step, batches(data, epochs.batch_size, rng))
+    return mean_loss
+
+
+def _mean_loss(step: Step, some: Iterable[tuple[Tensor, Tensor]]) -> float:
+    total: Tensor | float = 0.0
+    num_samples = 0
+    for images, labels in some:
+        total = total + (step(images, labels) * len(labels)).double()
+        num_samples += len(labels)
+    return float(total) / num_samples

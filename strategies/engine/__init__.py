@@ -1,0 +1,1 @@
+"""The machinery of all strategies: sampling, replies, reduction, recording."""

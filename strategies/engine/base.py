@@ -1,0 +1,300 @@
+"""What all strategies share: who is sampled, what each node is sent, how replies are reduced."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, OWN_ARRAYS, Reduction, Request, own_key, weights_record
+from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
+from hyperfl_flwr.protocol.sizes import content_bytes
+from hyperfl_flwr.runs.checkpoint import Progress
+from hyperfl_flwr.server.exchange import Exchange, match
+from hyperfl_flwr.server.federation import Federation
+from strategies.engine.advice import Advice
+from strategies.engine.observations import observe
+from strategies.engine.replies import read_report, read_training
+from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
+from strategies.engine.round_outcome import Outcome, Refused
+from strategies.novel.protocol import Ways
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where a strategy works.
+
+    Attributes:
+        config: The run's settings.
+        federation: Nodes and clients.
+        reductions: The method's shared groups and how each is reduced.
+        experiment: Identity of the run.
+        run_directory: The server's output folder.
+    """
+
+    config: RunConfig
+    federation: Federation
+    reductions: Mapping[str, Reduction]
+    experiment: str
+    run_directory: str
+
+
+class BaseStrategy(Advice, Ways, Strategy):
+    """Samples clients, sends each node one message, and divides the sums that come back once.
+
+    A method's own strategy says with which shared parameters the run starts.
+
+    Args:
+        setting: See `Setting`.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.progress = Progress(versions=dict.fromkeys(range(setting.config.num_clients), INITIAL))
+        self.durable_versions: dict[int, int] = {}
+        self.outcome = Outcome()
+        self._current: SharedArrays = {}
+        self._own_sent: Mapping[int, SharedArrays] = {}
+        self._sent: list[Message] = []
+        self._asked: list[list[int]] = []
+        self._rounding: dict[str, int] = {}
+
+    @abstractmethod
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the shared groups' initial values: name -> parameters by name."""
+
+    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+        """Return what each of some clients is sent alone: its per-client groups, keyed `group/name`."""
+        return {}
+
+    def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
+        """Return all that a client is sent when it is evaluated after the last round, keyed `group/name`.
+
+        Args:
+            arrays: The shared groups after that round.
+            client: The client's id.
+        """
+        return {**unpack_arrays(arrays), **self.own_arrays([client]).get(client, {})}
+
+    def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
+        """Take the per-client groups of the clients that finished a round, by ascending id, into the server's state.
+
+        Args:
+            own: Each client's arrays.
+            num_examples: Their training samples.
+        """
+
+    def server_state(self) -> SharedArrays:
+        """Return the method's own state on the server, for the checkpoint."""
+        return {}
+
+    def load_server_state(self, arrays: SharedArrays) -> None:
+        """Go back to a state that `server_state` returned."""
+
+    def phase(self, server_round: int) -> str:
+        """Return the name of the phase of training that a round is part of; empty where there is but one."""
+        return ""
+
+    def initial_arrays(self) -> ArrayRecord:
+        """Return the shared groups' initial values as they travel."""
+        return pack_arrays(
+            {
+                f"{group}/{name}": tensor.numpy()
+                for group, tensors in self.initial_parameters().items()
+                for name, tensor in tensors.items()
+            }
+        )
+
+    @property
+    def present(self) -> list[int]:
+        """The clients to be trained whose nodes are there, ascending."""
+        return [client for client in self.setting.federation.clients if client < self.setting.config.num_clients]
+
+    def sampled(self, server_round: int) -> list[int]:
+        """Return the clients that are trained in a round: a share of those present, in the last round all of them."""
+        config, present = self.setting.config, self.present
+        count = max(1, round(config.fraction_train * len(present)))
+        if server_round == config.num_rounds or count >= len(present):
+            return present
+        rng = numpy_generator(config.seed, "sampling", server_round)
+        return [present[position] for position in sorted(rng.choice(len(present), count, replace=False).tolist())]
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Return one message for each node that hosts a sampled client, and for each client that is audited."""
+        self.progress.round = server_round
+        self.progress.num_rounds = self.setting.config.num_rounds
+        self.progress.phase = self.phase(server_round)
+        return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Return one message for each node, for all clients, after the last round.
+
+        Until then, evaluation rides on the next round's training message.
+        """
+        if server_round != self.setting.config.num_rounds:
+            return []
+        return self._messages(MessageType.EVALUATE, arrays, self.present)
+
+    def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
+        chosen = set(clients)
+        self._current, self._own_sent = unpack_arrays(arrays), self.own_arrays(clients)
+        self._sent, self._asked = [], []
+        self._rounding = {"num_clients": len(clients), "max_num_examples": self.setting.federation.max_num_examples}
+        parts = (
+            (node, mine)
+            for node in self.setting.federation.nodes
+            for mine in self._apart(kind, [client for client in node.clients if client in chosen])
+        )
+        for node, mine in parts:
+            request = Request(
+                round=self.progress.round,
+                experiment=self.setting.experiment,
+                run_directory=self.setting.run_directory,
+                clients=mine,
+                versions=[self.progress.versions[client] for client in mine],
+                kept_versions=[self.durable_versions.get(client, INITIAL) for client in mine],
+                **self._rounding,
+            )
+            content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
+            if self._own_sent:
+                own = {own_key(client, key): value for client in mine for key, value in self._own_sent[client].items()}
+                content[OWN_ARRAYS] = pack_arrays(own)
+            self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
+            self._asked.append(mine)
+        return self._sent
+
+    def _apart(self, kind: str, clients: list[int]) -> list[list[int]]:
+        """Divide a node's clients into those of each message: one for all, but audited ones upload alone."""
+        alone = [client for client in clients if kind == MessageType.TRAIN and self._is_audited(client)]
+        together = [client for client in clients if client not in alone]
+        return [*([client] for client in alone), *([together] if together else [])]
+
+    def _is_audited(self, client: int) -> bool:
+        return self.setting.config.audit.covers(client, self.progress.round)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Reduce the nodes' sums, see `reduce`."""
+        return self.reduce(match(self._sent, replies))
+
+    def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the nodes' sums and divide once; how the clients are divided among nodes changes no bit of the result.
+
+        A node whose reply does not fit is left out and noted in `outcome.refused`. No more than one reply is
+        held at a time, if `exchanges` makes them one by one; per-client groups are held until all have come.
+
+        Returns:
+            The new shared parameters and their weights; None and None if no client finished.
+        """
+        total = ReproducibleSum(self._current, self.setting.reductions, **self._rounding)
+        own: dict[int, SharedArrays] = {}
+        self._begin_outcome()
+        bounds = self._bounds()
+        asked = iter(self._asked)
+        for answer in exchanges:
+            self._add(answer, next(asked), bounds, total, own)
+            del answer
+        examples = {result.client: result.num_examples for result in self.outcome.results}
+        num_examples, num_clients = sum(examples.values()), len(examples)
+        self.progress.trainings += num_clients + self.outcome.num_failures
+        self.progress.failed_trainings += self.outcome.num_failures
+        self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
+        means = total.take_mean(num_examples, num_clients)
+        self.outcome.bytes_up = num_bytes(means) + max(map(num_bytes, own.values()), default=0)
+        if not num_clients:
+            return None, None
+        if own:
+            self.update(dict(sorted(own.items())), examples)
+        for result in self.outcome.results:
+            self.progress.versions[result.client] = self.progress.round
+        return pack_arrays(means), weights_record(num_examples, num_clients)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Collect the clients' evaluations, see `collect`."""
+        self.collect(match(self._sent, replies))
+        return weights_record(sum(result.num_examples for result in self.outcome.results), len(self.outcome.results))
+
+    def collect(self, exchanges: Iterable[Exchange]) -> None:
+        """Put the per-client numbers of an evaluation into `outcome`."""
+        self._begin_outcome()
+        for answer, asked in zip(exchanges, self._asked, strict=True):
+            if answer.away:
+                self.outcome.leave(answer.node, asked)
+                continue
+            if (content := self._content(answer, asked)) is None:
+                continue
+            try:
+                report = read_report(content, asked)
+                refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
+                self.outcome.add(answer.node, report, is_deployed=answer.is_deployed)
+            except ValueError as error:
+                self._leave_out(answer, asked, str(error))
+
+    def _bounds(self) -> Bounds:
+        return Bounds(
+            max_ratio=self.setting.config.max_update_ratio,
+            num_examples=self.setting.federation.num_examples,
+            shared=self._current,
+            own=self._own_sent,
+            reductions=self.setting.reductions,
+        )
+
+    def _begin_outcome(self) -> None:
+        present = set(self.present)
+        self.outcome = Outcome(
+            absent=[client for client in range(self.setting.config.num_clients) if client not in present],
+            bytes_down=num_bytes(self._current) + max(map(num_bytes, self._own_sent.values()), default=0),
+            bytes_on_wire=content_bytes(message.content for message in self._sent),
+        )
+
+    def _add(
+        self, answer: Exchange, asked: list[int], bounds: Bounds, total: ReproducibleSum, own: dict[int, SharedArrays]
+    ) -> None:
+        """Add a node's arrays to the total, in place, its clients' own arrays to `own`, and note its report."""
+        if answer.away:
+            self.outcome.leave(answer.node, asked)
+            return
+        if (content := self._content(answer, asked)) is None:
+            return
+        try:
+            reply = read_training(content, asked, self._current, self._own_sent)
+            bounds.check(reply)
+        except ValueError as error:
+            self._leave_out(answer, asked, str(error))
+            return
+        self.outcome.add(answer.node, reply.report, is_deployed=answer.is_deployed)
+        if self._is_audited(asked[0]) and reply.report.results:
+            received = self._current | dict(self._own_sent.get(asked[0], {}))
+            observe(reply, received, self.progress.round, Path(self.setting.run_directory))
+        own |= reply.own
+        reply.add_to(total)
+
+    def _content(self, answer: Exchange, asked: list[int]) -> RecordDict | None:
+        """Return a reply's content and count its bytes; note why there is none."""
+        if answer.content is None:
+            self._leave_out(answer, asked, answer.problem, is_refused=answer.refused)
+        else:
+            self.outcome.bytes_on_wire += content_bytes([answer.content])
+        return answer.content
+
+    def _leave_out(self, answer: Exchange, asked: list[int], problem: str, *, is_refused: bool = True) -> None:
+        """Note that all clients of a reply are left out, and whether the reply is to blame."""
+        self.outcome.fail(asked, f"node {self.setting.federation.number_of(answer.node)}: {problem}")
+        if is_refused:
+            self.outcome.refuse(answer.node, Refused.of(answer, asked, problem))
+
+    def summary(self) -> None:
+        """Nothing: the manifest tells all settings."""

@@ -1,0 +1,141 @@
+"""Asks clients about their data: one message to each node that hosts some of them."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, OWN_ARRAYS, Failure, Request, own_key, printable
+from hyperfl_flwr.protocol.queries import DESCRIBE, DESCRIPTOR, QUESTION, Question
+from hyperfl_flwr.protocol.sizes import content_bytes
+from hyperfl_flwr.server.exchange import exchange
+from strategies.engine.base import Setting
+from strategies.engine.replies import read_answers
+from strategies.engine.round_outcome import Refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What clients are asked.
+
+    Attributes:
+        kind: A message type, see `hyperfl_flwr.protocol.queries`.
+        clients: Who is asked.
+        expected: Names, shapes and types of the arrays that each answers with; empty where none are wanted.
+        shared: What all of them get.
+        own: What each of them gets alone; empty where nobody does.
+        question: About which data.
+        records: What else each node gets.
+    """
+
+    kind: str
+    clients: Collection[int]
+    expected: Mapping[int, SharedArrays]
+    shared: ArrayRecord = field(default_factory=ArrayRecord)
+    own: Mapping[int, SharedArrays] = field(default_factory=dict)
+    question: Question = field(default_factory=Question)
+    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """What came of asking.
+
+    Attributes:
+        arrays: Of each client that has answered.
+        num_examples: Samples that its answer is about.
+        failures: The others.
+        refused: Nodes with a reply that was not accepted, by their Flower ids.
+        away: Clients whose nodes are gone, by those nodes' Flower ids.
+        bytes_on_wire: Serialised contents of the messages and replies.
+    """
+
+    arrays: dict[int, SharedArrays] = field(default_factory=dict)
+    num_examples: dict[int, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    refused: dict[int, Refused] = field(default_factory=dict)
+    away: dict[int, list[int]] = field(default_factory=dict)
+    bytes_on_wire: int = 0
+
+
+def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answers:
+    """Ask clients and collect what they answer.
+
+    Args:
+        grid: Flower's grid.
+        setting: Nodes and run.
+        server_round: The round in which this is done.
+        query: What is asked.
+
+    Raises:
+        RunFailedError: If a node's process died twice in a row.
+    """
+    messages, asked = [], []
+    for message, mine in _messages(setting, server_round, query):
+        messages.append(message)
+        asked.append(mine)
+    found = Answers(bytes_on_wire=content_bytes(message.content for message in messages))
+    for answer, mine in zip(exchange(grid, messages, setting.config.round_timeout), asked, strict=True):
+        try:
+            if answer.content is None:
+                raise ValueError(answer.problem)
+            found.bytes_on_wire += content_bytes([answer.content])
+            report, own = read_answers(answer.content, mine, query.expected)
+        except ValueError as error:
+            if answer.away:
+                found.away[answer.node] = mine
+            elif answer.refused or answer.content is not None:
+                found.refused[answer.node] = Refused.of(answer, mine, str(error))
+            found.failures += [Failure(client=client, reason=printable(str(error))) for client in mine]
+            continue
+        found.arrays |= own
+        found.num_examples |= {result.client: result.num_examples for result in report.results}
+        found.failures += report.failures
+    found.arrays = dict(sorted(found.arrays.items()))  # whichever nodes they came from
+    found.failures.sort(key=lambda failure: failure.client)
+    return found
+
+
+def _messages(setting: Setting, server_round: int, query: Query) -> Iterator[tuple[Message, list[int]]]:
+    """Yield a message for each node that hosts some of the clients, and which those are."""
+    for node in setting.federation.nodes:
+        if mine := [client for client in node.clients if client in query.clients]:
+            request = Request(
+                round=server_round,
+                experiment=setting.experiment,
+                run_directory=setting.run_directory,
+                clients=mine,
+                versions=[INITIAL] * len(mine),
+                kept_versions=[INITIAL] * len(mine),
+            )
+            content = RecordDict({ARRAYS: query.shared, CONFIG: request.to_record()})
+            content[QUESTION] = query.question.to_record()
+            for name, record in query.records.items():
+                content[name] = record
+            if query.own:
+                own = {own_key(client, key): value for client in mine for key, value in query.own[client].items()}
+                content[OWN_ARRAYS] = pack_arrays(own)
+            yield Message(content, dst_node_id=node.id, message_type=query.kind), mine
+
+
+def descriptors_of(clients: Collection[int], encoder: ArrayRecord, dimension: int, question: Question) -> Query:
+    """Return the query for clients' descriptors.
+
+    Args:
+        clients: Whose.
+        encoder: Its parameters, keyed `encoder/name`.
+        dimension: Length d of a descriptor.
+        question: About which data.
+    """
+    expected: SharedArrays = {DESCRIPTOR: np.zeros((1, dimension), np.float32)}
+    return Query(
+        kind=DESCRIBE,
+        clients=clients,
+        expected=dict.fromkeys(clients, expected),
+        shared=encoder,
+        question=question,
+    )

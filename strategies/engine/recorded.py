@@ -1,0 +1,299 @@
+"""A strategy that wraps another and makes it dependable: records, checkpoints, resumes, gives up when it must.
+
+Flower has no hooks for any of these, and calls a run completed in which every client failed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.metrics.memory import peak_memory
+from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import ClientResult
+from hyperfl_flwr.runs import manifest
+from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
+from hyperfl_flwr.runs.run_directory import Record, RunDirectory, read_manifest
+from hyperfl_flwr.server.exchange import exchange
+from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.membership import Roster
+from strategies.engine.base import BaseStrategy
+from strategies.engine.observations import forget_observations
+from strategies.engine.round_outcome import Outcome
+
+Announce = Callable[[str], None]
+"""Prints one line for people."""
+
+
+def restore(strategy: BaseStrategy, checkpoints: Checkpoints, number: int) -> ArrayRecord:
+    """Bring a strategy to where it was after a round; returns the shared parameters.
+
+    Raises:
+        StateError: If the checkpoint is missing or damaged.
+    """
+    stored, progress = checkpoints.load(number)
+    strategy.load_server_state(
+        {key.removeprefix(SERVER): value for key, value in stored.items() if key.startswith(SERVER)}
+    )
+    strategy.progress = progress
+    strategy.durable_versions = dict(progress.versions)
+    return pack_arrays({key: value for key, value in stored.items() if not key.startswith(SERVER)})
+
+
+class RecordedStrategy(Strategy):
+    """Runs a strategy's rounds and keeps the run's folder.
+
+    Args:
+        inner: The method's strategy.
+        directory: The run's folder.
+        announce: Receives one line per round.
+        roster: Knows which nodes are there; None if they stay as the inner strategy's setting has them.
+    """
+
+    def __init__(
+        self, inner: BaseStrategy, directory: RunDirectory, announce: Announce, roster: Roster | None = None
+    ) -> None:
+        self.inner = inner
+        self.directory = directory
+        self.announce = announce
+        self.roster = roster
+        self.checkpoints = Checkpoints(directory.path / "checkpoints")
+
+    def resume(self, number: int) -> ArrayRecord:
+        """Go back to the checkpoint of a round; returns its shared parameters.
+
+        What was recorded of later rounds is deleted, since these are run again.
+
+        Raises:
+            StateError: If the checkpoint is missing or damaged.
+        """
+        arrays = restore(self.inner, self.checkpoints, number)
+        for later in self.checkpoints.rounds():
+            if later > number:
+                self.checkpoints.path(later).unlink()
+        forget_observations(self.directory.path, number)
+        return arrays
+
+    def _save(self, arrays: ArrayRecord) -> None:
+        mine = {SERVER + key: value for key, value in self.inner.server_state().items()}
+        self.checkpoints.save(unpack_arrays(arrays) | mine, self.inner.progress)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds after the inner strategy's last one, up to `num_rounds`.
+
+        Raises:
+            RunFailedError: If a simulation's process died twice in a row, clients failed beyond the budget, or too few
+                nodes are there.
+            ValueError: If `evaluate_fn` is given: the server holds no data.
+        """
+        if evaluate_fn is not None:
+            raise ValueError("evaluate_fn must be None: clients evaluate on their own data, the server holds none")
+        for line in self.inner.warnings(self.inner.setting.config):
+            self.announce(f"warning: {line}")
+        arrays = initial_arrays
+        for current in range(self.inner.progress.round + 1, num_rounds + 1):
+            began = time.perf_counter()
+            self._announce_phase(current)
+            self._muster(current)
+            messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
+            reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
+            arrays = arrays if reduced is None else reduced
+            self._drop_nodes()
+            self._record_training(current, time.perf_counter() - began)
+            self._give_up_if_hopeless()
+            if self._is_checkpoint(current):
+                self._save(arrays)
+                self.inner.durable_versions = dict(self.inner.progress.versions)
+        self._muster(num_rounds)
+        messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
+        self.inner.collect(exchange(grid, messages, timeout))
+        self._drop_nodes()
+        self._record_aggregate(num_rounds, self.inner.outcome)
+        self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
+        if not self.inner.outcome.results:
+            where = f"{self.directory.path}/failures"
+            raise RunFailedError(f"no client could be evaluated after the last round; see {where}")
+        result = Result()
+        result.arrays = arrays
+        return result
+
+    def _muster(self, current: int) -> None:
+        """Go on with the nodes that are there now."""
+        if self.roster:
+            self._use(self.roster.muster(current))
+
+    def _drop_nodes(self) -> None:
+        """Go on without the nodes that are gone, and those with a reply that was refused."""
+        outcome = self.inner.outcome
+        if self.roster and (outcome.away or outcome.refused):
+            for node, refused in outcome.blamed.items():
+                for_good, is_failure = refused.is_harmful, refused.is_failure
+                self.roster.exclude(node, refused.reason, for_good=for_good, is_failure=is_failure)
+            self.roster.lose(outcome.away)
+            self._use(self.roster.federation)
+
+    def _use(self, federation: Federation) -> None:
+        if federation.nodes != self.inner.setting.federation.nodes:
+            self.inner.setting = replace(self.inner.setting, federation=federation)
+            if self.roster:
+                document = read_manifest(self.directory.path)
+                self.directory.write_json("manifest.json", manifest.with_nodes(document, self.roster))
+
+    def _is_checkpoint(self, current: int) -> bool:
+        """Say whether a round ends with a checkpoint.
+
+        With client sampling the round before the last has one too: the last round trains all clients, so a run that is
+        resumed with more rounds has to repeat it as an ordinary one. So has the last round of a phase.
+        """
+        config = self.inner.setting.config
+        before_last = config.fraction_train < 1 and current == config.num_rounds - 1
+        ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
+        return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
+
+    def _give_up_if_hopeless(self) -> None:
+        config, progress = self.inner.setting.config, self.inner.progress
+        failed, asked = progress.failed_trainings, progress.trainings
+        where = f"see {self.directory.path}/failures"
+        example = next((f": {failure.reason}" for failure in self.inner.outcome.failures), "")
+        if progress.failed_rounds >= config.max_failed_rounds:
+            rounds = f"{progress.failed_rounds} rounds in a row"
+            raise RunFailedError(f"no sampled client finished in {rounds}{example}; {where}")
+        if failed > config.failure_budget * asked:
+            raise RunFailedError(
+                f"{failed} of {asked} client trainings failed, more than failure-budget = {config.failure_budget:g} of "
+                f"them{example}; {where}"
+            )
+        if failed == asked and progress.round == config.num_rounds:
+            raise RunFailedError(f"every client failed{example}; {where}")
+
+    def _record_training(self, current: int, seconds: float) -> None:
+        outcome = self.inner.outcome
+        own = [_renamed(result, drop="aggregate-") for result in outcome.results]
+        self._record_aggregate(current - 1, outcome)
+        lost = [client for clients in outcome.away.values() for client in clients]
+        away = sorted([*outcome.absent, *lost])
+        config = self.inner.setting.config
+        missed = away if config.fraction_train == 1 or current == config.num_rounds else lost
+        asked = len(outcome.results) + len(outcome.failures) + len(missed)
+        means = _means(outcome.results, drop="aggregate-")
+        phase = self.inner.phase(current)
+        record: Record = {
+            "kind": "train",
+            "round": current,
+            **({"phase": phase} if phase else {}),
+            "clients": len(outcome.results),
+            "failed": sorted(failure.client for failure in outcome.failures),
+            "away": away,
+            **means,
+            "seconds": seconds,
+            "client_seconds": sum(result.metrics.get("seconds", 0.0) for result in outcome.results),
+            "bytes_down_per_client": outcome.bytes_down,
+            "bytes_up_per_client": outcome.bytes_up,
+            "bytes_on_wire": outcome.bytes_on_wire,
+            "peak_memory_mb": (peak_memory() + sum(outcome.processes.values())) / 1e6,
+        }
+        self.directory.append([record, *({"kind": "client", "round": current, **row} for row in own)])
+        self._record_failures(f"round-{current:06d}", f"round {current}")
+        self._warn_of_dead_hypernetworks(current)
+        accuracy = f"own accuracy {means['own_accuracy']:.4f}" if "own_accuracy" in means else "no client finished"
+        self.announce(
+            f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
+            f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s{self._who()}"
+        )
+
+    def _who(self) -> str:
+        """Return in a deployment which nodes took part."""
+        if self.roster is None or self.roster.simulated:
+            return ""
+        here = " ".join(str(node.partition) for node in self.roster.federation.nodes)
+        away = " ".join(map(str, self.roster.away))
+        return f", nodes {here or 'none'}{f', away {away}' if away else ''}"
+
+    def _announce_phase(self, current: int) -> None:
+        if (phase := self.inner.phase(current)) != self.inner.phase(current - 1):
+            self.announce(f"the phase {phase} begins with round {current} of {self.inner.setting.config.num_rounds}")
+
+    def _record_failures(self, prefix: str, phase: str) -> None:
+        failures = self.inner.outcome.failures
+        self.directory.write_failures(prefix, failures)
+        for failure in failures:
+            self.announce(f"{phase}: client {failure.client} is left out: {failure.reason}")
+
+    def _warn_of_dead_hypernetworks(self, current: int) -> None:
+        results = self.inner.outcome.results
+        if dead := [result.client for result in results if result.metrics.get("hidden-active-units") == 0]:
+            self.announce(
+                f"round {current}: warning: no hidden unit of the hypernetwork is active for the clients {dead}, which "
+                f"get the head bias as their extractor; hyperfl.initialisation=hyperfan-bias avoids this"
+            )
+
+    def _record_aggregate(self, after_round: int, outcome: Outcome) -> None:
+        """Record the accuracy of the global state after a round, which the next message's clients have measured."""
+        rows = [
+            ClientResult(
+                client=result.client,
+                num_examples=result.num_examples,
+                metrics={name: value for name, value in result.metrics.items() if name.startswith("aggregate-")},
+            )
+            for result in outcome.results
+        ]
+        record: Record = {"kind": "aggregate", "round": after_round, "clients": len(rows), **_means(rows)}
+        lines = ({"kind": "client-aggregate", "round": after_round, **_renamed(row)} for row in rows)
+        self.directory.append([record, *lines])
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Delegate to the inner strategy."""
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Delegate to the inner strategy."""
+        return self.inner.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Sequence[Message]:
+        """Delegate to the inner strategy."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Delegate to the inner strategy."""
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Delegate to the inner strategy."""
+        self.inner.summary()
+
+
+def _renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
+    """Return one client's numbers with the names they have in metrics.jsonl."""
+    numbers = {name.replace("-", "_"): value for name, value in result.metrics.items() if not name.startswith(drop)}
+    return {"client": result.client, "num_examples": result.num_examples, **numbers}
+
+
+def _means(results: Sequence[ClientResult], drop: str = " ") -> dict[str, float]:
+    """Return unweighted means over clients; times are left out, since their sum is what matters."""
+    names = sorted({name for result in results for name in result.metrics})
+    wanted = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
+    return {
+        name.replace("-", "_"): statistics.fmean(result.metrics[name] for result in results if name in result.metrics)
+        for name in wanted
+    }

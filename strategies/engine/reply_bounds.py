@@ -1,0 +1,160 @@
+"""What a node's numbers can be: a reply that fits in names and shapes may still lie.
+
+These bounds do not find a careful liar, who stays below them. They keep one node's mistake, or crude lie, from deciding
+the mean of all: a weight of 10^12 samples, an update a thousand times too long, an accuracy of 7.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
+from hyperfl_flwr.protocol.messages import Reduction, Report, group_of
+from strategies.engine.replies import TrainingReply
+
+USUAL_SIZE = 0.05
+"""Root mean square of a network's parameters at the start, about: the measure of an update where what was sent is zero,
+or smaller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the replies to a round's TRAIN messages must keep within.
+
+    Attributes:
+        max_ratio: Longest change of a shared group, in lengths of what was sent; 0 allows any.
+        num_examples: Training samples that nodes told at the handshake, by client.
+        shared: What all clients were sent.
+        own: What each client was sent alone.
+        reductions: By shared group.
+    """
+
+    max_ratio: float
+    num_examples: Mapping[int, int]
+    shared: SharedArrays
+    own: Mapping[int, SharedArrays]
+    reductions: Mapping[str, Reduction]
+
+    def check(self, reply: TrainingReply) -> None:
+        """Check a reply, which fits what was sent, see `strategies.engine.replies`.
+
+        Raises:
+            ValueError: Naming the client or the group.
+        """
+        refuse_impossible_numbers(reply.report, self.num_examples, required="own-accuracy")
+        if not self.max_ratio:
+            return
+        if reply.arrays:
+            divisors = _divisors(reply, self.reductions)
+            self._refuse_long(_changes(_with_outliers(reply), self.shared, divisors), self._measures)
+        for client, arrays in reply.own.items():
+            sent = self.own[client]
+            self._refuse_long(_changes(arrays, sent), _measures_of(sent))
+
+    @cached_property
+    def _measures(self) -> Mapping[str, float]:
+        """The lengths of what all were sent, found once for all replies."""
+        return _measures_of(self.shared)
+
+    def _refuse_long(self, changes: Mapping[str, float], measures: Mapping[str, float]) -> None:
+        for group, change in changes.items():
+            ratio = change / measures[group] if measures[group] else 0.0
+            if not ratio <= self.max_ratio:
+                raise ValueError(
+                    f"its update of {group} is {ratio:.3g} times as long as what it was sent, more than "
+                    f"max-update-ratio = {self.max_ratio:g}"
+                )
+
+
+def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], required: str = "") -> None:
+    """Check a report's accuracies and counts.
+
+    Args:
+        report: A node's.
+        num_examples: Training samples that nodes told at the handshake, by client; of others anything above 0 may be
+            told. Empty where the report is not about training samples.
+        required: A metric that every client that finished must have.
+
+    Raises:
+        ValueError: Naming the client.
+    """
+    for result in report.results:
+        who = f"client {result.client}"
+        told = num_examples.get(result.client)
+        if told is not None and result.num_examples != told:
+            raise ValueError(f"{who} tells {result.num_examples} training samples, the handshake told {told}")
+        if required and required not in result.metrics:
+            raise ValueError(f"{who} tells no {required}, or one that is not a number")
+        for name, value in result.metrics.items():
+            if name.endswith("accuracy") and not 0 <= value <= 1:
+                raise ValueError(f"the {name} of {who} must be between 0 and 1, got {value:g}")
+
+
+def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict[str, float]:
+    """Return what makes a node's arrays the means over the clients that are in them, by key."""
+    if not reply.is_sum:
+        return dict.fromkeys(reply.arrays, 1.0)
+    num_clients = len(reply.report.results)
+    divisors = {}
+    for key in reply.arrays:
+        reduction = reductions[group_of(key)]
+        divisors[key] = (
+            num_clients if reduction is Reduction.SUM else reduction.divisor(reply.num_examples, num_clients)
+        )
+    return divisors
+
+
+def _with_outliers(reply: TrainingReply) -> SharedArrays:
+    """Return a node's arrays with all of their levels; copies of those alone that have several."""
+    arrays = dict(reply.arrays)
+    for sums in reply.outliers.values():
+        arrays |= {key: arrays[key] + value for key, value in sums.items()}
+    return arrays
+
+
+def _changes(got: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return by group how far arrays, divided by `divisors`, are from what was sent."""
+    squares: dict[str, float] = {}
+    for key, value in got.items():
+        square = _squared_change(value, sent[key], divisors[key] if divisors else 1.0)
+        squares[group_of(key)] = squares.get(group_of(key), 0.0) + square
+    return {group: math.sqrt(square) for group, square in squares.items()}
+
+
+def _measures_of(sent: SharedArrays) -> dict[str, float]:
+    """Return by group the length of what was sent, or `USUAL_SIZE`'s if that is longer."""
+    squares: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for key, value in sent.items():
+        group = group_of(key)
+        parts = (block.astype(np.float64) for _, block in blocks(value))
+        squares[group] = squares.get(group, 0.0) + sum(float(np.dot(part, part)) for part in parts)
+        sizes[group] = sizes.get(group, 0) + value.size
+    return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
+
+
+def _squared_change(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
+    """Return the squared length of `got / divisor - sent`, without a copy of either.
+
+    Each block is added up in the precision of what was sent, which is three times as fast as float64, unless it
+    overflows.
+    """
+    change, dtype = 0.0, np.result_type(sent, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for (_, new), (_, old) in zip(blocks(got), blocks(sent), strict=True):
+            square = _dot_of_change(new.astype(dtype, copy=False), old, dtype.type(divisor))
+            if not math.isfinite(square):
+                square = _dot_of_change(new.astype(np.float64), old, np.float64(divisor))
+            change += square
+    return change
+
+
+def _dot_of_change(new: NDArray[Any], old: NDArray[Any], divisor: np.floating[Any]) -> float:
+    moved = new / divisor
+    moved -= old
+    return float(np.dot(moved, moved))

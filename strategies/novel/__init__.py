@@ -1,0 +1,1 @@
+"""Clients that were never trained: how strategies assess and serve them."""

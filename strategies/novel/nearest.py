@@ -1,0 +1,172 @@
+"""Finds the training client that is nearest to a novel one: a linear classifier learns to tell their samples apart.
+
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 6.2 (3c); the mathematics is in
+`hyperfl_flwr.training.a_distance`. Each pair of a novel and a training client has a classifier. The server sends both
+sides its weights and steps them along the mean of the gradients that come back: full-batch gradient descent from zero.
+Then both tell on what share of other samples it is wrong.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes
+from hyperfl_flwr.protocol.messages import Failure
+from hyperfl_flwr.protocol.queries import CLASSIFIERS, ERRORS, GRADIENTS, RATES, Question
+from hyperfl_flwr.training.a_distance import a_distance
+from strategies.engine.base import Setting
+from strategies.engine.query_clients import Query, ask
+
+
+@dataclass(kw_only=True)
+class Distances:
+    """A-distances of novel clients, and what finding them has cost.
+
+    Attributes:
+        between: Novel client -> training client -> A-distance, of those that have answered to the end.
+        samples: Unlabelled samples of each novel client.
+        bytes_down: Weights that each novel client was sent.
+        bytes_up: Gradients and errors that it has sent.
+        bytes_of_others: Both directions of all training clients, for the classifiers that they share with it.
+        failures: Clients of either kind that were left out.
+    """
+
+    between: dict[int, dict[int, float]] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
+    bytes_down: dict[int, int] = field(default_factory=dict)
+    bytes_up: dict[int, int] = field(default_factory=dict)
+    bytes_of_others: dict[int, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+    def nearest(self, client: int) -> int:
+        """Return the training client that is nearest to a novel one; of several the one with the lowest id."""
+        distances = self.between[client]
+        return min(sorted(distances), key=distances.__getitem__)
+
+
+def find_distances(grid: Grid, setting: Setting, corruption: str) -> Distances:
+    """Find the A-distance of every novel client to every training client.
+
+    Args:
+        grid: Flower's grid.
+        setting: Nodes and run.
+        corruption: Of the novel clients' samples.
+
+    Raises:
+        RunFailedError: If a node's process died twice in a row.
+    """
+    config = setting.config
+    pairs = _Pairs(grid, setting, corruption)
+    for _ in range(config.novel.a_distance_rounds):
+        novel, training = pairs.ask(GRADIENTS)
+        pairs.step(novel, training, config.novel.a_distance_learning_rate)
+    return pairs.measured(*pairs.ask(ERRORS))
+
+
+class _Pairs:
+    """The classifiers of all pairs of clients that have not failed.
+
+    Attributes:
+        weights: [K, N, D + 1] of K novel and N training clients, by position in `novel` and `training`.
+        novel: Ids of novel clients, ascending.
+        training: Ids of training clients, ascending.
+    """
+
+    def __init__(self, grid: Grid, setting: Setting, corruption: str) -> None:
+        config = setting.config
+        self._grid, self._setting, self._corruption = grid, setting, corruption
+        self.novel = list(range(config.num_clients, config.hosted_clients))
+        self.training = list(range(config.num_clients))
+        features = math.prod(setting.federation.input_shape)
+        self.weights = np.zeros((len(self.novel), len(self.training), features + 1), np.float32)
+        nothing = dict.fromkeys(self.novel, 0)
+        self._found = Distances(bytes_down=dict(nothing), bytes_up=dict(nothing), bytes_of_others=dict(nothing))
+
+    def ask(self, kind: str) -> tuple[Mapping[int, SharedArrays], Mapping[int, SharedArrays]]:
+        """Ask both sides of every pair, and go on without those that fail; returns the answers of those that do not."""
+        own = {client: {CLASSIFIERS: self.weights[row]} for row, client in enumerate(self.novel)}
+        theirs = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
+        novel = self._asked(kind, own, self._corruption)
+        training = self._asked(kind, theirs, "none")
+        self._count(own, novel, training)
+        rows = [row for row, client in enumerate(self.novel) if client in novel]
+        columns = [row for row, client in enumerate(self.training) if client in training]
+        kept: dict[int, Any] = {client: _only(novel[client], columns) for client in novel}
+        others: dict[int, Any] = {client: _only(training[client], rows) for client in training}
+        self.weights = self.weights[np.ix_(rows, columns)]
+        self.novel, self.training = sorted(novel), sorted(training)
+        return kept, others
+
+    def _asked(self, kind: str, own: Mapping[int, SharedArrays], corruption: str) -> Mapping[int, SharedArrays]:
+        if not own or not next(iter(own.values()))[CLASSIFIERS].size:
+            return {}
+        expected = own if kind == GRADIENTS else {client: _rates(arrays) for client, arrays in own.items()}
+        query = Query(
+            kind=kind, clients=list(own), expected=expected, own=own, question=Question(corruption=corruption)
+        )
+        answers = ask(self._grid, self._setting, self._setting.config.num_rounds, query)
+        self._found.failures += answers.failures
+        if kind == ERRORS:
+            self._refuse_impossible(answers.arrays)
+        self._found.samples |= {
+            client: count
+            for client, count in answers.num_examples.items()
+            if kind == GRADIENTS and client >= self._setting.config.num_clients
+        }
+        return answers.arrays
+
+    def _refuse_impossible(self, rates: dict[int, SharedArrays]) -> None:
+        """Go on without clients whose error rates are no shares: the lowest would always be nearest."""
+        for client in [c for c, arrays in rates.items() if not ((arrays[RATES] >= 0) & (arrays[RATES] <= 1)).all()]:
+            del rates[client]
+            self._found.failures.append(Failure(client=client, reason="error rates must be between 0 and 1"))
+
+    def _count(
+        self, sent: Mapping[int, SharedArrays], novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays]
+    ) -> None:
+        """Add what a question and its answers have cost; one row of an answer is about one pair."""
+        answered = sum(num_bytes(arrays) // len(self.novel) for arrays in training.values())
+        for client, arrays in sent.items():
+            self._found.bytes_down[client] += num_bytes(arrays)
+            self._found.bytes_up[client] += num_bytes(novel.get(client, {}))
+            self._found.bytes_of_others[client] += num_bytes(arrays) + answered
+
+    def step(
+        self, novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays], learning_rate: float
+    ) -> None:
+        """Step all classifiers along the mean of both sides' gradients."""
+        for row, client in enumerate(self.novel):
+            self.weights[row] -= np.float32(learning_rate / 2) * novel[client][CLASSIFIERS]
+        for row, client in enumerate(self.training):
+            self.weights[:, row] -= np.float32(learning_rate / 2) * training[client][CLASSIFIERS]
+
+    def measured(self, novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays]) -> Distances:
+        """Return the distances of both sides' error rates."""
+        for row, client in enumerate(self.novel):
+            self._found.between[client] = {
+                other: a_distance(float(training[other][RATES][row]), float(novel[client][RATES][column]))
+                for column, other in enumerate(self.training)
+            }
+        failed = {failure.client for failure in self._found.failures}
+        config = self._setting.config
+        self._found.failures += [
+            Failure(client=client, reason="no training client is left to be compared with")
+            for client in range(config.num_clients, config.hosted_clients)
+            if client not in failed and not self._found.between.get(client)
+        ]
+        return self._found
+
+
+def _only(arrays: SharedArrays, rows: Sequence[int]) -> SharedArrays:
+    return {key: value[rows] for key, value in arrays.items()}
+
+
+def _rates(arrays: SharedArrays) -> SharedArrays:
+    """Return the layout of the error rates of some classifiers."""
+    rates: NDArray[np.float64] = np.zeros(len(arrays[CLASSIFIERS]))
+    return {RATES: rates}
