@@ -22,9 +22,9 @@ from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
-from hyperfl_flwr.node.cohort import clients_of_node
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node

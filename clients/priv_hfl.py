@@ -25,12 +25,13 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.secret_rotation import mixing_of
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.distillation import PseudoData, new_generator
+from hyperfl_flwr.training.distillation import PseudoData
 from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, train_epochs
@@ -70,7 +71,7 @@ class PrivHFLClient(BaseClient):
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
 
     def __init__(self, setting: ClientSetting) -> None:
-        self.rule = dual_rule(setting.config)
+        self.rule = dual_rule(setting.config.priv_hfl)
         self._round, self._version = 1, INITIAL
         self._evaluates_mean = False
         super().__init__(setting)
@@ -84,7 +85,8 @@ class PrivHFLClient(BaseClient):
         self.accumulated = Vector(size * is_mean, torch.float64)
         config, data, nothing = self.setting.config, self.setting.data, Vector(0)
         if config.priv_hfl.distill:
-            self.generator = new_generator(config, tuple(data.train_images.shape[1:]), data.num_classes)
+            shape = tuple(data.train_images.shape[1:])
+            self.generator = Generator(shape, data.num_classes, config.priv_hfl.generator_width)
         return {
             "changes": self.received if is_mean else nothing,
             "force": nothing if is_mean else self.received,

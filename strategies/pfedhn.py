@@ -14,7 +14,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
-from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
 from strategies.engine.base import BaseStrategy, Setting

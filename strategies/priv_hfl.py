@@ -20,17 +20,16 @@ from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.core.storage import write_arrays
-from hyperfl_flwr.models.generator import kept_generator_path
+from hyperfl_flwr.models.generator import Generator, kept_generator_path
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.server.exchange import Exchange
-from hyperfl_flwr.training.distillation import new_generator
 from hyperfl_flwr.training.dual_averaging import ChainServer, MeanServer
-from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, stability_warnings
+from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, effective_rate, stability_warnings
 from strategies.engine.base import BaseStrategy, Setting
 
 CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
@@ -44,7 +43,7 @@ class PrivHFL(BaseStrategy):
         config, federation = setting.config, setting.federation
         target = build_target(config.target, federation.input_shape, federation.num_classes)
         self.size = sum(parameter.numel() for parameter in target.parameters())
-        rule = dual_rule(config)
+        rule = dual_rule(config.priv_hfl)
         self.server: MeanServer | ChainServer
         if rule.realisation == "mean":
             start = torch.zeros(self.size, dtype=torch.float64)
@@ -56,13 +55,15 @@ class PrivHFL(BaseStrategy):
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
         """Return the dual's step, and the regulariser with which a multiplier forgets a tenth in each round."""
-        step, sigma = default_dual(config)
+        rate = effective_rate(number(config.learning_rate), config.momentum)
+        step, sigma = default_dual(config.priv_hfl, rate, config.fraction_train)
         return {"priv-hfl.dual-step": step, "priv-hfl.sigma": sigma}
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return under which settings errors grow."""
-        return stability_warnings(config)
+        rate = effective_rate(number(config.learning_rate), config.momentum)
+        return stability_warnings(config.priv_hfl, rate, config.fraction_train, config.num_rounds)
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return S = 0 (mean) and the generator (distillation); the clients make their first model from the seed."""
@@ -71,7 +72,7 @@ class PrivHFL(BaseStrategy):
         if isinstance(self.server, MeanServer):
             groups["changes"] = {"theta": torch.zeros(self.size)}
         if config.priv_hfl.distill:
-            generator = new_generator(config, federation.input_shape, federation.num_classes)
+            generator = Generator(federation.input_shape, federation.num_classes, config.priv_hfl.generator_width)
             groups[GENERATOR] = ordinary_parameters(generator, torch_generator(config.seed, GENERATOR))
         return groups
 

@@ -16,7 +16,8 @@ from clients.engine.context import ClientSetting, keep_model
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.layers.dropout import seed_dropout
-from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite

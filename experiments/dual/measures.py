@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.dual.toy_problems import Array, Federation, LeastSquares, Logistic, Problem, distance, incidence
-from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule, Order, Realisation
+from hyperfl_flwr.core.setting_types import Order, Realisation
+from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule
 from hyperfl_flwr.training.dual_stability import LARGEST_EIGENVALUE, is_stable
 
 RATE = 0.1

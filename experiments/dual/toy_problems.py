@@ -1,7 +1,8 @@
 """Problems whose optimum is known, and federations that solve them with PRIV-HFL's dual updates.
 
 For tests and pictures of convergence: a few clients, a few parameters, float64, full gradients, no network. The dual
-updates are those of `hyperfl_flwr.training.dual_averaging`; only the models, their gradients and the optima are made here.
+updates are those of `hyperfl_flwr.training.dual_averaging`; only the models, their gradients and the optima are made
+here.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from hyperfl_flwr.training.dual_averaging import ChainServer, DualRule, MeanClient, MeanServer, Realisation
+from hyperfl_flwr.core.setting_types import Realisation
+from hyperfl_flwr.training.dual_averaging import ChainServer, DualRule, MeanClient, MeanServer
 
 Array = NDArray[np.float64]
 

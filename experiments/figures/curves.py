@@ -39,8 +39,8 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
         folder: The study's.
         what: A number of metrics.jsonl's `train` lines; `labels`, how many samples of each class the clients have;
             `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see `experiments.figures.pseudo_data`;
-            `novel-divergence` and `novel-epsilon`, see `experiments.figures.novel_pictures`; `NUMBER@SETTING`, a number of
-            summary.json against a setting of the columns. `labels` are drawn of the first seed.
+            `novel-divergence` and `novel-epsilon`, see `experiments.figures.novel_pictures`; `NUMBER@SETTING`, a number
+            of summary.json against a setting of the columns. `labels` are drawn of the first seed.
         open_private_state: Allows `embeddings` to read what simulated clients keep to themselves.
 
     Returns:

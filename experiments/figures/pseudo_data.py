@@ -31,10 +31,9 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
-from hyperfl_flwr.models.generator import NOISE_DIM, kept_generators
+from hyperfl_flwr.models.generator import NOISE_DIM, Generator, kept_generators
 from hyperfl_flwr.runs.run_data import require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest
-from hyperfl_flwr.training.distillation import new_generator
 
 DIMENSIONS = 16
 """Principal components d."""
@@ -89,7 +88,8 @@ class PseudoStudy:
         They are made in batches of `priv-hfl.pseudo-samples` of all classes alike, whose statistics BatchNorm needs.
         """
         dataset = self.data.dataset
-        generator = new_generator(self.config, dataset.input_shape, dataset.num_classes)
+        width = self.config.priv_hfl.generator_width
+        generator = Generator(dataset.input_shape, dataset.num_classes, width)
         arrays, _ = read_arrays(self.paths[number])
         generator.load_state_dict({name: torch.from_numpy(value) for name, value in arrays.items()}, assign=True)
         rng = torch_generator(self.config.seed, "pseudo-study")

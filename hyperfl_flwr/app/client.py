@@ -1,8 +1,8 @@
 """Flower's client app: a message comes in, the node's clients are built, and the adapter answers.
 
-What the node's owner decides is in `hyperfl_flwr.config.node_config`, what a message finds in `hyperfl_flwr.app.node`. What comes in and
-what leaves is written into the ledger in the state folder first, see `hyperfl_flwr.node.ledger_app`. With `novel-data` the
-node is a client that was never trained and takes a model on demand, see `clients.novel.node`.
+What the node's owner decides is in `hyperfl_flwr.config.node_config`, what a message finds in `hyperfl_flwr.app.node`.
+What comes in and what leaves is written into the ledger in the state folder first, see `hyperfl_flwr.node.ledger_app`.
+With `novel-data` the node is a client that was never trained and takes a model on demand, see `clients.novel.node`.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from logging import ERROR
 from flwr.app import Context, Message
 from flwr.supercore import log
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from clients.engine import adapter
 from clients.novel.node import DATA as NOVEL_DATA
 from clients.novel.node import NovelNode

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from clients.engine.base import BaseClient
 from clients.fedavg import FedAvgClient
 from clients.fedrep import FedRepClient

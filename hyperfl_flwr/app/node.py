@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecordValues, Context
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
@@ -24,9 +23,10 @@ from hyperfl_flwr.data.sample_format import normalisation_text
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.node.cohort import OneByOne, clients_of_node
+from hyperfl_flwr.node.cohort import OneByOne
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import Request
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from hyperfl_flwr.app.restore import method_of, restored
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError

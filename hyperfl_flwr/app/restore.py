@@ -6,7 +6,6 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from hyperfl_flwr.app.methods import METHODS, Method
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig

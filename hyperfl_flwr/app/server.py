@@ -12,7 +12,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from hyperfl_flwr.app.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import in_words, resolution, resolved

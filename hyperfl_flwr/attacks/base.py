@@ -10,11 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Progress, Tensors, solve
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.layers.batchnorm import UNCOUNTED
-from hyperfl_flwr.models.targets import ChannelsLast, Target, build_target
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import ChannelsLast, build_target
+from hyperfl_flwr.runs.observation import Observation
 
 IntArray = NDArray[np.int64]
 

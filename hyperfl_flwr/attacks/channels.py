@@ -42,9 +42,10 @@ from torch import Tensor
 
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.head_gradient import invert
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import Readout, mean_gradients, named_extractor
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Observation
 
 _ITERATIONS = 1000
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hyperfl_flwr.metrics.distributions import rank_correlation, total_variation
-from hyperfl_flwr.models.targets import Target
+from hyperfl_flwr.models.target import Target
 
 Shares = NDArray[np.float64]
 

@@ -26,11 +26,12 @@ from torch import Tensor
 
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.ig import invert
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import Readout, sgd_scalars
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Observation
 from hyperfl_flwr.training.dual_averaging import DualRule, MeanClient
 
 _KEYS = {"mean": "changes/theta", "chain": "force/theta"}

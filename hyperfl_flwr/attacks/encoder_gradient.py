@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction, vmap_ready
-from hyperfl_flwr.attacks.encoder_knowledge import EncoderKnowledge
 from hyperfl_flwr.attacks.head_gradient import invert
+from hyperfl_flwr.attacks.knowledge import EncoderKnowledge, PublicKnowledge
 from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, sgd_scalars
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.runs.observation import Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Arrays, Observation
 
 ENCODER, _PHI = "encoder/", "body."
 

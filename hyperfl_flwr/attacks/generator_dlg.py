@@ -42,9 +42,10 @@ from hyperfl_flwr.attacks.generator_labels import (
     networks,
     private_counts,
 )
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, Tensors
 from hyperfl_flwr.models.generator import NOISE_DIM
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Observation
 
 DEFAULTS = Optimisation(iterations=400, learning_rate=0.3, total_variation=0.0)
 """Tuned on two to eight pseudo-samples of a generator of width 64 for images of 28x28, with fresh parameters."""

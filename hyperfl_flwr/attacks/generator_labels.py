@@ -21,10 +21,11 @@ from torch import Tensor
 
 from hyperfl_flwr.attacks.base import IntArray, build_structure, vmap_ready
 from hyperfl_flwr.attacks.dual_difference import model_after
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator
-from hyperfl_flwr.models.targets import Target
-from hyperfl_flwr.runs.observation import Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.runs.observation import Arrays, Observation
 from hyperfl_flwr.training.distillation import PseudoData
 
 GENERATOR = "generator/"

@@ -33,9 +33,10 @@ from hyperfl_flwr.attacks.base import (
     reconstruct,
     stack,
 )
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
 from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, read_out
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Observation
 
 DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_variation=3e-3, polish=500)
 """Tuned on single images of Fashion-MNIST: at a rate of 0.1, as in the papers, the same search stops 10 dB lower.

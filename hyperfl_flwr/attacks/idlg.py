@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import CLASSIFIER, Readout, read_out
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Observation
 
 
 def idlg(

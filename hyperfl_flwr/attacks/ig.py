@@ -26,10 +26,11 @@ from hyperfl_flwr.attacks.base import (
     stack,
 )
 from hyperfl_flwr.attacks.idlg import recover_labels
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
 from hyperfl_flwr.attacks.readout import Readout, read_out, sgd_scalars
-from hyperfl_flwr.models.targets import Target
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.runs.observation import Observation
 
 DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_variation=3e-3, polish=500)
 """The paper takes 10,000 or more signed steps at a rate of 0.1, and 1e-6 to 1e-4 for the prior. These, tuned on single

@@ -28,10 +28,11 @@ from hyperfl_flwr.attacks.base import (
     reconstruct,
     stack,
 )
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
 from hyperfl_flwr.attacks.readout import mean_gradients
-from hyperfl_flwr.models.targets import Target
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.runs.observation import Observation
 
 DEFAULTS = Optimisation(iterations=10_000, signed=True, total_variation=1e-6)
 """The paper's settings."""

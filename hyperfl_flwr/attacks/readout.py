@@ -33,9 +33,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.attacks.shared_steps import GENERATED
+from hyperfl_flwr.attacks.knowledge import GENERATED, PublicKnowledge
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.runs.observation import Arrays, Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Arrays, Observation
 
 CLASSIFIER = "classifier"
 EXTRACTOR = "extractor"

@@ -64,7 +64,7 @@ def seen_by_neighbours(config: RunConfig, clients: Sequence[int], folder: Path) 
         spy = _spies(config.num_clients)[client]
         own = load_observation(observation_path(folder, 1, spy))
         force = read_arrays(_next_path(folder, spy))[0][FORCE].astype(np.float64)
-        change = (own.reply[FORCE] - force / (KAPPA * dual_rule(config).step)).astype(np.float32)
+        change = (own.reply[FORCE] - force / (KAPPA * dual_rule(config.priv_hfl).step)).astype(np.float32)
         found.append(
             Observation(
                 received={FORCE: np.zeros_like(change)},

@@ -12,7 +12,9 @@ from torch import Tensor
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import METHODS, check_target
 from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import read_out
+from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.audit.neighbour_view import keep_next, seen_by_neighbours
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
@@ -20,13 +22,7 @@ from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.custom.provenance import find_kept
 from hyperfl_flwr.runs.checkpoint import Checkpoints
-from hyperfl_flwr.runs.observation import (
-    Observation,
-    PublicKnowledge,
-    load_observation,
-    mean_observation,
-    observation_path,
-)
+from hyperfl_flwr.runs.observation import Observation, load_observation, mean_observation, observation_path
 from hyperfl_flwr.runs.run_data import require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.server.exchange import exchange
@@ -48,7 +44,8 @@ class Target:
         clients: Their ids.
         trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
         summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
-        by_neighbours: Whether not the server attacks but the end clients of a chain, see `hyperfl_flwr.audit.neighbour_view`.
+        by_neighbours: Whether not the server attacks but the end clients of a chain, see
+            `hyperfl_flwr.audit.neighbour_view`.
         recorded_round: Number of the round, where a run has recorded it; 0 where it is run for the attack.
     """
 
@@ -88,7 +85,7 @@ class Target:
         dataset = self.data().dataset
         check_target(self.config, dataset.input_shape, dataset.num_classes)
         try:
-            return PublicKnowledge.of(
+            return public_knowledge(
                 self.config,
                 input_shape=dataset.input_shape,
                 num_classes=dataset.num_classes,

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
-from hyperfl_flwr.deploy.layout import DEFAULT_PORT, Deployment
+from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.launch.console import err, out, parse_setting
 from hyperfl_flwr.launch.findings import as_json, exit_code, print_finding
+from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
 
 deployments = typer.Typer(help="Prepare and check a federation of SuperNodes on machines of different owners.")
 

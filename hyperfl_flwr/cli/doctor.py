@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.launch.console import out
 from hyperfl_flwr.launch.findings import as_json, exit_code, print_finding
 

@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import tomllib
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
-from experiments.commands import studies
 from hyperfl_flwr import __version__
 from hyperfl_flwr.cli.audit import audits
 from hyperfl_flwr.cli.deploy import deployments
@@ -38,7 +37,6 @@ cli = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Federated learning with hypernetworks and without sharing models, on Flower.",
 )  # fmt: skip
-cli.add_typer(studies)
 cli.add_typer(audits)
 cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")
@@ -47,6 +45,8 @@ cli.add_typer(doctors)
 cli.add_typer(boards)
 cli.add_typer(folders)
 cli.add_typer(exports)
+for commands in entry_points(group="hyperfl.commands"):  # of packages above this one: studies
+    cli.add_typer(commands.load())
 
 
 @cli.command()

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out, parse_setting
 

@@ -1,7 +1,7 @@
 """What a node's owner decides, as Flower hands it to the client app: the node config.
 
-The run's settings come from the server (`hyperfl_flwr.config.run_config`). On a node with an owner those about its machine and its
-data have no effect, see `Owner.applied_to`.
+The run's settings come from the server (`hyperfl_flwr.config.run_config`). On a node with an owner those about its
+machine and its data have no effect, see `Owner.applied_to`.
 """
 
 import sys

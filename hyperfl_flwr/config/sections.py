@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from hyperfl_flwr.core.setting_types import Order, Realisation
 from hyperfl_flwr.data.corruptions import CORRUPTIONS
 from hyperfl_flwr.data.sample_format import parse_classes, parse_normalisation, parse_shape
 from hyperfl_flwr.models.encoder import Pooling
 from hyperfl_flwr.models.hypernetwork import Initialisation
 from hyperfl_flwr.models.server_hypernetwork import Combine
-from hyperfl_flwr.training.dual_averaging import Order, Realisation
 
 
 def _device(value: str) -> str:

@@ -24,7 +24,7 @@ def refuse_foreign_packages(names: tuple[str, ...]) -> None:
         names: `APP` or `ALL`.
 
     Raises:
-        InstallationError: If one is missing or would be imported from elsewhere.
+        InstallationError: If one would be imported from elsewhere, or one of `APP` is missing.
     """
     for name in names:
         try:
@@ -33,6 +33,8 @@ def refuse_foreign_packages(names: tuple[str, ...]) -> None:
             places = ["nowhere"]
         else:
             if spec is None:
+                if name not in APP:
+                    continue  # an installation without studies
                 raise InstallationError(f"the package {name!r} is missing from {ROOT}; install hyperfl-flwr again")
             places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
         expected = ROOT / name

@@ -37,9 +37,6 @@ from hyperfl_flwr.core.storage import write_atomically
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 """What a name has between two dots (RFC 1123)."""
 
-DEFAULT_PORT = 8000
-"""Flower's own."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:

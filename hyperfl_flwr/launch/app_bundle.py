@@ -14,7 +14,7 @@ from hyperfl_flwr.core.versions import COMMIT_VARIABLE
 from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.models.custom import source as custom_source
 
-_INCLUDED = re.compile(r"^fab-include = \[.*\]$", re.MULTILINE)
+_INCLUDED = re.compile(r"^fab-include = \[.*?\]$", re.MULTILINE | re.DOTALL)
 
 
 def build_app(folder: Path, source: Path | None = None) -> Path:
@@ -24,13 +24,12 @@ def build_app(folder: Path, source: Path | None = None) -> Path:
         folder: Does not exist yet.
         source: File or folder of a custom network that goes with it.
     """
-    for package in ("hyperfl_flwr", "strategies", "clients"):
-        shutil.copytree(
-            ROOT / package,
-            folder / package,
-            ignore=lambda path, names: [n for n in names if _is_foreign(Path(path) / n)],
-        )
-    (folder / "hyperfl_flwr" / "commit.py").write_text(f"COMMIT = {commit()!r}\n")
+    for pattern in included_files():
+        for path in sorted(ROOT.glob(pattern)):
+            if pattern.endswith(".py"):
+                (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / path.relative_to(ROOT))
+    (folder / "hyperfl_flwr" / "core" / "commit.py").write_text(f"COMMIT = {commit()!r}\n")
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copyfile(app_file(name), folder / name)
     if source is not None:
@@ -42,14 +41,14 @@ def _add(app: Path, source: Path) -> None:
     """Copy a module or package into an app and name it in `fab-include`, without which Flower leaves it out."""
     custom_source.copy(source, app)
     project = app / "pyproject.toml"
-    text = project.read_text()
-    patterns = tomllib.loads(text)["tool"]["flwr"]["app"]["fab-include"]
-    included = f"fab-include = {json.dumps([*patterns, *custom_source.files_of(source)])}"
-    project.write_text(_INCLUDED.sub(lambda _: included, text))
+    included = f"fab-include = {json.dumps([*included_files(), *custom_source.files_of(source)])}"
+    project.write_text(_INCLUDED.sub(lambda _: included, project.read_text()))
 
 
-def _is_foreign(path: Path) -> bool:
-    return path.name == "__pycache__" or (path.is_file() and path.suffix != ".py")
+def included_files() -> list[str]:
+    """Return the patterns of the app's files, relative to the app's folder: what Flower sends to every node."""
+    patterns: list[str] = tomllib.loads(app_file("pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
+    return patterns
 
 
 def worker_environment() -> dict[str, str]:

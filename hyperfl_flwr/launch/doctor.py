@@ -33,7 +33,7 @@ FLOWERS = re.compile(
     r"(?:^|[/ ])(flower-superlink|flower-supernode|flower-superexec|flwr-\w+app|flwr-simulation)(?: |$)"
 )
 RAYS = re.compile(r"(?:^|/)(raylet|gcs_server)(?: |$)")
-OURS = re.compile(r"experiments/processes\.py --owner \d+")
+OURS = re.compile(r"hyperfl_flwr/launch/processes\.py --owner \d+")
 """Commands of Flower's and Ray's processes, and of the supervisor below which this project's own live."""
 
 

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from hyperfl_flwr.core.errors import InstallationError
 
+DEFAULT_PORT = 8000
+"""Of a deployment's SuperLink; Flower's own default."""
+
 CONNECTION = "hyperfl"
 """The name under which a SuperLink stands in the configuration of its FLWR_HOME."""
 

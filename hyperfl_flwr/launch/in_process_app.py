@@ -1,5 +1,6 @@
-"""Runs the app's nodes one after the other in this process: `python -P -m hyperfl_flwr.launch.in_process_app SETTINGS NODES`.
+"""Runs the app's nodes one after the other in this process.
 
+Called as `python -P -m hyperfl_flwr.launch.in_process_app SETTINGS NODES`.
 `SETTINGS` is a TOML file of all settings. If the run fails, the reason is written beside it
 (`hyperfl_flwr.launch.in_process_run.problem_file`).
 """

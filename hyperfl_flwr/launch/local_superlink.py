@@ -2,9 +2,9 @@
 
 Flower's default is one SuperLink per user that stays for ever, keeps the environment and the working directory of the
 first run, and is found by its port alone, by every user of the machine. Here each run has a private FLWR_HOME, a free
-port in a network of its own where the system offers that (`hyperfl_flwr.launch.private_network`), an empty working directory,
-and a supervisor (`hyperfl_flwr.launch.processes`) that ends the whole process tree when the run is stopped, when an exception
-or Ctrl-C leaves the `with` block, and also when this process is killed and can do nothing any more.
+port in a network of its own where the system offers that (`hyperfl_flwr.launch.private_network`), an empty working
+directory, and a supervisor (`hyperfl_flwr.launch.processes`) that ends the whole process tree when the run is stopped,
+when an exception or Ctrl-C leaves the `with` block, and also when this process is killed and can do nothing any more.
 """
 
 import os

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from hyperfl_flwr.deploy.layout import DEFAULT_PORT
 from hyperfl_flwr.launch.core_locks import usable_cores
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
+from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
 from hyperfl_flwr.launch.sizing import NODE_BYTES
 
 GIGABYTE = 1e9

@@ -1,8 +1,8 @@
 """Detects other people who use this machine now, and can reach the loopback ports of programs that run here.
 
 What protects from them: simulations run in a network namespace where the system offers one
-(`hyperfl_flwr.launch.private_network`) and Ray asks for a token. A SuperLink or SuperNode of a deployment must reach other
-machines; Flower gives their local ports no login.
+(`hyperfl_flwr.launch.private_network`) and Ray asks for a token. A SuperLink or SuperNode of a deployment must reach
+other machines; Flower gives their local ports no login.
 """
 
 import contextlib

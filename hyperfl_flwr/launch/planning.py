@@ -33,8 +33,8 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: st
 
     Args:
         changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
-        num_nodes: Number of simulated nodes P; None is what suits the machine (`hyperfl_flwr.launch.sizing`), or that of the
-            resumed run.
+        num_nodes: Number of simulated nodes P; None is what suits the machine (`hyperfl_flwr.launch.sizing`), or that
+            of the resumed run.
         engine: `RAY` or `IN_PROCESS`.
 
     Returns:

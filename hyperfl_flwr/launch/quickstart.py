@@ -1,7 +1,7 @@
 """The first thing that a newcomer runs: HyperFL beside FedAvg and local-only, on data that need no download.
 
 Each method trains at its own learning rate, and with two seeds: of the second one the clients' data are another split,
-too, so that the spread covers both. Settings are in `configs/quickstart.toml`.
+too, so that the spread covers both. Settings are in `quickstart.toml`.
 """
 
 import json
@@ -76,7 +76,7 @@ class Quickstart:
 
 def quickstart_settings(method: str, seed: int) -> dict[str, Scalar]:
     """Return what a run of the quickstart changes of the defaults, but for its rounds and its folder."""
-    changes = flatten(tomllib.loads((Path(__file__).parent / "configs" / "quickstart.toml").read_text()))
+    changes = flatten(tomllib.loads(Path(__file__).with_name("quickstart.toml").read_text()))
     return changes | {"method": method, "seed": seed, "data.seed": seed}
 
 

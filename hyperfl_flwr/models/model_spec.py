@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args
 
 from hyperfl_flwr.models.encoder import Encoder, Pooling, build_encoder
-from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
 
 _LARGEST = 10_000
 """Numbers of classes, pixels of a side and features above this are refused."""

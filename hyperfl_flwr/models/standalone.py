@@ -17,7 +17,8 @@ from hyperfl_flwr.models.custom.network import OwnTarget
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
-from hyperfl_flwr.models.targets import ChannelsLast, Target
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import ChannelsLast
 
 STEM = "model"
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.models.custom.network import build_own
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet18_extractor
+from hyperfl_flwr.models.target import Target
 
 NUM_FEATURES = 128
 """Width of the extractor's output, the classifier's input."""
@@ -24,25 +26,6 @@ _CONVOLUTIONS: Mapping[int, Sequence[tuple[int, int, int]]] = {
     20: ((16, 5, 0), (32, 5, 1)),
     8: ((16, 3, 1), (32, 3, 1)),
 }
-
-
-class Target(nn.Module):
-    """A classifier split into a feature extractor and a last linear layer.
-
-    Args:
-        extractor: Maps images [B, C, H, W] or feature vectors [B, D] to features [B, F].
-        classifier: Maps features [B, F] to logits [B, K].
-    """
-
-    def __init__(self, extractor: nn.Module, classifier: nn.Linear) -> None:
-        super().__init__()
-        self.extractor = extractor
-        self.classifier = classifier
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits [B, K] of images [B, C, H, W] or feature vectors [B, D]."""
-        logits: Tensor = self.classifier(self.extractor(images))
-        return logits
 
 
 class ChannelsLast(nn.Module):
@@ -262,8 +245,6 @@ def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> T
         ConfigError: If it is an own one, and something is wrong with that.
     """
     if ":" in name:
-        from hyperfl_flwr.models.custom.network import build_own  # only now, since it makes targets of this module
-
         return build_own(name, input_shape, num_classes)
     if name not in TARGETS:
         raise ValueError(f"unknown target network {name!r}; known: {', '.join(TARGETS)}")

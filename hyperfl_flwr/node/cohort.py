@@ -137,11 +137,6 @@ class OneByOne:
         return Trained(clients=[job.client], stacked=stacked, num_examples=[num_examples], metrics=[metrics])
 
 
-def clients_of_node(partition: int, num_nodes: int, num_clients: int) -> list[int]:
-    """Return the ids of the clients that a node hosts; none if there are more nodes than clients."""
-    return list(range(partition, num_clients, num_nodes))
-
-
 @dataclass
 class CohortResult:
     """What a node's clients did together.

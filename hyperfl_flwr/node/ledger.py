@@ -101,7 +101,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Size of the message's content as `hyperfl_flwr.protocol.sizes.content_bytes` counts it; of an error its text's."""
+        """Size of the message's content (`hyperfl_flwr.protocol.sizes.content_bytes`), or of an error's text."""
         return sum(record.bytes for record in self.records) + len(self.error.encode())
 
 

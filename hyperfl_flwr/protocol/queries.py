@@ -1,8 +1,8 @@
 """What the server asks clients beside training and evaluation: message types, and which of a client's data are meant.
 
-A query to a node holds what a TRAIN message does (`hyperfl_flwr.protocol.messages`), and in `question` a `Question`. The answer
-holds in `own-arrays` one or more arrays of each of the clients that have one, keyed `client/group/name`, and in
-`clients` a `Report`. No label is part of an answer, and none is read but to count correct predictions (`ASSESS`).
+A query to a node holds what a TRAIN message does (`hyperfl_flwr.protocol.messages`), and in `question` a `Question`.
+The answer holds in `own-arrays` one or more arrays of each of the clients that have one, keyed `client/group/name`, and
+in `clients` a `Report`. No label is part of an answer, and none is read but to count correct predictions (`ASSESS`).
 """
 
 from dataclasses import dataclass

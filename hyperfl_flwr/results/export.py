@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
 from hyperfl_flwr.app.restore import Restored, restored

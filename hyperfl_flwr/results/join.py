@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
 from hyperfl_flwr.app.methods import METHODS

@@ -43,9 +43,6 @@ Record = dict[str, Any]
 - `client-aggregate`: one client's accuracy with the global state after a round.
 """
 
-MODEL = "model"
-"""The subfolder of the source of somebody's own network."""
-
 DEPLOYMENT = "deployment"
 """Stands in a deployment's folder name for the data, of which nothing is known when the folder gets its name."""
 

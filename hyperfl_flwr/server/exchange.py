@@ -63,8 +63,8 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
 
     A reply is fetched when its turn has come and the caller asks for it; until then it stays with Flower. What the
     caller holds does therefore not grow with the number of nodes. A message whose process died, or whose node has
-    started again, is sent once more; what it does is idempotent, see `hyperfl_flwr.node.private_state`. (At the first death the
-    other replies that are there are fetched too, so that all processes that have died begin again at once.)
+    started again, is sent once more; what it does is idempotent, see `hyperfl_flwr.node.private_state`. (At the first
+    death the other replies that are there are fetched too, so that all processes that have died begin again at once.)
 
     A node of a deployment that is gone, or silent, is away; in a simulation, a silent one has failed.
 

@@ -16,7 +16,7 @@ from flwr.supercore import log
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.models.custom.provenance import source_hash
-from hyperfl_flwr.node.cohort import clients_of_node
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.server.exchange import POLL_SECONDS, exchange

@@ -79,7 +79,8 @@ class ReplyLimits:
         """Return the limits of a reply to a message: eight times the bytes that the message holds, and some room.
 
         An honest reply has the arrays of the message, summed in float64 (twice the bytes), and small records. Sums
-        beyond the usual range come in records of their own (`hyperfl_flwr.protocol.reproducible_sum`), of which three fit.
+        beyond the usual range come in records of their own (`hyperfl_flwr.protocol.reproducible_sum`), of which three
+        fit.
         """
         size = content_bytes([content])
         arrays = sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))

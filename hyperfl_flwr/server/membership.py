@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.core.errors import RunFailedError
-from hyperfl_flwr.node.cohort import clients_of_node
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.server.exchange import is_simulated
 from hyperfl_flwr.server.exclusions import Exclusions

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator
 from hyperfl_flwr.models.layers.batchnorm import statistics_kept
 
@@ -36,17 +35,6 @@ def label_probabilities(counts: Tensor, balance: float) -> Tensor:
     """
     rest = balance * counts.max() - counts.double()
     return rest / rest.sum()
-
-
-def new_generator(config: RunConfig, image_shape: tuple[int, ...], num_classes: int) -> Generator:
-    """Return the generator of a run, without values; the same on the server and on every client.
-
-    Args:
-        config: The run's settings.
-        image_shape: (channels, height, width).
-        num_classes: K.
-    """
-    return Generator(image_shape, num_classes, config.priv_hfl.generator_width)
 
 
 @dataclass(frozen=True, kw_only=True)

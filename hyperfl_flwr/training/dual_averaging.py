@@ -19,13 +19,11 @@ client's step is theta <- theta - alpha (grad f_i + r_i) with r_i = (C^T mu)_i c
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Realisation = Literal["mean", "chain"]
-Order = Literal["alternating", "published"]
+from hyperfl_flwr.core.setting_types import Order, Realisation
 
 KAPPA = 2
 """lambda_+ and lambda_- both act on a residual: without the projection always, with it at worst."""

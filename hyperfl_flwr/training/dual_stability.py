@@ -11,10 +11,10 @@ is s (1 - p) / 8 per round. Curvature damps by alpha K h / 2 per training and wi
 """
 
 import math
+from typing import Literal, Protocol
 
-from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.setting_types import number
-from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule, Realisation
+from hyperfl_flwr.core.setting_types import Order, Realisation, number
+from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule
 
 LARGEST_EIGENVALUE: dict[Realisation, float] = {"mean": 1.0, "chain": 4.0}
 """l_max of C^T C; a chain's comes close to 4 with many clients."""
@@ -80,48 +80,88 @@ def smallest_stable_curvature(rule: DualRule, learning_rate: float, local_steps:
     return high
 
 
-def dual_rule(config: RunConfig) -> DualRule:
-    """Return the rule that a run's settings, without `auto`, ask for; the same on the server and on every client."""
-    method = config.priv_hfl
+class DualSettings(Protocol):
+    """The settings `priv-hfl.*` that say how the multipliers move."""
+
+    @property
+    def realisation(self) -> Realisation:
+        """Pairs of clients."""
+
+    @property
+    def order(self) -> Order:
+        """Order of primal and dual steps."""
+
+    @property
+    def projection(self) -> bool:
+        """Whether multipliers stay non-negative."""
+
+    @property
+    def sigma(self) -> Literal["auto"] | float:
+        """Forgetting of the multipliers."""
+
+    @property
+    def dual_step(self) -> Literal["auto"] | float:
+        """Step size beta."""
+
+    @property
+    def local_steps(self) -> int:
+        """Local steps K."""
+
+
+def dual_rule(settings: DualSettings) -> DualRule:
+    """Return the rule that settings without `auto` ask for; the same on the server and on every client."""
     return DualRule(
-        realisation=method.realisation,
-        order=method.order,
-        projection=method.projection,
-        sigma=number(method.sigma),
-        step=number(method.dual_step),
+        realisation=settings.realisation,
+        order=settings.order,
+        projection=settings.projection,
+        sigma=number(settings.sigma),
+        step=number(settings.dual_step),
     )
 
 
-def default_dual(config: RunConfig) -> tuple[float, float]:
-    """Return the step and sigma that go with a run's other settings; sigma goes with a step that is set, too."""
-    method = config.priv_hfl
-    step = default_step(method.realisation, effective_rate(config), method.local_steps, config.fraction_train)
-    chosen = step if method.dual_step == "auto" else method.dual_step
+def default_dual(settings: DualSettings, learning_rate: float, fraction_train: float) -> tuple[float, float]:
+    """Return the dual step and sigma that `auto` stands for; sigma goes with a step that is set, too.
+
+    Args:
+        settings: The method's.
+        learning_rate: Of plain descent, see `effective_rate`.
+        fraction_train: Fraction of the clients that train in a round.
+    """
+    step = default_step(settings.realisation, learning_rate, settings.local_steps, fraction_train)
+    chosen = step if settings.dual_step == "auto" else settings.dual_step
     return step, FORGETTING / chosen**2
 
 
-def effective_rate(config: RunConfig) -> float:
-    """Return alpha: the learning rate, with momentum b that of the plain descent it comes to, alpha / (1 - b)."""
-    return number(config.learning_rate) / (1 - config.momentum)
+def effective_rate(learning_rate: float, momentum: float) -> float:
+    """Return the rate of plain descent that moves as far as descent with momentum b does: alpha / (1 - b)."""
+    return learning_rate / (1 - momentum)
 
 
-def stability_warnings(config: RunConfig) -> list[str]:
-    """Return what to tell about settings under which errors in flat directions grow.
+def stability_warnings(
+    settings: DualSettings, learning_rate: float, fraction_train: float, num_rounds: int
+) -> list[str]:
+    """Return warnings about settings without `auto` under which errors in flat directions grow.
 
     A network has directions without curvature, so the limits are those of h = 0.
+
+    Args:
+        settings: The method's.
+        learning_rate: Of plain descent, see `effective_rate`.
+        fraction_train: Fraction of the clients that train in a round.
+        num_rounds: Rounds of the run.
     """
-    rule, rate, steps = dual_rule(config), effective_rate(config), config.priv_hfl.local_steps
+    rule, rate, steps = dual_rule(settings), learning_rate, settings.local_steps
     where = f"with priv-hfl.order = {rule.order}, a dual step of {rule.step:.3g} and {steps} local steps errors grow in"
     warnings = []
     if curvature := smallest_stable_curvature(rule, rate, steps):
         which = "all directions" if math.isinf(curvature) else f"directions with a curvature below {curvature:.3g}"
         below = f"priv-hfl.dual-step below {_limit(rule, rate, steps):.3g}"
         warnings.append(f"{where} {which}; take {below if rule.order == 'alternating' else 'the alternating order'}")
-    growth = sampled_growth(rule, rate, steps, config.fraction_train)
-    if growth * config.num_rounds > 1:
+    growth = sampled_growth(rule, rate, steps, fraction_train)
+    if growth * num_rounds > 1:
         warnings.append(
             f"{where} flat directions by a factor e every {1 / growth:.0f} rounds, since fraction-train = "
-            f"{config.fraction_train:g}; take a smaller priv-hfl.dual-step"
+            f"{fraction_train:g}; take a smaller priv-hfl.dual-step"
         )
     return warnings
 

@@ -68,7 +68,7 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
     target = make_target(base | passes(base, options), options, run)
     assert (attacked_round(target), target.num_steps) == (3, 1)
-    assert dual_rule(target.config) == dual_rule(resolved(RunConfig.from_flat(settings_of(run))))
+    assert dual_rule(target.config.priv_hfl) == dual_rule(resolved(RunConfig.from_flat(settings_of(run))).priv_hfl)
     observed = Followed(record_round(target, tmp_path).paths, run)
     names = [name for name, _ in build_structure(target.knowledge()).named_parameters()]
     for client, observation in enumerate(observed):

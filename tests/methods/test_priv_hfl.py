@@ -103,7 +103,7 @@ def multipliers(run: Path, number: int) -> np.ndarray:
     """Return mu_i [N, m] for the round after one, from the clients' files and what the server sends."""
     config = resolved(RunConfig.from_flat(read_manifest(run)["settings"]))
     stored, (arrays, progress) = history(run), Checkpoints(run / "checkpoints").load(number)
-    rule, start = dual_rule(config), torch.from_numpy(start_vector())
+    rule, start = dual_rule(config.priv_hfl), torch.from_numpy(start_vector())
     nothing, rows = torch.zeros_like(start), []
     for client, version in sorted(progress.versions.items()):
         files = stored[client][version] if version else None
@@ -167,7 +167,7 @@ def test_a_round_without_replies_is_a_round(federate: Federate, monkeypatch: pyt
     run = federate(
         "priv-hfl", **{**FOUR, "num_rounds": 3, "checkpoint_every": 1, "failure_budget": 1.0, "priv-hfl.sigma": 0.0}
     )
-    step = dual_rule(resolved(RunConfig.from_flat(read_manifest(run)["settings"]))).step
+    step = dual_rule(resolved(RunConfig.from_flat(read_manifest(run)["settings"])).priv_hfl).step
     first, last = counted_models(run, 1), counted_models(run, 3)
     assert np.array_equal(first, counted_models(run, 2))
     expected = 2 * step * sum(models - models.mean(axis=0) for models in (first, first, last))

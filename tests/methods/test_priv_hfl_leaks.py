@@ -81,7 +81,7 @@ def run_chain(
         return grids[-1]
 
     run = federate("priv-hfl", grid=make, **PLAN | changes)
-    return run, grids[0].forces, dual_rule(resolved(RunConfig.from_flat(read_manifest(run)["settings"])))
+    return run, grids[0].forces, dual_rule(resolved(RunConfig.from_flat(read_manifest(run)["settings"])).priv_hfl)
 
 
 def data_of(run: Path, client: int) -> ClientData:

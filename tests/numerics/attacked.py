@@ -7,14 +7,13 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hyperfl_flwr.attacks.encoder_knowledge import EncoderKnowledge
-from hyperfl_flwr.attacks.shared_steps import GENERATED
+from hyperfl_flwr.attacks.knowledge import GENERATED, EncoderKnowledge, PublicKnowledge
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
 from hyperfl_flwr.models.initialisation import ordinary_parameters, rectifier_parameters
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge
+from hyperfl_flwr.runs.observation import Observation
 from hyperfl_flwr.training.encoder import train_encoder
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl

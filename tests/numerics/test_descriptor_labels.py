@@ -9,7 +9,8 @@ from torch import nn
 
 from hyperfl_flwr.attacks.descriptor_labels import BATCH, expected_shares, own_fit, swapped_fit
 from hyperfl_flwr.metrics.distributions import rank_correlation, total_variation
-from hyperfl_flwr.models.targets import Target, build_target
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
 
 TRUTH = np.array([0.5, 0.3, 0.2, 0.0])
 

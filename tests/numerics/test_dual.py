@@ -14,6 +14,7 @@ from hyperfl_flwr.training.dual_averaging import DualRule
 from hyperfl_flwr.training.dual_stability import (
     default_step,
     dual_rule,
+    effective_rate,
     is_stable,
     sampled_growth,
     smallest_stable_curvature,
@@ -235,26 +236,31 @@ def read(**changes):
     return resolved(RunConfig.from_flat(default_settings() | changes))
 
 
+def warnings(config):
+    rate = effective_rate(config.learning_rate, config.momentum)
+    return stability_warnings(config.priv_hfl, rate, config.fraction_train, config.num_rounds)
+
+
 def test_the_default_step_is_stable_and_others_are_warned_of():
     """1 / (kappa l alpha K) with alpha = rate / (1 - momentum), by hand: 0.02 / 0.5 * 20 = 0.8, twice, and times 4."""
     base = {"learning-rate": 0.02, "momentum": 0.5, "priv-hfl.local-steps": 20}
-    assert dual_rule(read(**base)).decay == pytest.approx(0.9)  # sigma = auto
-    assert stability_warnings(read(**base)) == []
+    assert dual_rule(read(**base).priv_hfl).decay == pytest.approx(0.9)  # sigma = auto
+    assert warnings(read(**base)) == []
     base |= {"priv-hfl.sigma": 0.0}
     for realisation, wanted in (("mean", 1 / 1.6), ("chain", 1 / 6.4)):
         config = read(**base, **{"priv-hfl.realisation": realisation})
-        assert dual_rule(config).step == pytest.approx(wanted)
-        assert stability_warnings(config) == []
+        assert dual_rule(config.priv_hfl).step == pytest.approx(wanted)
+        assert warnings(config) == []
         sampled = read(**base, **{"priv-hfl.realisation": realisation, "fraction-train": 0.5})
-        assert dual_rule(sampled).step == pytest.approx(wanted / 20)
-    (text,) = stability_warnings(read(**base, **{"priv-hfl.order": "published"}))
+        assert dual_rule(sampled.priv_hfl).step == pytest.approx(wanted / 20)
+    (text,) = warnings(read(**base, **{"priv-hfl.order": "published"}))
     assert "curvature below 1.25; take the alternating order" in text  # 2 beta
-    (text,) = stability_warnings(read(**base, **{"priv-hfl.dual-step": 2.6}))
+    (text,) = warnings(read(**base, **{"priv-hfl.dual-step": 2.6}))
     assert "take priv-hfl.dual-step below 2.5" in text  # 4 / 1.6
-    (text,) = stability_warnings(read(**{**base, "priv-hfl.dual-step": 2.6, "priv-hfl.sigma": 0.1}))
+    (text,) = warnings(read(**{**base, "priv-hfl.dual-step": 2.6, "priv-hfl.sigma": 0.1}))
     limit = float(text.rsplit(" ", 1)[1].removesuffix(";"))
     assert 1.6 * limit == pytest.approx(2 * (2 - 0.1 * limit**2), rel=0.01)
-    (text,) = stability_warnings(read(**base, **{"fraction-train": 0.5, "priv-hfl.dual-step": 0.625, "num-rounds": 17}))
+    (text,) = warnings(read(**base, **{"fraction-train": 0.5, "priv-hfl.dual-step": 0.625, "num-rounds": 17}))
     assert "factor e every 16 rounds" in text
 
 

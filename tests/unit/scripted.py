@@ -6,7 +6,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from hyperfl_flwr.node.cohort import clients_of_node
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 

@@ -17,13 +17,14 @@ from strategies.pfedhn import PFedHN
         ("hyperfl_flwr.app.client", "flwr.superlink.grid, matplotlib, ray, scipy.optimize, scipy.stats, sklearn"),
         ("hyperfl_flwr.cli.main", "flwr, matplotlib, pydantic, torch"),
         (
-            "hyperfl_flwr.deploy.provision, hyperfl_flwr.deploy.register, hyperfl_flwr.deploy.check_server, hyperfl_flwr.deploy.admission",
+            "hyperfl_flwr.deploy.provision, hyperfl_flwr.deploy.register, "
+            "hyperfl_flwr.deploy.check_server, hyperfl_flwr.deploy.admission",
             "matplotlib, ray, torch",
         ),
         ("hyperfl_flwr.launch.planning", "matplotlib, ray, scipy.stats, sklearn"),
         (
-            "hyperfl_flwr.cli.main, hyperfl_flwr.launch.simulation, hyperfl_flwr.deploy.run, hyperfl_flwr.deploy.personalize, "
-            "hyperfl_flwr.launch.quickstart",
+            "hyperfl_flwr.cli.main, hyperfl_flwr.launch.simulation, hyperfl_flwr.deploy.run, "
+            "hyperfl_flwr.deploy.personalize, hyperfl_flwr.launch.quickstart",
             "flwr, matplotlib, ray, scipy, sklearn, torch, torchvision",
         ),
     ],

@@ -1,7 +1,8 @@
-"""Imports point down only, and files stay small: the modules are read, not run."""
+"""Imports point down, floor by floor, and files stay small: the modules are read, not run."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,71 +10,32 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("hyperfl_flwr", "strategies", "clients", "experiments")
 
-LAYERS: dict[str, int] = {
-    **dict.fromkeys(
-        (
-            "hyperfl_flwr.models", "hyperfl_flwr.data", "hyperfl_flwr.training", "hyperfl_flwr.metrics",
-            "hyperfl_flwr.attacks", "hyperfl_flwr.privacy",
-            "hyperfl_flwr.config.run_config", "hyperfl_flwr.config.sections", "hyperfl_flwr.core.rng", "hyperfl_flwr.core.device",
-            "hyperfl_flwr.core.errors",
-            "hyperfl_flwr.core.checked_files", "hyperfl_flwr.core.storage", "hyperfl_flwr.core.commit", "hyperfl_flwr.core.versions",
-            "hyperfl_flwr.metrics.predictions", "hyperfl_flwr.core.setting_types", "hyperfl_flwr.core.optimisers",
-            "hyperfl_flwr.core.toml_files", "hyperfl_flwr.core.folder_lock",
-        ),
-        0,
-    ),
-    **dict.fromkeys(
-        (
-            "hyperfl_flwr.protocol.messages", "hyperfl_flwr.config.node_config", "hyperfl_flwr.protocol.queries", "hyperfl_flwr.protocol.arrays",
-            "hyperfl_flwr.protocol.sizes", "hyperfl_flwr.protocol.reproducible_sum",
-            "hyperfl_flwr.node.cohort", "hyperfl_flwr.server.exchange", "hyperfl_flwr.server.federation", "hyperfl_flwr.server.membership",
-            "hyperfl_flwr.server.handshake", "hyperfl_flwr.server.in_process_grid",
-            "hyperfl_flwr.node.private_state", "hyperfl_flwr.runs.checkpoint", "hyperfl_flwr.runs.run_directory", "hyperfl_flwr.runs.novel_results",
-            "hyperfl_flwr.node.saved_models",
-            "hyperfl_flwr.runs.summary",
-            "hyperfl_flwr.runs.plots", "hyperfl_flwr.runs.resume", "hyperfl_flwr.runs.manifest", "hyperfl_flwr.core.package_guard",
-            "hyperfl_flwr.core.guard_all", "hyperfl_flwr.core.guard_app",
-            "hyperfl_flwr.server.ray_pool", "hyperfl_flwr.node.ledger", "hyperfl_flwr.node.ledger_app", "hyperfl_flwr.models.custom.provenance",
-            "hyperfl_flwr.deploy.fleet_api", "hyperfl_flwr.server.fetching", "hyperfl_flwr.server.exclusions",
-            "hyperfl_flwr.server.greetings", "hyperfl_flwr.runs.run_data",
-        ),
-        1,
-    ),
-    **dict.fromkeys(("strategies", "clients"), 2),
-    **dict.fromkeys(
-        (
-            "hyperfl_flwr.app.server", "hyperfl_flwr.app.client", "hyperfl_flwr.app.node", "hyperfl_flwr.app.methods",
-            "hyperfl_flwr.app.personalize", "hyperfl_flwr.app.resolved",
-            "hyperfl_flwr.app.restore", "hyperfl_flwr.results.export", "hyperfl_flwr.results.join",
-        ),
-        3,
-    ),
-    "experiments": 4,
-    **dict.fromkeys(
-        (
-            "hyperfl_flwr.cli.export",
-            "hyperfl_flwr.cli.main", "hyperfl_flwr.cli.audit", "experiments.commands", "hyperfl_flwr.launch.console",
-            "hyperfl_flwr.cli.personalize", "hyperfl_flwr.cli.deploy", "hyperfl_flwr.cli.sample_folders",
-            "hyperfl_flwr.cli.ledger", "hyperfl_flwr.cli.tensorboard", "hyperfl_flwr.cli.progress",
-            "hyperfl_flwr.cli.doctor", "hyperfl_flwr.__main__",
-        ),
-        5,
-    ),
+FLOORS: dict[str, int] = {
+    "hyperfl_flwr": 1,
+    "hyperfl_flwr.core": 1,
+    "hyperfl_flwr.protocol": 2, "hyperfl_flwr.data": 2, "hyperfl_flwr.models": 2,
+    "hyperfl_flwr.metrics": 3, "hyperfl_flwr.training": 3, "hyperfl_flwr.privacy": 3, "hyperfl_flwr.config": 3,
+    "hyperfl_flwr.node": 3, "hyperfl_flwr.server": 3,
+    "hyperfl_flwr.runs": 4,
+    "hyperfl_flwr.attacks": 5, "strategies": 5, "clients": 5,
+    "hyperfl_flwr.app": 6,
+    "hyperfl_flwr.launch": 7, "hyperfl_flwr.results": 7,
+    "hyperfl_flwr.audit": 8, "hyperfl_flwr.deploy": 8,
+    "hyperfl_flwr.cli": 9, "experiments": 9,
+    "hyperfl_flwr.__main__": 10,
 }  # fmt: skip
-"""Package or module -> layer; what is inside a package belongs to the package's layer."""
+"""Folder -> floor. A module imports its own folder and folders of lower floors, never one of its own floor."""
 
-STRANGERS = (
-    ("strategies", "clients"), ("hyperfl_flwr.app.server", "hyperfl_flwr.app.client"),
-    ("hyperfl_flwr.app.server", "hyperfl_flwr.app.node"),
-)  # fmt: skip
-"""Sides that meet in messages only and never import each other."""
+WITHOUT_FLOWER = ("core", "data", "models", "metrics", "training", "privacy", "attacks")
+"""Folders of `hyperfl_flwr` that import neither Flower nor Ray: the mathematics runs without them."""
 
 
-def part_of(module: str) -> str | None:
-    """Return the entry of `LAYERS` that a module belongs to."""
+def room_of(module: str) -> str | None:
+    """Return the entry of `FLOORS` that a module belongs to."""
     parts = module.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((name for name in names if name in LAYERS), None)
+    found = next((name for name in names if name in FLOORS), None)
+    return found if found != "hyperfl_flwr" or module == found else None
 
 
 def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
@@ -92,24 +54,20 @@ def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
 
 def problems(module: str, source: str, *, is_package: bool = False) -> list[str]:
     """Return what is wrong with a module's imports."""
-    part = part_of(module)
-    if module == "hyperfl_flwr":
-        names = list(imported(ast.parse(source), module, is_package=True))
-        return [f"{module} imports {name}" for name in names if name.split(".")[0] in PACKAGES]
-    if part is None:
-        return [f"{module} is assigned to no layer"]
+    room = room_of(module)
+    if room is None:
+        return [f"{module} lies in no folder of FLOORS"]
     found = []
     for name in imported(ast.parse(source), module, is_package=is_package):
-        top, other = name.split(".")[0], part_of(name)
-        if top in ("flwr", "ray") and LAYERS[part] == 0:
-            found.append(f"{module} in L0 imports {name}")
-        elif other is None:
-            if top in PACKAGES and name not in ("hyperfl_flwr.ROOT", "hyperfl_flwr.__version__"):
-                found.append(f"{module} imports {name}, which is assigned to no layer")
-        elif LAYERS[other] > LAYERS[part]:
-            found.append(f"{module} imports {name}, which is above it")
-        elif any({part, other} == set(pair) for pair in STRANGERS):
-            found.append(f"{module} imports {name}, which is beside it")
+        if name in ("hyperfl_flwr.ROOT", "hyperfl_flwr.__version__"):
+            continue
+        top, other = name.split(".")[0], room_of(name)
+        if top in ("flwr", "ray") and room.removeprefix("hyperfl_flwr.") in WITHOUT_FLOWER:
+            found.append(f"{module} imports {name}")
+        elif top in PACKAGES and other is None:
+            found.append(f"{module} imports {name}, which lies in no folder of FLOORS")
+        elif other is not None and other != room and FLOORS[other] >= FLOORS[room]:
+            found.append(f"{module} imports {name}, which is not below it")
     return found
 
 
@@ -124,13 +82,60 @@ def modules() -> dict[str, Path]:
 
 @pytest.mark.parametrize(("module", "path"), modules().items(), ids=modules())
 def test_imports_point_down(module: str, path: Path) -> None:
-    """docs/architecture: L0 plain torch and numpy, L1 Flower, L2 either side, L3 both, L4 studies, L5 command line."""
     assert problems(module, path.read_text(), is_package=path.name == "__init__.py") == []
 
 
-def test_every_entry_exists() -> None:
-    """A module that was renamed must not leave its old name behind."""
-    assert set(LAYERS) <= set(modules())
+def test_every_folder_exists_and_has_a_row() -> None:
+    """A folder that was renamed must not leave its old name behind."""
+    assert {room_of(module) for module in modules()} == set(FLOORS)
+
+
+def arrows() -> dict[str, set[str]]:
+    """Return which modules of the project each module imports, the packages' `__init__` left out."""
+    files = modules()
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        tree = ast.parse(path.read_text())
+        names = imported(tree, module, is_package=path.name == "__init__.py")
+        targets = (name if name in files else name.rpartition(".")[0] for name in names)
+        found[module] = {to for to in targets if to in files and files[to].name != "__init__.py"} - {module}
+    return found
+
+
+def rooms(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return which folders each folder imports."""
+    found: dict[str, set[str]] = {name: set() for name in FLOORS}
+    for module, others in graph.items():
+        here = str(room_of(module))
+        found[here] |= {str(room_of(other)) for other in others} - {here}
+    return found
+
+
+def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
+    """Return the length of the longest path of imports that begins at each node; a circle raises RecursionError."""
+
+    @cache
+    def floor(name: str) -> int:
+        return 1 + max((floor(other) for other in graph[name]), default=0)
+
+    return {name: floor(name) for name in graph}
+
+
+def test_the_house_has_nine_floors() -> None:
+    """`pytest tests/unit/test_layers.py -k nine -s` prints the numbers; the command line stands on the last floor."""
+    graph = rooms(arrows())
+    counts = {
+        "rooms": len(graph), "arrows": sum(map(len, graph.values())),
+        "floors": max(floor for room, floor in floors(graph).items() if room != "hyperfl_flwr.__main__"),
+    }  # fmt: skip
+    print(counts)  # noqa: T201 - the figures of this command
+    assert counts["floors"] == 9
+    assert counts["arrows"] <= 150
+
+
+def test_no_modules_import_each_other() -> None:
+    """Nor does any longer circle exist, imports inside functions included."""
+    assert max(floors(arrows()).values()) < 40
 
 
 @pytest.mark.parametrize(
@@ -138,17 +143,18 @@ def test_every_entry_exists() -> None:
     [
         ("hyperfl_flwr.core.rng", "import flwr.common"),
         ("hyperfl_flwr.data.sources.npz", "def f():\n    from ray import get"),
-        ("hyperfl_flwr.config.run_config", "from hyperfl_flwr.protocol.messages import CONFIG"),
-        ("hyperfl_flwr.config.run_config", "from hyperfl_flwr import messages"),
-        ("hyperfl_flwr.data.sources.npz", "from ..messages import CONFIG"),
-        ("hyperfl_flwr.data.sources.npz", "from .. import grid"),
-        ("hyperfl_flwr.server.exchange", "import strategies.engine.base"),
+        ("hyperfl_flwr.config.run_config", "from hyperfl_flwr.server.exchange import X"),
+        ("hyperfl_flwr.config.run_config", "from hyperfl_flwr.runs import manifest"),
+        ("hyperfl_flwr.data.sources.npz", "from ...runs.manifest import code"),
+        ("hyperfl_flwr.data.cache", "from ..runs import manifest"),
+        ("hyperfl_flwr.server.exchange", "import strategies.fedavg"),
         ("strategies.engine.base", "from clients.engine.base import BaseClient"),
-        ("clients.engine.base", "from strategies import base"),
+        ("clients.engine.base", "from strategies.engine import base"),
         ("clients.engine.base", "from hyperfl_flwr.app.methods import METHODS"),
-        ("hyperfl_flwr.app.server", "import hyperfl_flwr.app.client"),
-        ("hyperfl_flwr.app.methods", "from experiments import run"),
-        ("hyperfl_flwr.launch.simulation", "from hyperfl_flwr.cli.main import main"),
+        ("hyperfl_flwr.app.methods", "from hyperfl_flwr.launch import simulation"),
+        ("hyperfl_flwr.node.cohort", "from hyperfl_flwr.server.exchange import X"),
+        ("hyperfl_flwr.launch.simulation", "from hyperfl_flwr.cli.main import cli"),
+        ("hyperfl_flwr.launch.simulation", "import experiments.study"),
         ("hyperfl_flwr", "from hyperfl_flwr.core.errors import HyperFLError"),
         ("hyperfl_flwr.news", ""),
         ("hyperfl_flwr.server.exchange", "from hyperfl_flwr.news import x"),
@@ -160,12 +166,14 @@ def test_a_wrong_import_is_seen(module: str, source: str) -> None:
 
 
 def test_right_imports_are_let_through() -> None:
-    source = "import numpy\nfrom hyperfl_flwr import ROOT, messages\nfrom . import grid\nimport flwr.app"
+    source = "import numpy\nfrom hyperfl_flwr import ROOT\nfrom . import ledger\nimport flwr.app"
     assert problems("hyperfl_flwr.node.cohort", source) == []
-    assert (
-        problems("strategies.engine.base", "from strategies.fedavg import FedAvg\nfrom hyperfl_flwr.core.rng import x")
-        == []
-    )
+    assert problems("strategies.fedavg", "from strategies.engine.base import X\nimport hyperfl_flwr.core.rng") == []
+
+
+def test_a_circle_is_found() -> None:
+    with pytest.raises(RecursionError):
+        floors({"a": {"b"}, "b": {"a"}})
 
 
 def test_no_file_is_over_300_lines() -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
-from hyperfl_flwr.runs.observation import Observation, PublicKnowledge, load_observation, save_observation
+from hyperfl_flwr.runs.observation import Observation, load_observation, save_observation
 
 SHAPE = {"input_shape": (3, 32, 32), "num_classes": 10, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2)}
 
@@ -23,7 +25,7 @@ def observation() -> Observation:
 
 def knowledge(**changes: object) -> PublicKnowledge:
     config = RunConfig.from_flat(default_settings() | changes)  # type: ignore[operator]
-    return PublicKnowledge.of(config, learning_rate=0.02, augmented=True, **SHAPE)  # type: ignore[arg-type]
+    return public_knowledge(config, learning_rate=0.02, augmented=True, **SHAPE)  # type: ignore[arg-type]
 
 
 def test_an_observation_is_the_same_after_saving(tmp_path: Path) -> None:

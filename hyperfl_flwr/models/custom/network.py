@@ -28,7 +28,7 @@ from hyperfl_flwr.models.custom.source import top_level
 from hyperfl_flwr.models.initialisation import Drawn
 from hyperfl_flwr.models.layers.batchnorm import UNCOUNTED, AnyBatchNorm
 from hyperfl_flwr.models.layers.dropout import Dropout
-from hyperfl_flwr.models.targets import Target
+from hyperfl_flwr.models.target import Target
 
 _DROPOUT: dict[type[nn.Module], bool] = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 """torch's layer -> whether it leaves out whole maps."""

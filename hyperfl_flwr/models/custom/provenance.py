@@ -7,7 +7,9 @@ from typing import Any
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.models.custom import source as custom_source
 from hyperfl_flwr.models.custom.source import is_factory
-from hyperfl_flwr.runs.run_directory import MODEL
+
+MODEL = "model"
+"""Folder of a run, or of a node's private state, with a copy of the network's source."""
 
 
 def find_model(target: str, run: Path | None = None) -> None:
