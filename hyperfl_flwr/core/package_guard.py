@@ -13,7 +13,10 @@ from hyperfl_flwr.core.errors import InstallationError
 APP = ("clients", "strategies")
 """The packages that Flower's app bundle holds beside `hyperfl_flwr`."""
 
-ALL = (*APP, "experiments")
+STUDIES = "experiments"
+"""The package of the studies, which an installation may lack."""
+
+ALL = (*APP, STUDIES)
 """The packages of an installation or a checkout."""
 
 
@@ -24,7 +27,7 @@ def refuse_foreign_packages(names: tuple[str, ...]) -> None:
         names: `APP` or `ALL`.
 
     Raises:
-        InstallationError: If one would be imported from elsewhere, or one of `APP` is missing.
+        InstallationError: If one would be imported from elsewhere, or is missing and not `STUDIES`.
     """
     for name in names:
         try:
@@ -33,8 +36,8 @@ def refuse_foreign_packages(names: tuple[str, ...]) -> None:
             places = ["nowhere"]
         else:
             if spec is None:
-                if name not in APP:
-                    continue  # an installation without studies
+                if name == STUDIES:
+                    continue  # everything else works without them
                 raise InstallationError(f"the package {name!r} is missing from {ROOT}; install hyperfl-flwr again")
             places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
         expected = ROOT / name

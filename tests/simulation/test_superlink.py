@@ -66,7 +66,7 @@ def main(grid, context):
 VICTIM = """
 import sys, time
 from pathlib import Path
-from experiments import processes
+from hyperfl_flwr.launch import processes
 from hyperfl_flwr.launch.flower_env import federation_config
 from hyperfl_flwr.launch.local_superlink import LocalSuperLink
 app, run_config = Path(sys.argv[1]), Path(sys.argv[2])

@@ -1,8 +1,10 @@
-"""What is handed to Flower tells where it is from."""
+"""The app that is handed to Flower: the commit it is from, and what travels to the owners of data."""
 
 import json
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,36 @@ def test_an_app_tells_the_commit_that_it_was_copied_from(
 def test_the_processes_of_a_study_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(versions.COMMIT_VARIABLE, f"{COMMIT}-dirty")
     assert (manifest.code()["commit"], manifest.code()["dirty"]) == (COMMIT, True)
+
+
+def test_no_attack_and_no_command_line_travels_to_a_node(tmp_path: Path) -> None:
+    """Flower's own `flwr build` of the app; both sides of it are imported from nothing but the unpacked bundle."""
+    flwr = Path(sys.executable).with_name("flwr")
+    app = app_bundle.build_app(tmp_path / "app")
+    subprocess.run([flwr, "build", "--app", app], cwd=tmp_path, check=True, capture_output=True)
+    (fab,) = tmp_path.glob("*.fab")
+    with zipfile.ZipFile(fab) as bundle:
+        names = bundle.namelist()
+        bundle.extractall(tmp_path / "node")
+    folders = {name.split("/")[1] for name in names if name.startswith("hyperfl_flwr/") and name.count("/") > 1}
+    assert folders == {
+        "app", "config", "core", "data", "metrics", "models", "node", "privacy", "protocol", "runs", "server",
+        "training",
+    }  # fmt: skip
+    assert not [
+        name for name in names if name.startswith("experiments") or "attack" in name or "cli" in Path(name).parts
+    ]
+    program = """
+import importlib, pathlib, sys
+for path in sorted(pathlib.Path().rglob("*.py")):
+    if path.stem != "guard_all":  # of the packages that do not travel
+        importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+ours = {"hyperfl_flwr", "strategies", "clients", "experiments"}
+files = [module.__file__ for name, module in sys.modules.items() if name.split(".")[0] in ours]
+print({file for file in files if not file.startswith(sys.argv[1])})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "node")], cwd=tmp_path / "node", capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": str(tmp_path / "node")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hyperfl_flwr.node.cohort import Failed, Job, OneByOne, Received, Trained, clients_of_node, train_cohort
+from hyperfl_flwr.node.cohort import Failed, Job, OneByOne, Received, Trained, train_cohort
+from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Reduction, Request
 
 

@@ -39,7 +39,7 @@ def test_a_process_does_not_import_what_it_does_not_need(modules: str, not_neede
 FOLLOWING = """
 import os
 import sys
-from experiments import run
+from hyperfl_flwr.launch import simulation
 from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.core.errors import RunFailedError
 
@@ -48,7 +48,7 @@ def follow(superlink, run_id, planned, observer):
     print(run_id > 0, "libtorch" in libraries, {name.partition(".")[0] for name in sys.modules} & set(HEAVY))
     raise RunFailedError("this is far enough")
 
-run.follow = follow
+simulation.follow = follow
 HEAVY = sys.argv[1].split(",")
 sys.argv[:] = ["hyperfl", *sys.argv[2:]]
 main()
@@ -71,7 +71,7 @@ def test_the_process_that_follows_a_run_has_not_imported_what_trains(tmp_path: P
 TRAINING = """
 import sys
 from federations import plain_grid, small_settings
-from hyperfl_flwr import server_app
+from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.app.methods import METHODS
 
