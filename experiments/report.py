@@ -100,10 +100,8 @@ def _accuracies(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, s
         if summary[key] is not None:
             yield name, percent(summary[key])
     for (way, corruption), found in means(read_novel(path)).items():
-        yield (
-            f"novel clients, {way}" + ("" if corruption == "none" else f", {corruption}"),
-            f"{str(found).replace('+-', '±')} %",
-        )
+        name = f"novel clients, {way}" + ("" if corruption == "none" else f", {corruption}")
+        yield name, f"{found} %".replace("+-", "±")
 
 
 def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

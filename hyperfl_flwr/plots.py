@@ -6,6 +6,7 @@ figures are readable in black and white.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -24,7 +25,7 @@ BLUE, VERMILLION = "#0072b2", "#d55e00"
 COLOURS = (BLUE, VERMILLION, "#009e73", "#cc79a7")
 """Colours of data: M. Okabe and K. Ito, Color Universal Design, 2008."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": RULES, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": "small",

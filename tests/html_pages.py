@@ -17,6 +17,7 @@ class Page(html.parser.HTMLParser):
     Attributes:
         title: Its title.
         headings: Its headings, in order.
+        table_rows: The cells of each table row, in order.
         rows: The cells of each table row after the first, by the first; a row of one more cell is a text.
         changed: Settings that differ from the defaults.
         sources: Of its images.
@@ -26,7 +27,7 @@ class Page(html.parser.HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.title, self.headings, self.rows, self.changed = "", [], {}, []
-        self.sources, self.figures = [], []
+        self.sources, self.figures, self.table_rows = [], [], []
         self._open: list[tuple[str, dict[str, Any]]] = []
         self._level, self._ids, self._cells = 0, set(), []
         self.feed(text)
@@ -75,6 +76,7 @@ class Page(html.parser.HTMLParser):
     def handle_endtag(self, tag):
         assert self._open.pop()[0] == tag
         if tag == "tr" and self._cells:
+            self.table_rows.append(self._cells)
             name, *others = self._cells
             self.rows[name] = others[0] if len(others) == 1 else others
             if any("differ from the defaults" in each.get("aria-label", "") for _, each in self._open):
