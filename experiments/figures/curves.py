@@ -17,7 +17,7 @@ from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import nearest
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.data.sample_format import title_of
-from hyperfl_flwr.runs.plots import labels_figure
+from hyperfl_flwr.runs.plots import labels_figure, save
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
 STYLES = [(line, marker) for line in ("-", "--", ":", "-.") for marker in ("o", "s", "^", "d")]
@@ -96,7 +96,7 @@ def _draw_labels(cell: Cell, folder: Path) -> Path | None:
     if "label_counts" not in manifest:
         return None
     picture = folder / f"labels-{cell.column}.png"
-    labels_figure(manifest["label_counts"]["train"]).savefig(picture, dpi=120)
+    save(labels_figure(manifest["label_counts"]["train"]), picture)
     return picture
 
 

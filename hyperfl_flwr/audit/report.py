@@ -1,7 +1,5 @@
 """What an audit found: audit.json, a Markdown table, a picture, and one self-contained HTML page."""
 
-import base64
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -9,26 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.attacks.scoring import verdict
 from hyperfl_flwr.audit.audit import Finding, images_of
+from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
 from hyperfl_flwr.audit.record_round import Target
+from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.metrics.images import Lpips, similarity
-from hyperfl_flwr.results.report import STYLE
+from hyperfl_flwr.pages.figures import image_source
+from hyperfl_flwr.pages.render import NOTHING, Settings, counted, plain, write_page
 from hyperfl_flwr.runs import manifest
-
-MOST_DECIBELS = 150.0
-"""A PSNR above this (equal images have an infinite one) is written as this."""
-
-SHOWN = 10
-"""Images in the picture."""
 
 WHOLE_ROUND = 100
 """Training samples from which a client's local training is called a whole round."""
@@ -165,96 +158,110 @@ def _histogram(found: Mapping[str, Any]) -> str:
     return f" Its estimate of each class's number of samples has a rank correlation of {mean:.2f} with the truth."
 
 
-def table(document: Mapping[str, Any]) -> str:
-    """Return the attacks as a Markdown table, with their controls."""
+def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a table of the attacks that look for images, with their controls."""
     with_lpips = any(found.get("lpips") for found in document["attacks"].values())
     names = ["attack", "PSNR in dB, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
     names += ["control: unrelated", "control: mean image", "iterations", "verdict"]
-    lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 2) + "---|"]
+    rows = []
     for name, found in document["attacks"].items():
         if "psnr" not in found:
             continue
         others = found["control"]["unrelated"]
-        cells = [f"{found['title']} (`{name}`)", _two(found["psnr"]), _one(found["ssim"])]
-        cells += [_one(found["lpips"])] if with_lpips else []
-        cells += [f"{others['psnr']['mean']:.1f} dB, SSIM {_one(others['ssim'])}"]
-        cells += [
-            f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
-            str(found["iterations"]),
-            found["verdict"],
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(
+            [
+                f"{found['title']} ({name})",
+                _two(found["psnr"]),
+                _one(found["ssim"]),
+                *([_one(found["lpips"])] if with_lpips else []),
+                f"{others['psnr']['mean']:.1f} dB, SSIM {_one(others['ssim'])}",
+                f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
+                str(found["iterations"]),
+                found["verdict"],
+            ]
+        )
+    return names, rows
+
+
+def _markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = "|---|" + "---:|" * (len(names) - 2) + "---|"
+    lines = ["| " + " | ".join(cells) + " |" for cells in (names, *rows)]
+    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
 
 def _one(values: Mapping[str, Any] | None) -> str:
-    return "–" if values is None or values["mean"] is None else f"{values['mean']:.2f}"
+    return NOTHING if values is None or values["mean"] is None else f"{values['mean']:.2f}"
 
 
 def _two(values: Mapping[str, Any]) -> str:
     return f"{values['mean']:.1f} ({values['median']:.1f})"
 
 
-def picture(target: Target, findings: Mapping[str, Finding]) -> Figure:
-    """Draw the first private images, below each what every attack made of it, and the unrelated control."""
-    private = np.concatenate([images_of(target, client)[0] for client in target.clients])
-    rows: list[tuple[str, NDArray[np.float32], Values | None]] = [("private", private, None)]
-    for name, finding in findings.items():
-        if finding.comparisons:
-            rows.append((name, *_matched([comparison.matched for comparison in finding.comparisons])))
-    others = next((finding.comparisons for finding in findings.values() if finding.comparisons), ())
-    if others:
-        rows.append(("unrelated", *_matched([comparison.unrelated for comparison in others])))
-    number = min(SHOWN, len(private))
-    figure = Figure(figsize=(1.1 * number + 1.4, 1.3 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(len(rows), number, squeeze=False)
-    for line, (label, images, psnr) in zip(panels, rows, strict=True):
-        line[0].set_ylabel(label, fontsize="small", rotation=0, ha="right", va="center")
-        for position, panel in enumerate(line):
-            image = np.moveaxis(images[position], 0, -1)
-            panel.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            panel.set_xticks([])
-            panel.set_yticks([])
-            if psnr is not None:
-                panel.set_xlabel(f"{min(psnr[position], MOST_DECIBELS):.1f} dB", fontsize="x-small")
-    return figure
-
-
-def _matched(matches: Sequence[Any]) -> tuple[NDArray[np.float32], Values]:
-    return np.concatenate([each.images for each in matches]), np.concatenate([each.psnr for each in matches])
-
-
 def write_audit(
     target: Target, findings: Mapping[str, Finding], folder: Path, lpips: Lpips | None = None
 ) -> list[Path]:
     """Write audit.json, audit.md, audit.png and audit.html to a folder; returns their paths."""
-    document = measure(target, findings, lpips)
-    method = METHODS[document["method"]]
+    paths = [folder / name for name in ("audit.json", "audit.md", "audit.png", "audit.html")]
+    document, rows = measure(target, findings, lpips), picture_rows(target, findings)
     heading = f"{document['method']} on {document['dataset']}: {document['threat']}"
-    state = "a trained model" if document["trained"] else "fresh parameters"
-    clients, samples = document["clients"], document["samples_per_client"]
-    facts = (
-        f"{clients} client{'s' * (clients > 1)} with {samples} image{'s' * (samples > 1)} each, {state}. What leaves a "
-        f"client: {method.leaves}. {_known(target, findings)} Reconstructions were "
-        f"assigned to the private images afterwards. Controls: as many unrelated images, and the mean image."
-    )
     sentences = [sentence(document, name) for name in document["attacks"]]
-    figure = folder / "audit.png"
-    picture(target, findings).savefig(figure, dpi=100)
-    text = "\n".join([f"# {heading}", "", facts, "", *(f"- {each}" for each in sentences), "", table(document)])
-    rows = "".join(_html_row(line) for line in table(document).splitlines() if not line.startswith("|---"))
-    image = base64.b64encode(figure.read_bytes()).decode()
-    page = (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(heading)}</title>"
-        f"<style>{STYLE}</style></head><body><h1>{html.escape(heading)}</h1><p>{html.escape(facts)}</p>"
-        f"<ul>{''.join(f'<li>{html.escape(each)}</li>' for each in sentences)}</ul>"
-        f"<img src='data:image/png;base64,{image}' alt='private images and reconstructions'><table>{rows}</table>"
-        f"</body></html>\n"
+    facts, (names, cells) = _facts(document, _known(target, findings)), table(document)
+    text = "\n".join([f"# {heading}", "", facts, "", *(f"- {each}" for each in sentences), "", _markdown(names, cells)])
+    write_atomically(paths[0], json.dumps(document, indent=2).encode())
+    write_atomically(paths[1], text.encode())
+    draw_rows(rows).savefig(paths[2], dpi=100)
+    write_page(
+        paths[3],
+        "audit.html",
+        document=document,
+        heading=heading,
+        facts=facts,
+        verdicts=sorted(
+            ((name, *_verdict(document["attacks"][name]), sentence(document, name)) for name in findings),
+            key=lambda each: each[1] != "alarm",
+        ),
+        num_images=document["clients"] * document["samples_per_client"],
+        pictures=[_picture(row) for row in rows],
+        names=names,
+        rows=cells,
+        found=Settings.of(document["settings"], default_settings(), {}),
+        circumstances_rows=[
+            (name, plain(value)) for part in ("code", "hardware", "versions") for name, value in document[part].items()
+        ],
     )
-    for name, content in (("audit.json", json.dumps(document, indent=2)), ("audit.md", text), ("audit.html", page)):
-        write_atomically(folder / name, content.encode())
-    return [folder / name for name in ("audit.json", "audit.md", "audit.png", "audit.html")]
+    return paths
+
+
+def _facts(document: Mapping[str, Any], known: str) -> str:
+    state = "a trained model" if document["trained"] else "fresh parameters"
+    clients, samples = counted(document["clients"], "client"), counted(document["samples_per_client"], "image")
+    return (
+        f"{clients} with {samples} each, {state}. What leaves a client: {METHODS[document['method']].leaves}. {known} "
+        f"Reconstructions were assigned to the private images afterwards. Controls: as many unrelated images, and the "
+        f"mean image."
+    )
+
+
+def _verdict(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the class of an attack's notice and its verdict in a few words."""
+    if "verdict" in found:
+        return "plain" if found["verdict"] == "recovered nothing" else "alarm", found["verdict"]
+    share = found["labels_found"]
+    return "plain", "looked for no images" if share is None else f"found {100 * share:.0f} % of the labels"
+
+
+def _picture(row: PictureRow) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return a row's label, and source, description and caption of each of its images."""
+    cells = []
+    for number, image in enumerate(row.images, start=1):
+        caption = "" if row.psnr is None else f"{row.psnr[number - 1]:.1f} dB"
+        description = {
+            "private": f"private image {number}",
+            "unrelated": f"unrelated image beside private image {number}",
+        }
+        text = description.get(row.label, f"what {row.label} made of private image {number}")
+        cells.append((image_source(image), f"{text}, PSNR {caption}" if caption else text, caption))
+    return row.label, cells
 
 
 def _known(target: Target, findings: Mapping[str, Finding]) -> str:
@@ -265,9 +272,3 @@ def _known(target: Target, findings: Mapping[str, Finding]) -> str:
     told = [name for name, finding in findings.items() if finding.attack.told_hidden]
     also = f"; {', '.join(told)} had the clients' activations, too, which uploads seen alone give away" if told else ""
     return f"The attacks had the sum of the clients' messages and the settings{also}."
-
-
-def _html_row(line: str) -> str:
-    kind = "th" if line.startswith("| attack |") else "td"
-    cells = [html.escape(cell.strip()).replace("`", "") for cell in line.strip("| ").split(" | ")]
-    return "<tr>" + "".join(f"<{kind}>{cell}</{kind}>" for cell in cells) + "</tr>"

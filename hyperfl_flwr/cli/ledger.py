@@ -12,11 +12,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:
     from hyperfl_flwr.deploy.ledger_view import RunLedger
-    from hyperfl_flwr.node.ledger import Entry, RecordEntry
+    from hyperfl_flwr.node.ledger import Entry
 
 ledgers = typer.Typer()
 
@@ -27,10 +28,13 @@ def ledger(
     run: Annotated[str | None, typer.Option(help="Only this experiment; its first digits will do.")] = None,
     received: Annotated[bool, typer.Option("--received", help="List what came in, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is written down as JSON.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write a page to this file instead; prints its path.")] = None,
 ) -> None:
     """Show what has left a node, message by message, as the node itself has written it down."""
     from hyperfl_flwr.deploy.ledger_view import chosen, runs_of
 
+    if as_json and output:
+        raise ConfigError("--json prints and --output writes a page: give one of them")
     found, damaged = runs_of(state_dir.absolute())
     runs = chosen(found, run)
     if damaged:
@@ -38,6 +42,10 @@ def ledger(
         err.print(f"warning: lines that cannot be read, of messages that did not leave, or changed since: {numbers}")
     if as_json:
         out.print(json.dumps([_document(one) for one in runs], indent=2), markup=False)
+    elif output:
+        from hyperfl_flwr.deploy.ledger_page import write_ledger
+
+        out.print(str(write_ledger(output.absolute(), runs, damaged, received=received)), markup=False)
     else:
         for one in runs:
             _print_run(one, received=received)
@@ -68,24 +76,14 @@ def _print_run(run: RunLedger, *, received: bool) -> None:
 
 
 def _print_entry(entry: Entry) -> None:
-    where = f"round {entry.round}" if entry.round else "before the rounds"
+    from hyperfl_flwr.deploy.ledger_view import content_of, phase_of
+
     sent = "sent" if entry.direction == "out" else "received"
-    _say(f"{entry.time}  {sent}  {entry.kind}  {where}  {entry.bytes} bytes")
+    _say(f"{entry.time}  {sent}  {entry.kind}  {phase_of(entry)}  {entry.bytes} bytes")
     for record in entry.records:
-        _say(f"    {record.name}: {_said(record)}")
+        _say(f"    {record.name}: {content_of(record)}")
     if entry.error:
         _say(f"    error: {entry.error}")
-
-
-def _said(record: RecordEntry) -> str:
-    from hyperfl_flwr.node.ledger_app import array_group
-
-    if record.values is not None:
-        return ", ".join(f"{key}={json.dumps(value)}" for key, value in record.values.items()) or "nothing"
-    groups: dict[str, list[int]] = {}
-    for array in record.arrays:
-        groups.setdefault(array_group(record.name, array.name), []).append(array.bytes)
-    return ", ".join(f"{len(sizes)} arrays of {g}, {sum(sizes)} bytes" for g, sizes in groups.items()) or "no arrays"
 
 
 def _print_arrays(run: RunLedger, *, received: bool) -> None:

@@ -1,5 +1,6 @@
 """What a node's ledger says of each run: who sent what, how much of which group, and which groups stayed."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.node_settings import FILE, NodeSettings
-from hyperfl_flwr.node.ledger import LEDGER, ArrayEntry, Entry, read_ledger
+from hyperfl_flwr.node.ledger import LEDGER, ArrayEntry, Entry, RecordEntry, read_ledger
 from hyperfl_flwr.node.ledger_app import array_group, private_arrays
 
 
@@ -75,6 +76,21 @@ def _parts(entry: Entry) -> Iterable[tuple[str, int]]:
         yield "layout", record.bytes - sum(array.bytes for array in record.arrays)
     if entry.error:
         yield "error texts", entry.bytes
+
+
+def phase_of(entry: Entry) -> str:
+    """Return when in a run a message has passed, in words."""
+    return f"round {entry.round}" if entry.round else "before the rounds"
+
+
+def content_of(record: RecordEntry) -> str:
+    """Return what a record of a message holds in one line: numbers and texts in full, arrays by group."""
+    if record.values is not None:
+        return ", ".join(f"{key}={json.dumps(value)}" for key, value in record.values.items()) or "nothing"
+    groups: dict[str, list[int]] = {}
+    for array in record.arrays:
+        groups.setdefault(array_group(record.name, array.name), []).append(array.bytes)
+    return ", ".join(f"{len(sizes)} arrays of {g}, {sum(sizes)} bytes" for g, sizes in groups.items()) or "no arrays"
 
 
 def ledger_folder(folder: Path) -> Path:

@@ -1,119 +1,221 @@
-"""Pictures of a run's metrics; readable in black and white."""
+"""Figures of a run's metrics, in one style.
 
-from collections.abc import Mapping, Sequence
+The colours are Okabe and Ito's, which the colour-blind can tell apart; lines and markers differ, too, so that the
+figures are readable in black and white.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, read_manifest, read_metrics
 
-MOST_LABELS = 60
+INK, RULES = "#1b1f24", "#c9ced4"
+"""Colours of text and axes, and of the grid."""
+
+BLUE, VERMILLION = "#0072b2", "#d55e00"
+COLOURS = (BLUE, VERMILLION, "#009e73", "#cc79a7")
+"""Colours of data: M. Okabe and K. Ito, Color Universal Design, 2008."""
+
+STYLE: dict[Any, Any] = {
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": RULES, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": "small",
+}  # fmt: skip
+"""Matplotlib's settings while a figure is made and while it is saved."""
+
+PANEL_INCHES = (4.6, 3.2)
+"""Width and height of a figure with one panel; its text of 10 points is legible on a phone, 330 pixels wide."""
+
+MOST_LABELS = 24
 """Clients that are named below their bars."""
+
+LARGEST_DOT, DOT_SIZES = 9.0, 8
+"""Diameter of the largest dot of `labels_figure` in points, and the number of different dots."""
 
 Curve = tuple[list[int], list[float]]
 
 
 def plot_run(path: Path) -> Path:
-    """Draw accuracy, training loss and per-client accuracy of a run folder over its rounds.
+    """Draw accuracy, training loss and the spread of the clients' accuracies of a run folder over its rounds.
 
     Returns:
         The picture, `plots/run.png` in the folder.
     """
     picture = path / "plots" / "run.png"
     picture.parent.mkdir(exist_ok=True)
-    run_figure(path).savefig(picture, dpi=120)
+    save(run_figure(path), picture)
     return picture
 
 
+@rc_context(STYLE)
+def save(figure: Figure, picture: Path) -> None:
+    """Write a figure to a PNG file."""
+    figure.savefig(picture, dpi=120, facecolor="white")
+
+
+@rc_context(STYLE)
 def run_figure(path: Path) -> Figure:
     """Return the figure of `plot_run`."""
-    records = list(read_metrics(path))
-    manifest = read_manifest(path)
+    records, manifest = list(read_metrics(path)), read_manifest(path)
+    figure = _figure(10, 3.6)
     settings = manifest["settings"]
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    accuracy, loss, clients = figure.subplots(1, 3)
-    figure.suptitle(f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients")
-    accuracy.plot(*_curve(records, "train", "own_accuracy"), "k-o", markersize=3, label="own (after local training)")
-    accuracy.plot(
-        *_curve(records, "aggregate", "aggregate_accuracy"), "k--s", markersize=3, mfc="white", label="aggregate"
-    )
-    _label(accuracy, "mean test accuracy of the clients")
-    accuracy.legend(fontsize="small", loc="lower right")
-    loss.plot(*_curve(records, "train", "train_loss"), "k-o", markersize=3)
-    _label(loss, "training loss in nats")
-    rounds, values = _curve(records, "client", "own_accuracy")
-    clients.plot(rounds, values, "k_", alpha=0.5)
-    _label(clients, "own test accuracy of each client")
+    title = f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients"
+    figure.suptitle(title, parse_math=False)  # a file's name may hold dollar signs
+    for axes, (caption, draw) in zip(figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True):
+        draw(axes, records)
+        axes.set_title(caption, fontsize="medium")
     return figure
 
 
+@rc_context(STYLE)
+def run_panels(path: Path) -> dict[str, Figure]:
+    """Return the panels of `plot_run` as figures of their own, by caption."""
+    records, figures = list(read_metrics(path)), {}
+    for caption, draw in _PANELS.items():
+        figures[caption] = _figure(*PANEL_INCHES)
+        draw(figures[caption].subplots(), records)
+    return figures
+
+
+@rc_context(STYLE)
 def clients_figure(accuracies: Sequence[float | None]) -> Figure:
     """Draw the clients' accuracies, sorted; a client without one is left out."""
     known = sorted((accuracy, client) for client, accuracy in enumerate(accuracies) if accuracy is not None)
-    figure = Figure(figsize=(10, 2.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(*PANEL_INCHES)
     axes = figure.subplots()
-    axes.bar(range(len(known)), [accuracy for accuracy, _ in known], color="0.6", edgecolor="k", linewidth=0.5)
-    if len(known) <= MOST_LABELS:
-        axes.set_xticks(range(len(known)), [str(client) for _, client in known], fontsize="small")
-    axes.set_xlabel("client, from the lowest to the highest")
-    axes.set_ylabel("own test accuracy")
-    axes.grid(axis="y", alpha=0.3)
+    # One path for all bars, and for the gaps between them: a page with a thousand clients stays small.
+    heights = [height for accuracy, _ in known for height in (accuracy, 0.0)][:-1]
+    edges = [edge for position in range(len(known)) for edge in (position - 0.4, position + 0.4)]
+    axes.stairs(heights, edges or [0.0], fill=True, color=BLUE)
+    named = known if len(known) <= MOST_LABELS else []
+    axes.set_xticks(range(len(named)), [str(client) for _, client in named], fontsize="small")
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("client, from the lowest to the highest" if named else "clients, from the lowest to the highest")
+    axes.set_ylim(bottom=0)
+    _in_percent(axes)
     return figure
 
 
+@rc_context(STYLE)
 def labels_figure(counts: Sequence[Sequence[int]]) -> Figure:
-    """Draw the training samples of each class and client, counts [N, K], as areas."""
-    figure = Figure(figsize=(10, 1.2 + 0.16 * len(counts[0])), layout="constrained")
-    FigureCanvasAgg(figure)
+    """Draw the training samples of each class and client, counts [N, K], as dots with areas in proportion to them."""
+    table = np.asarray(counts)
+    width, height = PANEL_INCHES[0], min(8.0, max(PANEL_INCHES[1], 1.0 + 0.16 * table.shape[1]))
+    figure = _figure(width, height)
     axes = figure.subplots()
-    most = max((number for row in counts for number in row), default=0) or 1
-    points = [(client, label, number) for client, row in enumerate(counts) for label, number in enumerate(row)]
-    clients, labels, sizes = zip(*[point for point in points if point[2]], strict=True)
-    axes.scatter(clients, labels, s=[90 * size / most for size in sizes], c="k", linewidths=0)
-    axes.set_xlabel("client")
+    room = 72 * min(0.85 * width / table.shape[0], (height - 0.8) / table.shape[1])
+    levels = np.ceil(DOT_SIZES * np.sqrt(table / max(1, table.max()))).astype(int)  # of the diameters
+    for level in range(1, DOT_SIZES + 1):
+        clients, labels = np.nonzero(levels == level)
+        size = min(LARGEST_DOT, room) * level / DOT_SIZES
+        axes.plot(clients, labels, "o", color=BLUE, markersize=size, markeredgewidth=0)
+    axes.margins(0.5 / table.shape[0], 0.5 / table.shape[1])
+    axes.set_xlabel(f"client (the largest dot: {table.max()} samples)")
     axes.set_ylabel("class")
-    axes.set_title(f"training samples; the largest dot is {most}", fontsize="medium")
-    axes.grid(alpha=0.3)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
+@rc_context(STYLE)
 def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
     """Draw own and aggregate accuracy over the rounds.
 
     Args:
-        paths: Run folders by name; those of one name are drawn in the same line style.
+        paths: Run folders by name; those of one name are drawn in the same colour and line style.
         picture: The file.
     """
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(8, 3.6)
     panels = figure.subplots(1, 2, sharey=True)
     curves = (("train", "own_accuracy"), ("aggregate", "aggregate_accuracy"))
-    for (name, runs), style in zip(paths.items(), ("k-o", "k--s", "k:^", "k-.d"), strict=False):
+    styles = zip(("-o", "--s", ":^", "-.d"), COLOURS, strict=True)
+    for (name, runs), (style, colour) in zip(paths.items(), styles, strict=False):
         for number, run in enumerate(runs):
             records, label = list(read_metrics(run)), None if number else name  # one line of the legend for each name
             for panel, curve in zip(panels, curves, strict=True):
-                panel.plot(*_curve(records, *curve), style, markersize=3, linewidth=1, mfc="white", label=label)
-    _label(panels[0], "own accuracy (after local training)")
-    _label(panels[1], "aggregate accuracy (as received)")
-    panels[0].legend(fontsize="small", loc="lower right")
-    figure.savefig(picture, dpi=120)
+                panel.plot(
+                    *_curve(records, *curve), style, color=colour, markersize=3, linewidth=1, mfc="white", label=label
+                )
+    for panel, title in zip(
+        panels, ("own accuracy (after local training)", "aggregate accuracy (as received)"), strict=True
+    ):
+        panel.set_title(title, fontsize="medium")
+        _over_rounds(panel)
+        _in_percent(panel)
+    panels[0].legend(loc="lower right")
+    save(figure, picture)
 
 
-def _curve(records: list[Record], kind: str, name: str) -> Curve:
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
+    own, aggregate = _curve(records, "train", "own_accuracy"), _curve(records, "aggregate", "aggregate_accuracy")
+    axes.plot(*own, "-o", color=BLUE, markersize=3, label="own")
+    axes.plot(*aggregate, "--s", color=VERMILLION, markersize=3, mfc="none", label="aggregate")
+    _over_rounds(axes)
+    _in_percent(axes)
+    _legend_below(axes)
+
+
+def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
+    axes.plot(*_curve(records, "train", "train_loss"), "-o", color=BLUE, markersize=3)
+    axes.set_ylabel("nats")
+    _over_rounds(axes)
+
+
+def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw median, tenths and range over the clients: the size of the figure does not grow with their number."""
+    by_round: dict[int, list[float]] = {}
+    for number, accuracy in zip(*_curve(records, "client", "own_accuracy"), strict=True):
+        by_round.setdefault(number, []).append(accuracy)
+    rounds = list(by_round)
+    if rounds:
+        lowest, low, median, high, highest = np.transpose(
+            [np.percentile(each, (0, 10, 50, 90, 100)) for each in by_round.values()]
+        )
+        axes.fill_between(rounds, lowest, low, color=BLUE, alpha=0.2, linewidth=0, label="range")
+        axes.fill_between(rounds, high, highest, color=BLUE, alpha=0.2, linewidth=0)
+        axes.fill_between(rounds, low, high, color=BLUE, alpha=0.4, linewidth=0, label="80 % of clients")
+        axes.plot(rounds, median, "-o", color=BLUE, markersize=3, label="median")
+        _legend_below(axes)
+    _over_rounds(axes)
+    _in_percent(axes)
+
+
+_PANELS: Mapping[str, Callable[[Axes, Sequence[Record]], None]] = {
+    "mean test accuracy of the clients": _draw_accuracy,
+    "mean training loss of the clients": _draw_loss,
+    "own test accuracy, spread over the clients": _draw_spread,
+}
+
+
+def _curve(records: Sequence[Record], kind: str, name: str) -> Curve:
     rows = [record for record in records if record["kind"] == kind and name in record]
     return [row["round"] for row in rows], [row[name] for row in rows]
 
 
-def _label(axes: Axes, title: str) -> None:
+def _over_rounds(axes: Axes) -> None:
     axes.set_xlabel("round")
-    axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _legend_below(axes: Axes) -> None:
+    """Show the legend where no curve can be."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, handlelength=1.5, columnspacing=1.2)
+
+
+def _in_percent(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))

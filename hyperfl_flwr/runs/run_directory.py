@@ -22,6 +22,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,35 @@ def read_metrics(path: Path) -> Iterator[Record]:
                 yield json.loads(line)
             except ValueError:
                 raise StateError(f"line {number} of {file} is damaged; delete it, or start a new run") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A client that was left out of a phase of a run: a file of `failures/`.
+
+    Attributes:
+        round: Number of the round.
+        phase: `training`, `evaluation` after the round, or `novel` for the assessment of novel clients.
+        client: The client's id.
+        reason: Why, in one line, as the client's node reports it.
+    """
+
+    round: int
+    phase: str
+    client: int
+    reason: str
+
+
+def read_failures(path: Path) -> list[LeftOut]:
+    """Return which clients of a run folder were left out, by round; the details stay in the files."""
+    found = []
+    for file in sorted((path / "failures").glob("round-*.txt")):
+        if name := re.fullmatch(r"round-(\d+)(?:-([a-z]+))?-client-(\d+)\.txt", file.name):
+            with file.open(errors="replace") as text:
+                reason = text.readline().strip()
+            number, phase, client = name.groups()
+            found.append(LeftOut(round=int(number), phase=phase or "training", client=int(client), reason=reason))
+    return found
 
 
 def new_run_name(method: str, dataset: str, seed: int) -> str:

@@ -1,80 +1,88 @@
 """The page about a run: complete, self-contained, and true."""
 
-import html.parser
 import json
 
 import pytest
+from html_pages import Page
 
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.protocol.messages import Failure
 from hyperfl_flwr.results.report import write_report
-
-
-class Page(html.parser.HTMLParser):
-    """Collects a page's texts, its rows and its sources; a tag that is not closed is an error."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.rows, self.sources, self.bold = [], {}, [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.sources += [values[name] for name in ("src", "href") if name in values]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-        if tag == "tr":
-            self.cells, self.changed = [], values.get("class") == "changed"
-        if tag == "td":
-            self.cells.append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        if tag == "tr":
-            name, value = self.cells
-            self.rows[name] = value
-            self.bold += [name] * self.changed
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "td":
-            self.cells[-1] += data
+from hyperfl_flwr.runs.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize("method", ["hyperfl", "pfedhn", "local"])
 def test_the_page_says_what_the_run_recorded(federate, method):
-    """Numbers are the summary's; three pictures are inside; nothing is loaded from elsewhere."""
+    """Numbers are the summary's; five figures are inside; the result is first, changed settings before the others."""
     run = federate(method, learning_rate=0.125)
     summary = json.loads((run / "summary.json").read_text())
     file = write_report(run)
     assert file == run / "report.html"
-    page = Page(file.read_text())
-    assert len(page.sources) == 3
-    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
-    own = page.rows["own accuracy (after local training), mean over the clients"]
-    assert own == f"{100 * summary['test_accuracy']:.2f} %"
-    sent = page.rows["a client's payload to the server, per round"]
-    assert sent == f"{summary['bytes_up_per_client_round'] / 1e6:.3f} MB"
-    assert page.rows["learning-rate"] == "0.125"
-    assert {"learning-rate", "num-clients", "output"} <= set(page.bold)
-    assert "momentum" not in page.bold
     text = file.read_text()
+    page = Page(text)
+    assert page.headings[:3] == [f"{method} on digits", "Result", "Accuracy and loss"]
+    assert len(page.figures) == 5
+    assert page.sources == []
+    assert f'<dd class="value">{100 * summary["test_accuracy"]:.2f} %</dd>' in text
+    assert page.rows["own accuracy of the worst client"] == f"{100 * summary['test_accuracy_worst']:.2f} %"
+    sent = f"{summary['bytes_up_per_client_round'] / 1e6:.3f} MB"
+    assert page.rows["a client's payload to the server"] == sent
+    assert f'<dd class="value">{sent}</dd>' in text
+    assert page.rows["learning-rate"] == ["0.125", "auto"]
+    assert {"learning-rate", "num-clients", "output"} <= set(page.changed)
+    assert "momentum" not in page.changed
+    assert page.rows["momentum"] == "0.5"
+    assert list(page.rows).index("learning-rate") < list(page.rows).index("momentum")
     assert "The run is complete: 2 rounds, 5 clients on 2 nodes." in text
-    assert {"hyperfl": "embedding, classifier", "pfedhn": "model (per_client)", "local": "none"}[method] in text
+    assert "No client was left out." in text
+    groups = {
+        "hyperfl": "never leave the node: embedding, classifier",
+        "pfedhn": "model (per client)",
+        "local": "none.",
+    }
+    assert groups[method] in text.replace("\n", " ")
 
 
-def test_texts_of_others_are_escaped_and_a_deployment_has_no_label_counts(federate, tmp_path):
+def test_equal_runs_give_equal_pages(federate, tmp_path):
+    run = federate("fedavg")
+    assert write_report(run, tmp_path / "a.html").read_bytes() == write_report(run, tmp_path / "b.html").read_bytes()
+
+
+def test_failures_come_with_their_reasons(federate):
+    """As the server writes them: two in the training of round 1, one in the last evaluation; 100 are listed at most."""
+    run = federate("fedavg")
+    directory = RunDirectory(run)
+    for client in (3, 4):
+        directory.write_failures("round-000001", [Failure(client=client, reason=f"full disk {client}", details="x")])
+    directory.write_failures("round-000002-evaluation", [Failure(client=0, reason="gone", details="")])
+    text = write_report(run).read_text()
+    failed = [["1", "training", "4", "full disk 4"], ["2", "evaluation", "0", "gone"]]
+    assert [cells for cells in Page(text).table_rows if cells in failed] == failed
+    assert "<dt>Clients left out</dt><dd>3 times</dd>" in text
+    failures = [Failure(client=client, reason="many", details="") for client in range(99)]
+    directory.write_failures("round-000002", failures)
+    directory.close()
+    text = write_report(run).read_text()
+    assert text.count("<td>many</td>") == 98
+    assert "2 more are in the folder" in text
+
+
+def test_a_deployment_has_no_label_counts_and_nodes_that_were_not_asked(federate):
     run = federate("fedavg")
     manifest = json.loads((run / "manifest.json").read_text())
     del manifest["label_counts"]
-    manifest |= {"status": "failed", "problem": "<script>alert(1)</script>"}
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    file = write_report(run, tmp_path / "page.html")
-    text = file.read_text()
-    assert "<script>" not in text
-    assert "The run has failed: 2 rounds, 5 clients on 2 nodes. &lt;script&gt;" in text
+    excluded = {"node": 1, "round": 1, "until": None, "times": 1, "reason": "no report"}
+    manifest |= {"status": "failed", "problem": "too many failed", "devices": ["cpu", None], "excluded": [excluded]}
+    (run / "manifest.json").write_text(json.dumps(manifest | {"refused": [{"node": None, "reason": "old Flower"}]}))
+    text = write_report(run).read_text()
     page = Page(text)
-    assert len(page.sources) == 2
-    assert "do not tell their label distributions" in text
+    assert len(page.figures) == 4
+    assert "do not report how many samples" in text
+    assert "The run has failed: 2 rounds, 5 clients on 2 nodes." in text
+    assert "too many failed" in text
+    assert page.rows["–"] == ["refused", "old Flower"]
+    assert ["1", "excluded after round 1 until the end", "no report"] in page.table_rows
+    assert ["1", "2", "never connected", ""] in page.table_rows
 
 
 def test_a_folder_that_is_no_run(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from federations import NUM_CLIENTS, Call, Federate, Settings, outcome, plain_grid, small_settings
+from html_pages import Page
 
 from clients.engine.context import client_setting
 from hyperfl_flwr.app import server as server_app
@@ -98,9 +99,9 @@ def test_the_manifest_the_log_and_the_report_tell(federate: Federate) -> None:
     }  # fmt: skip
     (line,) = [text for text in (run / "server.log").read_text().splitlines() if "resolved settings: " in text]
     assert "num-nodes 2; threads 1; learning-rate 0.03; min-nodes 2; " in line
-    page = write_report(run).read_text()
-    assert "<td>learning-rate</td><td>auto (0.03)</td>" in page
-    assert "<td>hyperfl.embedding-learning-rate</td><td>auto</td>" in page  # another method's
+    rows = Page(write_report(run).read_text()).rows
+    assert rows["learning-rate"] == "auto (0.03)"
+    assert rows["hyperfl.embedding-learning-rate"] == "auto"  # another method's
 
 
 def test_a_dry_run_tells(call: Call) -> None:

@@ -25,6 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "hyperfl_flwr/pyproject.toml" in names
     assert "hyperfl_flwr/LICENSE" in names
     assert {"experiments/studies/table-1.toml", "experiments/expected/table-1.csv"} <= set(names)
+    assert {"hyperfl_flwr/pages/templates/base.html", "hyperfl_flwr/pages/templates/page.css"} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
     install = [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
@@ -44,6 +45,8 @@ def test_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     output = Path(done.stdout.splitlines()[-1])
     assert output.parent == tmp_path / "runs"
     assert (output / "summary.json").is_file()
+    page = hyperfl(installed, tmp_path, "report", str(output))
+    assert (page.returncode, page.stdout) == (0, f"{output / 'report.html'}\n"), page.stderr
 
 
 def test_a_foreign_package_is_refused(installed: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from strategies.pfedhn import PFedHN
         (
             "hyperfl_flwr.cli.main, hyperfl_flwr.launch.simulation, hyperfl_flwr.deploy.run, "
             "hyperfl_flwr.deploy.personalize, hyperfl_flwr.launch.quickstart",
-            "flwr, matplotlib, ray, scipy, sklearn, torch, torchvision",
+            "flwr, jinja2, matplotlib, ray, scipy, sklearn, torch, torchvision",
         ),
     ],
 )
@@ -58,7 +58,7 @@ main()
 @pytest.mark.slow
 def test_the_process_that_follows_a_run_has_not_imported_what_trains(tmp_path: Path) -> None:
     """It plans, starts a SuperLink and submits a run to it, which it would follow from there on."""
-    heavy = "flwr,matplotlib,ray,scipy,sklearn,torch,torchvision"
+    heavy = "flwr,jinja2,matplotlib,ray,scipy,sklearn,torch,torchvision"
     words = ["run", "--num-clients", "2", "--num-nodes", "1", "--output", str(tmp_path / "run"), "--quiet"]
     found = subprocess.run(
         [sys.executable, "-c", FOLLOWING, heavy, *words],

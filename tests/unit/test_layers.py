@@ -16,7 +16,7 @@ FLOORS: dict[str, int] = {
     "hyperfl_flwr.protocol": 2, "hyperfl_flwr.data": 2, "hyperfl_flwr.models": 2,
     "hyperfl_flwr.metrics": 3, "hyperfl_flwr.training": 3, "hyperfl_flwr.privacy": 3, "hyperfl_flwr.config": 3,
     "hyperfl_flwr.node": 3, "hyperfl_flwr.server": 3,
-    "hyperfl_flwr.runs": 4,
+    "hyperfl_flwr.runs": 4, "hyperfl_flwr.pages": 5,
     "hyperfl_flwr.attacks": 5, "strategies": 5, "clients": 5,
     "hyperfl_flwr.app": 6,
     "hyperfl_flwr.launch": 7, "hyperfl_flwr.results": 7,

@@ -1,0 +1,70 @@
+"""Private images beside what the attacks made of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from hyperfl_flwr.attacks.scoring import Match
+from hyperfl_flwr.audit.audit import Finding, images_of
+from hyperfl_flwr.audit.record_round import Target
+
+MOST_DECIBELS = 150.0
+"""A PSNR above this (equal images have an infinite one) is written as this."""
+
+SHOWN = 10
+"""Images that are shown of each row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureRow:
+    """One row of the picture: the private images, what an attack made of them, or a control.
+
+    Attributes:
+        label: `private`, the attack's name, or `unrelated`.
+        images: [n, C, H, W] in [0, 1], in the order of the private images; at most `SHOWN`.
+        psnr: Against the private image, in dB and at most `MOST_DECIBELS`, of each image; None of the private ones.
+    """
+
+    label: str
+    images: NDArray[np.float32]
+    psnr: Sequence[float] | None
+
+
+def picture_rows(target: Target, findings: Mapping[str, Finding]) -> list[PictureRow]:
+    """Return the private images, below them each attack's and the unrelated control."""
+    private = np.concatenate([images_of(target, client)[0] for client in target.clients])
+    rows = [PictureRow(label="private", images=private[:SHOWN], psnr=None)]
+    for name, finding in findings.items():
+        if finding.comparisons:
+            rows.append(_row(name, [comparison.matched for comparison in finding.comparisons]))
+    others = next((finding.comparisons for finding in findings.values() if finding.comparisons), ())
+    if others:
+        rows.append(_row("unrelated", [comparison.unrelated for comparison in others]))
+    return rows
+
+
+def _row(label: str, matches: Sequence[Match]) -> PictureRow:
+    images = np.concatenate([each.images for each in matches])[:SHOWN]
+    psnr = np.concatenate([each.psnr for each in matches])[:SHOWN]
+    return PictureRow(label=label, images=images, psnr=[float(value) for value in np.minimum(psnr, MOST_DECIBELS)])
+
+
+def draw_rows(rows: Sequence[PictureRow]) -> Figure:
+    """Draw rows below each other."""
+    number = len(rows[0].images)
+    figure = Figure(figsize=(1.1 * number + 1.4, 1.3 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for line, row in zip(figure.subplots(len(rows), number, squeeze=False), rows, strict=True):
+        line[0].set_ylabel(row.label, fontsize="small", rotation=0, ha="right", va="center")
+        for position, panel in enumerate(line):
+            image = np.moveaxis(row.images[position], 0, -1)
+            panel.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            panel.set_xticks([])
+            panel.set_yticks([])
+            if row.psnr is not None:
+                panel.set_xlabel(f"{row.psnr[position]:.1f} dB", fontsize="x-small")
+    return figure

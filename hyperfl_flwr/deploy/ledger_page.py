@@ -1,0 +1,74 @@
+"""The page about a node's ledger: what has left, by group, array and message, and which groups have stayed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperfl_flwr.deploy.ledger_view import RunLedger, content_of, phase_of
+from hyperfl_flwr.node.ledger import Entry
+from hyperfl_flwr.pages.render import write_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the page says of a run.
+
+    Attributes:
+        run: What the node has written down.
+        totals: Group or record, bytes that left, bytes that came in.
+        arrays: Name, shape, type, bytes, and how often it left; those that came in, too, where they are shown.
+        messages: Each with a heading, time and size, and its content by record.
+    """
+
+    run: RunLedger
+    totals: list[tuple[str, str, str]]
+    arrays: list[tuple[str, str, str, str, str]]
+    messages: list[tuple[str, str, list[str]]]
+
+    @classmethod
+    def of(cls, run: RunLedger, *, received: bool) -> "Section":
+        """Describe a run, with the messages that came in or without."""
+        return cls(
+            run=run,
+            totals=[(name, f"{left:,}", f"{came:,}") for name, (left, came) in run.totals().items()],
+            arrays=[
+                (
+                    array.name,
+                    "x".join(map(str, array.shape)) or "one number",
+                    array.dtype,
+                    f"{array.bytes:,}",
+                    f"{direction} {times}" if received else str(times),
+                )
+                for (direction, _, array), times in run.arrays().items()
+                if received or direction == "out"
+            ],
+            messages=[_message(entry) for entry in run.entries if received or entry.direction == "out"],
+        )
+
+    def passed(self, direction: str) -> list[int]:
+        """Return the sizes in bytes of the messages of one direction, `in` or `out`."""
+        return [entry.bytes for entry in self.run.entries if entry.direction == direction]
+
+
+def write_ledger(file: Path, runs: Iterable[RunLedger], damaged: Sequence[int], *, received: bool) -> Path:
+    """Write the page; like the ledger, it is readable by its owner alone.
+
+    Args:
+        file: The file.
+        runs: What the node has written down.
+        damaged: Numbers of lines of the ledger that cannot be read.
+        received: Whether messages and arrays that came in are listed, too.
+
+    Returns:
+        The file.
+    """
+    sections = [Section.of(run, received=received) for run in runs]
+    write_page(file, "ledger.html", mode=0o600, sections=sections, damaged=damaged, received=received)
+    return file
+
+
+def _message(entry: Entry) -> tuple[str, str, list[str]]:
+    sent = "sent" if entry.direction == "out" else "received"
+    parts = [f"{record.name}: {content_of(record)}" for record in entry.records]
+    error = [f"error: {entry.error}"] if entry.error else []
+    return f"{sent}: {entry.kind}, {phase_of(entry)}", f"{entry.time}, {entry.bytes:,} bytes", [*parts, *error]

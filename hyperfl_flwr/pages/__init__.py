@@ -1,0 +1,1 @@
+"""The HTML pages that the product writes: templates, style and figures in SVG."""

@@ -1,0 +1,52 @@
+"""Figures and images inside a page: SVG in the colours of its theme, and PNG for images of a few pixels."""
+
+import base64
+import io
+import re
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from hyperfl_flwr.runs.plots import BLUE, INK, RULES, STYLE, VERMILLION
+
+THEME = {INK: "ink", RULES: "rules", BLUE: "blue", VERMILLION: "vermillion"}
+"""Colours of figures and the variables of `templates/page.css` that have one value for each theme."""
+
+_NOTHING = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+"""Matplotlib's metadata, left out so that equal figures are equal files."""
+
+
+def svg(figure: Figure, name: str, description: str) -> Markup:
+    """Return a figure as an SVG element for an HTML page; equal figures give equal text.
+
+    Args:
+        figure: Drawn with `hyperfl_flwr.runs.plots.STYLE`.
+        name: Of letters and hyphens, of this figure alone on its page: ids begin with it.
+        description: What the figure shows, for those who do not see it.
+    """
+    stream = io.StringIO()
+    with rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(stream, format="svg", transparent=True, metadata=_NOTHING)
+    text = stream.getvalue()
+    text = text[text.index("<svg ") :]  # without XML's declaration and document type
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)  # it is in page.css
+    text = re.sub(r' id="[\w.]+_\d+"', "", text)  # names of groups, equal in all figures; nothing refers to them
+    text = re.sub(r'( id="|"#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r" font-family: [^;]+;", "", text)
+    for colour, variable in THEME.items():
+        text = text.replace(colour, f"var(--{variable})")
+    label = Markup(' role="img" aria-label="{}" ').format(description)
+    text = re.sub(r' width="[\d.]+pt" height="[\d.]+pt" ', lambda _: str(label), text, count=1)
+    return Markup(text)  # noqa: S704 - matplotlib's own text, in which it has escaped all labels
+
+
+def image_source(image: NDArray[np.float32]) -> str:
+    """Return an image [C, H, W] in [0, 1] with one or three channels as a data URI of a PNG, pixel by pixel."""
+    pixels = np.moveaxis(np.clip(np.rint(255 * image), 0, 255).astype(np.uint8), 0, -1)
+    stream = io.BytesIO()
+    Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(stream, format="png")
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -1,0 +1,94 @@
+"""Reads a page of this project, and checks what every page promises."""
+
+import html.parser
+from typing import Any
+
+VOID = {"meta", "img"}
+"""Elements without an end tag."""
+
+
+class Page(html.parser.HTMLParser):
+    """A page's headings, rows and sources.
+
+    Args:
+        text: The page. A tag that is not closed, a heading out of order, a script, a source outside the page, an id
+            that is there twice, an image without a description and a table without headings are errors.
+
+    Attributes:
+        title: Its title.
+        headings: Its headings, in order.
+        table_rows: The cells of each table row, in order.
+        rows: The cells of each table row after the first, by the first; a row of one more cell is a text.
+        changed: Settings that differ from the defaults.
+        sources: Of its images.
+        figures: Descriptions of its SVG figures.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.title, self.headings, self.rows, self.changed = "", [], {}, []
+        self.sources, self.figures, self.table_rows = [], [], []
+        self._open: list[tuple[str, dict[str, Any]]] = []
+        self._level, self._ids, self._cells = 0, set(), []
+        self.feed(text)
+        assert self._open == []
+        assert text.startswith("<!doctype html>")
+        assert self.title == self.headings[0]
+        assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in text
+        assert text.count("@media (prefers-color-scheme: dark)") == 1
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        assert tag not in ("script", "link", "iframe", "object")
+        assert not [name for name in values if name.startswith("on")]
+        if "id" in values:
+            assert values["id"] not in self._ids
+            self._ids.add(values["id"])
+        for name in ("src", "href", "xlink:href"):
+            assert values.get(name, "#").startswith(("#", "data:image/png;base64,"))
+        if tag == "html":
+            assert values["lang"] == "en"
+        if tag == "img":
+            assert values["alt"]
+            self.sources.append(values["src"])
+        if tag == "svg":
+            assert values["role"] == "img"
+            self.figures.append(values["aria-label"])
+        if tag == "th":
+            assert values["scope"] in ("col", "row")
+        if tag in ("h1", "h2", "h3"):
+            assert int(tag[1]) <= self._level + 1
+            self._level = int(tag[1])
+            self.headings.append("")
+        if tag == "tr":
+            self._cells = []
+        if tag in ("td", "th"):
+            self._cells.append("")
+        if tag == "table":
+            assert [each["tabindex"] for name, each in self._open if each.get("class") == "scroll"] == ["0"]
+        if tag not in VOID:
+            self._open.append((tag, values))
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop()[0] == tag
+        if tag == "tr" and self._cells:
+            self.table_rows.append(self._cells)
+            name, *others = self._cells
+            self.rows[name] = others[0] if len(others) == 1 else others
+            if any("differ from the defaults" in each.get("aria-label", "") for _, each in self._open):
+                self.changed.append(name)
+
+    def handle_data(self, data):
+        tags = [tag for tag, _ in self._open]
+        if "svg" in tags or not tags:
+            return
+        if "td" in tags or "th" in tags:
+            self._cells[-1] += data
+        if tags[-1] in ("h1", "h2", "h3"):
+            self.headings[-1] += data
+        if tags[-1] == "title":
+            self.title += data
