@@ -13,7 +13,7 @@ from hyperfl_flwr.config import RunConfig, default_settings
 from hyperfl_flwr.methods import METHODS as RECOMMENDED
 from hyperfl_flwr.plots import plot_comparison
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results" / "index.md"
 
 
 def documented() -> dict[tuple[str, int], tuple[float, float]]:

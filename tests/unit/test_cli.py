@@ -164,7 +164,7 @@ def test_an_estimate_writes_nothing(call: Call, tmp_path: Path) -> None:
 
 
 def test_documents_link_to_what_exists() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for link in document.read_text().split("](")[1:]:
             target = link.split(")")[0]
             if not target.startswith("http"):
