@@ -148,7 +148,7 @@ def test_every_entry_exists() -> None:
         ("clients.engine.base", "from hyperfl_flwr.app.methods import METHODS"),
         ("hyperfl_flwr.app.server", "import hyperfl_flwr.app.client"),
         ("hyperfl_flwr.app.methods", "from experiments import run"),
-        ("hyperfl_flwr.launch.simulation", "from hyperfl_flwr.cli.main import main"),
+        ("hyperfl_flwr.launch.simulation", "from hyperfl_flwr.cli import main"),
         ("hyperfl_flwr", "from hyperfl_flwr.core.errors import HyperFLError"),
         ("hyperfl_flwr.news", ""),
         ("hyperfl_flwr.server.exchange", "from hyperfl_flwr.news import x"),
