@@ -1,4 +1,4 @@
-"""Measures speed and memory and writes docs/performance.md: `make bench`, or `python -m benchmarks`."""
+"""Measures speed and memory and writes docs/results/performance.md: `make bench`, or `python -m benchmarks`."""
 
 import argparse
 import dataclasses
@@ -67,13 +67,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed and memory.")
     parser.add_argument("--rounds", type=int, help="federated rounds of each run, at least 3 (default: 11, quick: 3)")
     parser.add_argument("--repetitions", type=int, help="of each client round (default: 7, quick: 2)")
-    parser.add_argument("--output", type=Path, help="file to write (default: docs/performance.md, quick: none)")
+    parser.add_argument("--output", type=Path, help="file to write (default: docs/results/performance.md, quick: none)")
     parser.add_argument("--quick", action="store_true", help="small sizes, four minutes; says little about speed")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.repetitions = options.repetitions or (2 if options.quick else 7)
     if options.output is None and not options.quick:
-        options.output = ROOT / "docs" / "performance.md"
+        options.output = ROOT / "docs" / "results" / "performance.md"
     if options.rounds < 3 or options.repetitions < 1:
         parser.error(f"--rounds must be at least 3 and --repetitions 1, got {options.rounds} and {options.repetitions}")
     return options

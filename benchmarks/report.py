@@ -1,4 +1,4 @@
-"""Turns timings into docs/performance.md."""
+"""Turns timings into docs/results/performance.md."""
 
 import math
 import textwrap

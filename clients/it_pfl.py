@@ -1,7 +1,7 @@
 """IT-PFL-HN's clients: train a generated model, and an encoder that is to find the client's embedding in its data.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4 and appendix B. The algorithm
-is in docs/it_pfl.md.
+is in docs/methods/it-pfl.md.
 """
 
 from collections.abc import Mapping

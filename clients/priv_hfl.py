@@ -3,10 +3,11 @@
 Najafi, Alavizadeh, Shahraki, Kayes, Rahayu: "PRIV-HFL: Privacy-Preserving and Robust Federated Learning for
 Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2, corrected.
 
-docs/priv_hfl.md has the algorithm. A client keeps its model and, in the mean form, the accumulated A from which its
-multiplier follows (of its models, not of their changes, the first of which is what it has sent). It sends the change of
-its model since the version that the server has counted last. That is the version a request names: where a reply was
-lost, the client starts again from the one before, and the multipliers of all clients sum to zero whoever takes part.
+The algorithm is in docs/methods/priv-hfl.md. A client keeps its model and, in the mean form, the accumulated A from
+which its multiplier follows (of its models, not of their changes, the first of which is what it has sent). It sends the
+change of its model since the version that the server has counted last. That is the version a request names: where a
+reply was lost, the client starts again from the one before, and the multipliers of all clients sum to zero whoever
+takes part.
 
 With distillation the server sends a generator, too, and gets the gradient of its loss on the client's model in its
 place.

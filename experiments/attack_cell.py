@@ -135,7 +135,7 @@ def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
 
 
 def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the numbers that tables show, with the names of docs/audit.md."""
+    """Return the numbers that tables show, with the names of docs/privacy/audit.md."""
     found = document["attacks"][name]
     numbers: dict[str, Any] = {"labels_found": found["labels_found"], "attack_seconds": found["seconds"]}
     if "psnr" not in found:

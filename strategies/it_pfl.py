@@ -1,9 +1,9 @@
 """IT-PFL-HN's server: pFedHN's hypernetwork, and an encoder that makes its inputs of clients' data without labels.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4 and appendix B. The algorithm
-is in docs/it_pfl.md. In the first phase hypernetwork and embeddings move as pFedHN's do, and the encoder is averaged.
-In the second the encoder is frozen and the hypernetwork is tuned on the clients' descriptors in the place of their
-embeddings (equation 9); as it was before it is kept, for the clients of the federation.
+is in docs/methods/it-pfl.md. In the first phase hypernetwork and embeddings move as pFedHN's do, and the encoder is
+averaged. In the second the encoder is frozen and the hypernetwork is tuned on the clients' descriptors in the place of
+their embeddings (equation 9); as it was before it is kept, for the clients of the federation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

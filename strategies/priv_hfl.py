@@ -3,10 +3,10 @@
 Najafi, Alavizadeh, Shahraki, Kayes, Rahayu: "PRIV-HFL: Privacy-Preserving and Robust Federated Learning for
 Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2, corrected.
 
-docs/priv_hfl.md has the algorithm and what the server sees. In the mean form it needs nothing but the sum of the
-clients' changes; in the chain it keeps a multiplier for each pair of neighbours and sends every client a force. With
-distillation it steps the generator along the mean of the clients' gradients (equations 21 and 22; the paper lets every
-client take that step, which gives all of them the same generator, but for those that were away).
+The algorithm and what the server sees are in docs/methods/priv-hfl.md. In the mean form it needs nothing but the sum of
+the clients' changes; in the chain it keeps a multiplier for each pair of neighbours and sends every client a force.
+With distillation it steps the generator along the mean of the clients' gradients (equations 21 and 22; the paper lets
+every client take that step, which gives all of them the same generator, but for those that were away).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """What PRIV-HFL's dual averaging sends and keeps, in closed form: the computed numbers of the study `dual-cost`.
 
-Numbers travel in float32. The printed algorithm cannot be run here (docs/priv_hfl.md says why it is not offered), so
-that its costs are computed only; those of the compact forms are compared with what runs have measured.
+Numbers travel in float32. The printed algorithm cannot be run here (docs/methods/priv-hfl.md explains why it is not
+offered), so that its costs are computed only; those of the compact forms are compared with what runs have measured.
 """
 
 from dataclasses import dataclass

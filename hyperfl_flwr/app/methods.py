@@ -40,7 +40,7 @@ class Method:
         paper: Citation.
         leaves: What leaves a client in a round, in words.
         learning_rate: `learning-rate` where that is `auto`: one that is sound for all data sets, chosen on held-back
-            training data (docs/results.md, "Rates, on validation data").
+            training data (docs/results/index.md, "Rates, on validation data").
     """
 
     title: str

@@ -44,7 +44,7 @@ def measure_descriptors(run: Path, changes: Mapping[str, Scalar]) -> dict[str, A
         changes: Settings of this machine (`data-root`, `device`), `novel.epsilons` and `novel.delta`.
 
     Returns:
-        The content of descriptors.json, see docs/audit.md.
+        The content of descriptors.json, see docs/privacy/audit.md.
 
     Raises:
         HyperFLError: If the run has no tuned hypernetwork or fewer than two novel clients, or one gives no descriptor.

@@ -30,7 +30,7 @@ Values = NDArray[np.float64]
 
 
 def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None = None) -> dict[str, Any]:
-    """Return the content of audit.json; docs/audit.md defines each number.
+    """Return the content of audit.json; docs/privacy/audit.md defines each number.
 
     Args:
         target: The round that was attacked.

@@ -29,8 +29,8 @@ STARTUP_SECONDS = 12.0
 """What starting and stopping Flower's engine and Ray takes; measured on two cores."""
 
 SERVER_COPIES = 8
-"""Copies of what is shared that the server and Flower hold with two nodes, see docs/performance.md; replies of further
-nodes may have to wait."""
+"""Copies of what is shared that the server and Flower hold with two nodes, see docs/results/performance.md; replies of
+further nodes may have to wait."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ import torch
 from hyperfl_flwr.launch.core_locks import usable_cores
 
 WIRE_BYTES_PER_SECOND = 1e9
-"""What passes between server and nodes of a simulation, both ways; see docs/performance.md."""
+"""What passes between server and nodes of a simulation, both ways; see docs/results/performance.md."""
 
 NODE_SECONDS, CLIENT_SECONDS = 0.01, 0.5
 """What an empty node costs a round, and a client's training of the usual size on one thread."""
 
 NODE_BYTES, NODE_COPIES = 1e9, 8
-"""Memory of a process that trains: torch and data, and copies of what is shared; see docs/performance.md."""
+"""Memory of a process that trains: torch and data, and copies of what is shared; see docs/results/performance.md."""
 
 PROCESSES_PER_GPU = 4
 """Steps of small networks wait for Python more than for the GPU; several processes fill it."""

@@ -1,7 +1,7 @@
 """Settings that are known to give private images away, told before a run starts.
 
-What is known is what `hyperfl audit` has measured (docs/audit.md): a handful of samples can be rebuilt from one upload,
-600 samples in 60 steps have not been. Nobody should read the absence of a warning as a promise.
+What is known is what `hyperfl audit` has measured (docs/privacy/audit.md): a handful of samples can be rebuilt from one
+upload, 600 samples in 60 steps have not been. Nobody should read the absence of a warning as a promise.
 """
 
 from collections.abc import Sequence

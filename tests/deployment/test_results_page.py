@@ -1,4 +1,4 @@
-"""The commands of docs/results.md, section "A deployment", are run as they stand there, on a smaller data set."""
+"""The commands of docs/results/index.md, section "A deployment", are run as they stand there, on a smaller data set."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from hyperfl_flwr.runs.run_directory import read_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "index.md"
 ROUNDS = 5
 WAITS: dict[str, Scalar] = {"min-nodes": 3, "node-timeout": PATIENCE}
 """After a round without node 1 the next one waits for it, so that it is back before the run ends."""

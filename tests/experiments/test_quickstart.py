@@ -14,7 +14,7 @@ from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.launch.quickstart import METHODS, SEEDS, Spread, quickstart_settings
 from hyperfl_flwr.runs.plots import plot_comparison
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results" / "index.md"
 
 
 def documented() -> dict[tuple[str, int], tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""The commands of docs/it_pfl.md about a model for one's own data are right, and what it prints is what is printed."""
+"""The commands of docs/methods/it-pfl.md about a model for one's own data run, and print what the page shows."""
 
 import re
 import shlex
@@ -13,8 +13,10 @@ from clients.novel.node import DATA, DELTA, EPSILON, OUTPUT
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.config.run_config import default_settings
 
-SECTION = (ROOT / "docs" / "it_pfl.md").read_text().split("## A model for your own data\n")[1].split("\n## ")[0]
-LINES = [line.strip() for line in SECTION.splitlines() if line.startswith("    ")]
+PAGE = ROOT / "docs" / "methods" / "it-pfl.md"
+SECTION = PAGE.read_text().split("\n## A model for your own data\n")[1].split("\n## ")[0]
+BLOCKS = re.findall(r"^```\w+\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
+LINES = "".join(BLOCKS).replace("\\\n", " ").splitlines()
 
 
 def commands(beginning: str) -> list[list[str]]:
