@@ -1,4 +1,4 @@
-"""docs/how-to/own-network.md: its network and its command, from a folder of somebody's own, with Flower's engine on Ray."""
+"""docs/how-to/own-network.md: its network and its command, from another folder, with Flower's engine on Ray."""
 
 import json
 import re

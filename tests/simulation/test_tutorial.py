@@ -54,7 +54,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     summaries = [json.loads((runs / name / "summary.json").read_text()) for name in ("fedavg", "hyperfl")]
     for key, factor in ROWS.items():
         (row,) = re.findall(rf"^\| .*: `{key}` \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
-        # A client has 17 test images; rounding that differs between processors may change the class of a few of all 170.
+        # A client has 17 test images; other processors round otherwise, which may change the class of a few of all 170.
         tolerance = 0.005 if factor < 1 else 12 if "worst" in key else 3
         for printed, summary in zip(row, summaries, strict=True):
             assert float(printed) == pytest.approx(factor * summary[key], abs=tolerance), key

@@ -170,8 +170,8 @@ def test_pages_beside_the_site_link_to_what_exists(name: str) -> None:
 
 def test_every_page_that_code_names_exists() -> None:
     """Docstrings, comments and messages name pages by their path from the root."""
-    files = [path for folder in ("hyperfl_flwr", "clients", "strategies", "experiments", "benchmarks", "tests", "scripts")
-             for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml")]  # fmt: skip
+    folders = ("hyperfl_flwr", "clients", "strategies", "experiments", "benchmarks", "tests", "scripts")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml")]
     files += [ROOT / name for name in ("pyproject.toml", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")]
     named = {(name, path.name) for path in files for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
     assert len(named) > 10
