@@ -8,7 +8,7 @@ ARGS ?=
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench clean install install-dev
+.PHONY: help run test check format bench docs clean install install-dev
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ format: install-dev ## format the code and mend what can be mended
 
 bench: install-dev ## measure speed and memory
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+docs: install-dev ## build the documentation site into build/site
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
 
 clean: ## remove .venv and everything that was built; keeps runs/
 	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

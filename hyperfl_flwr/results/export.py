@@ -1,6 +1,6 @@
 """A client's model out of a run's folder, or out of a node's own folder of private state, as plain tensors.
 
-Two states of a client's model are measured in a run (docs/metrics.md), and either can be had where it is stored:
+Two states of a client's model are measured in a run (docs/concepts.md), and either can be had where it is stored:
 
 - `own`: after the client's last local training. `metrics.jsonl` has its accuracy as the client's `own_accuracy` of the
   round whose private state the last checkpoint names. Of `hyperfl`, `local` and `priv-hfl` the private state tells it;

@@ -12,7 +12,7 @@ from hyperfl_flwr.runs.run_directory import Record, is_simulation, read_manifest
 
 
 def summarise(path: Path) -> dict[str, Any]:
-    """Summarise a run folder; `docs/metrics.md` defines each number.
+    """Summarise a run folder; `docs/reference/files.md` defines each number.
 
     Args:
         path: A run folder with at least one recorded round.

@@ -21,7 +21,7 @@ from programs import LocalDeployment, eventually, local_deployment
 from hyperfl_flwr.deploy.probe import probe
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "deployment.md"
+PAGE = ROOT / "docs" / "how-to" / "deploy-security.md"
 INSIDE, OUTSIDE = "127.0.0.1", "127.0.0.2"
 
 
@@ -47,9 +47,9 @@ def needs_nginx() -> list[pytest.MarkDecorator]:
 
 def page_commands() -> list[str]:
     """Return the page's commands for the gate: the one for the SuperLink and nginx's."""
-    block = re.search(r"^  ```\n(  echo HYPERFL_BIND.*?)^  ```$", PAGE.read_text(), flags=re.M | re.S)
+    block = re.search(r"^```console\n(\$ echo HYPERFL_BIND.*?)^```$", PAGE.read_text(), flags=re.M | re.S)
     assert block is not None
-    found = [line.strip() for line in block[1].splitlines()]
+    found = [line.removeprefix("$ ") for line in block[1].splitlines()]
     assert [command.split()[0] for command in found] == ["echo", "nginx"]
     return found
 
@@ -76,7 +76,7 @@ def answers(made: LocalDeployment, host: str) -> bool:
 
 @contextlib.contextmanager
 def running_gate(operator: Path) -> Iterator[LocalDeployment]:
-    """Give a deployment with two nodes that have come online through nginx, as docs/deployment.md says.
+    """Give a deployment with two nodes that have come online through nginx, as docs/how-to/deploy-security.md says.
 
     Args:
         operator: The folder in which the operator works.

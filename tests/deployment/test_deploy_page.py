@@ -1,4 +1,4 @@
-"""The commands of docs/deployment.md are run as they stand there; only host and port are replaced.
+"""The commands of docs/how-to/deploy.md are run as they stand there; only host and port are replaced.
 
 The operator and the owner of node 0 have a folder each, and Flower's own programs speak TLS on the loopback interface.
 The commands for nginx are in test_gate.py.
@@ -32,7 +32,7 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "deployment.md"
+PAGE = ROOT / "docs" / "how-to" / "deploy.md"
 OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl export node-0", "hyperfl ledger node-0")
 """How the commands begin that the owner of node 0 runs; the others are the operator's."""
 
@@ -41,7 +41,9 @@ PATIENCE = 400.0
 
 def page_commands() -> list[str]:
     """Return the page's commands, in their order."""
-    return [line.strip() for line in PAGE.read_text().splitlines() if re.match(r"    (hyperfl|sh|tar) ", line)]
+    return [
+        line.removeprefix("$ ") for line in PAGE.read_text().splitlines() if re.match(r"\$ (hyperfl|sh|tar) ", line)
+    ]
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

@@ -1,4 +1,4 @@
-"""The firewall's rules of docs/deployment.md, in a network of the test's own."""
+"""The firewall's rules of docs/how-to/deploy-security.md, in a network of the test's own."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ for number in range(110):
 
 def page_rules() -> tuple[list[str], str]:
     """Return the page's commands for known addresses, and the rule that counts connections."""
-    found = [line.strip() for line in PAGE.read_text().splitlines() if line.startswith("  nft add ")]
+    found = [line.removeprefix("$ ") for line in PAGE.read_text().splitlines() if line.startswith("$ nft add ")]
     assert [re.search("table|chain|saddr !=|ct count", line)[0] for line in found] == [  # type: ignore[index]
         "table", "chain", "saddr !=", "ct count",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""nginx in front of the SuperLink, as docs/deployment.md says: nodes come through it, runs of others do not.
+"""nginx in front of the SuperLink, as docs/how-to/deploy-security.md says: nodes come through it, others' runs do not.
 
 Both have the same port, nginx of 127.0.0.2, which stands for the address that others see, the SuperLink of 127.0.0.1.
 """

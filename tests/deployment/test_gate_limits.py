@@ -26,7 +26,7 @@ NUMBER = 600
 """Connections of an attack, more than nginx has by default."""
 
 CLOSED_AFTER = 35.0
-"""Seconds until nginx has closed what says nothing or too little; docs/deployment.md names them."""
+"""Seconds until nginx has closed what says nothing or too little; docs/how-to/deploy-security.md names them."""
 
 UNREAD = "/v1/fleet/pull-messages"
 

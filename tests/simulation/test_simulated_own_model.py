@@ -1,4 +1,4 @@
-"""docs/own_model.md: its network and its command, from a folder of somebody's own, with Flower's engine on Ray."""
+"""docs/how-to/own-network.md: its network and its command, from another folder, with Flower's engine on Ray."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from hyperfl_flwr import ROOT
 
 pytestmark = pytest.mark.slow
 
-PAGE = ROOT / "docs" / "own_model.md"
+PAGE = ROOT / "docs" / "how-to" / "own-network.md"
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 
 

@@ -163,23 +163,6 @@ def test_an_estimate_writes_nothing(call: Call, tmp_path: Path) -> None:
     assert not list(Path.cwd().iterdir())
 
 
-def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as code hosts and mkdocs make them of ASCII text."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
-
-
-def test_documents_link_to_what_exists() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
-        for link in document.read_text().split("](")[1:]:
-            target, _, anchor = link.split(")")[0].partition("#")
-            if not target.startswith("http"):
-                page = document.parent / target if target else document
-                assert page.exists(), f"{document.name} links to {target}"
-                assert not anchor or anchor in anchors(page), f"{document.name} links to {target}#{anchor}"
-
-
 def test_every_setting_is_documented() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
     assert not [key for key in default_settings() if f"`{key}`" not in text]

@@ -9,7 +9,7 @@ eight alphabets, 4,840 images.
 - A quarter of each drawer's characters of each alphabet, drawn with a fixed seed, independently of the other drawers,
   is its test data. A client has hence never seen the characters it is tested on, while most of the other clients have.
 - Drawers are numbered anew in each alphabet, so that a client's alphabets are each in one hand, but not all in the same
-  hand (docs/configuration.md tells how that was found).
+  hand (docs/reference/data-sets.md says how that was found).
 
 torchvision's class reads the large sets alone, and this project does not download the small ones.
 """

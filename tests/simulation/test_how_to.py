@@ -1,0 +1,147 @@
+"""The commands of the how-to pages are run as they stand there.
+
+Those of the pages on deployments are in tests/deployment, and those of a network of one's own in
+test_simulated_own_model.py.
+"""
+
+import csv
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from console import block_with, blocks, commands, copy_checkout, script, shell
+from sklearn.datasets import load_digits
+
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.launch.processes import kill_all, process_table
+
+pytestmark = pytest.mark.slow
+
+DOCS = ROOT / "docs"
+HOW_TO = DOCS / "how-to"
+
+
+def test_every_page_with_commands_is_run() -> None:
+    """A page with a console block needs a test: here, in test_readme.py, test_tutorial.py or tests/deployment."""
+    covered = {
+        "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
+        "how-to/export", "how-to/join", "how-to/tensorboard", "how-to/deploy", "how-to/deploy-security",
+    }  # fmt: skip
+    pages = [*DOCS.glob("*.md"), *HOW_TO.glob("*.md"), *(DOCS / "reference").glob("*.md")]
+    with_commands = {str(page.relative_to(DOCS).with_suffix("")) for page in pages if blocks(page)}
+    assert with_commands == covered
+
+
+def run_page(page: Path, folder: Path) -> "tuple[subprocess.CompletedProcess[str], Path]":
+    """Run all commands of a page in a new checkout."""
+    checkout = copy_checkout(folder)
+    done = shell(script(commands(page)), checkout)
+    assert done.returncode == 0, done.stderr
+    return done, checkout
+
+
+def test_own_data(tmp_path: Path) -> None:
+    """The script makes both files, the commands train on them and on class folders, with five clients each."""
+    page, checkout = HOW_TO / "own-data.md", copy_checkout(tmp_path)
+    example = re.findall(r"```python\n(import.*?)```", page.read_text(), re.DOTALL)[0]
+    subprocess.run([sys.executable, "-c", example], cwd=checkout, check=True)
+    done = shell(script(commands(page)), checkout)
+    assert done.returncode == 0, done.stderr
+    manifests = [json.loads(path.read_text()) for path in checkout.glob("runs/*/manifest.json")]
+    assert len(manifests) == 4
+    assert all(
+        len(json.loads(path.read_text())["test_accuracy_per_client"]) == 5
+        for path in checkout.glob("runs/*/summary.json")
+    )
+    shapes = sorted(str(manifest["resolved"]["data.input-shape"]) for manifest in manifests)
+    assert shapes == ["1x28x28", "1x8x8", "1x8x8", "64"]
+
+
+def test_engines(tmp_path: Path) -> None:
+    """All but Flower's own commands, which are below: nodes, an estimate, the process without Ray, a resumed run."""
+    page, checkout = HOW_TO / "engines.md", copy_checkout(tmp_path)
+    done = shell(script([command for command in commands(page) if command.startswith("hyperfl")]), checkout)
+    assert done.returncode == 0, done.stderr
+    assert "estimate" in done.stdout
+    checkpoints = sorted((checkout / "runs" / "short" / "checkpoints").iterdir())
+    assert len(checkpoints) == 2
+
+
+def test_flowers_own_commands(tmp_path: Path) -> None:
+    """The lines in a fresh home, with a port of their own; the SuperLink that stays is ended by its port."""
+    checkout = copy_checkout(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    address = f"127.0.0.1:{port}"
+    try:
+        done = shell(
+            block_with(HOW_TO / "engines.md", "flwr run . --stream"),
+            checkout,
+            FLWR_HOME=str(checkout.parent / "flwr"),
+            FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port,
+            FLWR_TELEMETRY_ENABLED="0",
+            FLWR_DISABLE_UPDATE_CHECK="1",
+            OMP_NUM_THREADS="1",
+        )
+    finally:
+        kill_all(lambda: [p for p in process_table().values() if f"--port {port}" in p.command or address in p.command])
+    assert done.returncode == 0, done.stderr
+    folders = sorted((checkout.parent / "home" / "hyperfl-runs").iterdir())
+    assert [("hyperfl" in folder.name, "fedavg" in folder.name) for folder in folders] == [(True, False), (False, True)]
+    for folder in folders:
+        assert (folder / "summary.json").is_file()
+        assert str(folder) in done.stdout
+
+
+def test_export_and_join(tmp_path: Path) -> None:
+    """A model is exported, used without this project, and predicts a folder; then a new client joins the run."""
+    done, checkout = run_page(HOW_TO / "export.md", tmp_path)
+    assert "accuracy" in done.stdout
+    digits = load_digits()
+    images = (digits.images * 255 / 16).astype(np.uint8)
+    np.save(checkout / "samples.npy", (images[:5, np.newaxis] / 255).astype(np.float32))
+    (alone,) = re.findall(r"^    (python -I .*)$", (HOW_TO / "export.md").read_text(), re.MULTILINE)
+    done = shell(script([alone]), checkout)
+    assert done.returncode == 0, done.stderr
+    with (checkout / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(list((checkout / "images" / "client-0" / "test").rglob("*.png"))) > 0
+
+    np.savez(checkout / "mine.npz", images=images[:300], labels=digits.target[:300])
+    done = shell(script(commands(HOW_TO / "join.md")), checkout)
+    assert done.returncode == 0, done.stderr
+    assert (checkout / "joined" / "use_model.py").is_file()
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard, see the page")
+    done, checkout = run_page(HOW_TO / "tensorboard.md", tmp_path)
+    folder = checkout / "runs" / "followed" / "tensorboard"
+    assert done.stdout.splitlines()[-1] == str(folder)
+    assert list(folder.rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.skipif("HYPERFL_TEST_DATA" not in os.environ, reason="HYPERFL_TEST_DATA names no torchvision root")
+def test_fashion_mnist(tmp_path: Path) -> None:
+    checkout = copy_checkout(tmp_path)
+    cache = checkout.parent / "home" / ".cache" / "hyperfl"
+    cache.mkdir(parents=True)
+    (cache / "data").symlink_to(os.environ["HYPERFL_TEST_DATA"])
+    done = shell(block_with(DOCS / "reference" / "data-sets.md", "fashion-mnist"), checkout)
+    assert done.returncode == 0, done.stderr
+    assert "59.77 MB down" in done.stdout
+
+
+def test_personalize_shows_the_commands_of_its_method() -> None:
+    """They are tested where the method's page has them (tests/unit/test_it_pfl_page.py)."""
+    shown = re.findall(r"^    (hyperfl .*)$", (HOW_TO / "personalize.md").read_text(), re.MULTILINE)
+    of_method = (DOCS / "methods" / "it-pfl.md").read_text().splitlines()
+    assert len(shown) == 3
+    assert not set(shown) - {line.strip().removeprefix("$ ") for line in of_method}

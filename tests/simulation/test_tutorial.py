@@ -1,0 +1,75 @@
+"""The tutorial is done from its beginning to its end, in a copy of the checkout."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from console import commands, copy_checkout, script, shell
+
+from hyperfl_flwr import ROOT
+
+pytestmark = pytest.mark.slow
+
+PAGE = ROOT / "docs" / "tutorial.md"
+
+ROWS = {
+    "test_accuracy": 100,
+    "test_accuracy_aggregate": 100,
+    "test_accuracy_worst": 100,
+    "bytes_up_per_client_round": 1e-6,
+}
+"""The keys of the page's table, and the factors by which its numbers are those of summary.json."""
+
+
+def code(title: str) -> str:
+    """Return the page's code block of a title."""
+    (found,) = re.findall(rf'```python title="{re.escape(title)}"\n(.*?)```', PAGE.read_text(), re.DOTALL)
+    return str(found)
+
+
+def add_method(checkout: Path) -> None:
+    """Add the method as the page says: a file, an import and a row."""
+    (checkout / "clients" / "fedprox.py").write_text(code("clients/fedprox.py"))
+    registry = checkout / "hyperfl_flwr" / "methods.py"
+    text, opening = registry.read_text(), "METHODS: Mapping[str, Method] = {\n"
+    assert text.count(opening) == 1
+    text = text.replace(opening, opening + code("hyperfl_flwr/app/methods.py, in METHODS"))
+    anchor = "from clients.fedavg import FedAvgClient\n"
+    registry.write_text(text.replace(anchor, anchor + code("hyperfl_flwr/app/methods.py")))
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    """All commands but the installation; the page's numbers are those of the runs, up to rounding that has grown."""
+    checkout = copy_checkout(tmp_path)
+    todo = commands(PAGE)
+    assert todo.pop(0) == "make run"  # tests/simulation/test_readme.py
+    add_method(checkout)
+    done = shell(script(todo), checkout, PYTHONPATH=str(checkout), OMP_NUM_THREADS="1", HYPERFL_CORES="2")
+    assert done.returncode == 0, done.stderr
+
+    runs = checkout / "runs"
+    for method in ("fedavg", "hyperfl"):
+        assert str(runs / method / "report.html") in done.stdout.splitlines()
+    summaries = [json.loads((runs / name / "summary.json").read_text()) for name in ("fedavg", "hyperfl")]
+    for key, factor in ROWS.items():
+        (row,) = re.findall(rf"^\| .*: `{key}` \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
+        # A client has 17 test images; other processors round otherwise, which may change the class of a few of all 170.
+        tolerance = 0.005 if factor < 1 else 12 if "worst" in key else 3
+        for printed, summary in zip(row, summaries, strict=True):
+            assert float(printed) == pytest.approx(factor * summary[key], abs=tolerance), key
+    assert "| HyperFL |" in done.stdout
+    assert (runs / "studies" / "table-1-quick" / "figure-own-accuracy.png").is_file()
+    assert "head-gradient recovered the private images" in done.stdout
+    assert str(runs / "audit" / "audit.html") in done.stdout.splitlines()
+    lines = [json.loads(line) for line in (runs / "fedprox" / "metrics.jsonl").read_text().splitlines()]
+    distances = [line["squared_distance"] for line in lines if line["kind"] == "train"]
+    assert len(distances) == 5
+    assert min(distances) > 0
+    assert (runs / "client-3" / "use_model.py").is_file()
+
+
+def test_the_sentences_of_the_audit_are_printed_so() -> None:
+    """What the page shows of the audit has the form of what is printed; the numbers depend on the processor."""
+    shown = re.findall(r"^    After one step on 1 image, ([\w-]+) recovered (\w+)", PAGE.read_text(), re.MULTILINE)
+    assert shown == [("ig-paper", "nothing"), ("head-gradient", "the")]

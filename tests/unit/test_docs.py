@@ -1,0 +1,178 @@
+"""The documentation site: it is built strictly, its links lead somewhere, and nothing of it is on another host."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown.extensions.toc import slugify
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / "mkdocs.yml").is_file(), reason="needs a checkout of the project"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("mkdocs") is None, reason="MKDOCS IS MISSING: install the extra `docs`"
+    ),
+]
+
+LOADED = {
+    "img": "src",
+    "script": "src",
+    "link": "href",
+    "iframe": "src",
+    "object": "data",
+    "source": "src",
+    "image": "href",
+}
+"""The elements that a browser loads something for, and the attribute that says what."""
+
+
+class Page(HTMLParser):
+    """What a page of the site refers to.
+
+    Attributes:
+        anchors: Ids of its elements.
+        links: Where its links lead.
+        loaded: What a browser loads to show it.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in LOADED and values.get("rel") not in ("canonical", "next", "prev") and LOADED[tag] in values:
+            self.loaded.append(values[LOADED[tag]])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    """The site's pages by their files."""
+    return {path: Page(path.read_text()) for path in site.rglob("*.html")}
+
+
+def test_every_page_of_the_folder_is_in_the_site(site: Path) -> None:
+    written = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
+    assert len(written) > 20
+    assert {path for path in written if not (site / path).is_file()} == set()
+
+
+def test_every_internal_link_leads_to_a_page_and_its_anchor(pages: dict[Path, Page]) -> None:
+    """Also those of the navigation and of the generated reference; mkdocs itself checks those of the Markdown."""
+    broken, seen = [], 0
+    for path, page in pages.items():
+        if path.name == "404.html":  # its links are for wherever the site is served
+            continue
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            seen += 1
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if target.is_dir():
+                target /= "index.html"
+            if target not in pages:
+                if not target.is_file():
+                    broken.append(f"{path.name}: {link}")
+            elif parts.fragment and unquote(parts.fragment) not in pages[target].anchors | {"__top"}:
+                broken.append(f"{path.name}: {link}")
+    assert seen > 500
+    assert broken == []
+
+
+def test_nothing_is_loaded_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
+    """Neither by the pages nor by their style sheets."""
+    loaded = {link for page in pages.values() for link in page.loaded}
+    assert any(link.endswith(".js") for link in loaded)
+    assert any(link.endswith(".css") for link in loaded)
+    assert [link for link in loaded if urlsplit(link).netloc] == []
+    sheets = [path.read_text() for path in site.rglob("*.css")]
+    assert sheets
+    assert not [
+        address for sheet in sheets for address in re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet)
+    ]
+
+
+def test_the_picture_of_the_home_page_is_part_of_it(site: Path) -> None:
+    """It is in the page itself, takes the text's colour, and names all of its parts for those who cannot see it."""
+    text = (site / "index.html").read_text()
+    (picture,) = re.findall(r'<svg[^>]*aria-labelledby="arch-title.*?</svg>', text, re.DOTALL)
+    assert 'fill="currentColor"' in picture
+    for word in ("Server", "Node 0", "cohort", "Client 3", "shared group", "private group"):
+        assert word in picture
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """The script that writes the generated pages."""
+    specification = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_those_of_the_code(generator: ModuleType) -> None:
+    for name, page in generator.PAGES.items():
+        assert (DOCS / name).read_text() == page(), f"{name} is old; run `python scripts/generate_docs.py`"
+
+
+def test_the_page_of_commands_has_every_option(generator: ModuleType) -> None:
+    text = generator.commands_page()
+    for command in ("run", "study", "audit", "deploy init", "export", "predict"):
+        assert f"\n## hyperfl {command}\n" in text
+    assert "`--num-rounds INTEGER`\n:   Number of federated rounds.\n" in text
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a Markdown page's headings, outside code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {slugify(heading.replace("`", ""), "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_pages_beside_the_site_link_to_what_exists(name: str) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text()):
+        parts = urlsplit(link)
+        if parts.scheme:
+            continue
+        target = ROOT / parts.path if parts.path else ROOT / name
+        assert target.exists(), f"{name} links to {link}"
+        if parts.fragment:
+            assert parts.fragment in anchors_of(target), f"{name} links to {link}"
+
+
+def test_every_page_that_code_names_exists() -> None:
+    """Docstrings, comments and messages name pages by their path from the root."""
+    folders = ("hyperfl_flwr", "clients", "strategies", "experiments", "benchmarks", "tests", "scripts")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml")]
+    files += [ROOT / name for name in ("pyproject.toml", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")]
+    named = {(name, path.name) for path in files for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
+    assert len(named) > 10
+    assert {(name, file) for name, file in named if not (ROOT / name).is_file()} == set()
