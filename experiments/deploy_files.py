@@ -94,7 +94,6 @@ def _write_server(deployment: Deployment) -> None:
     _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
     unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())
     _write(server / "hyperfl-superlink.service", unit)
-    _write_image(server, texts.fill(texts.SERVER_COMPOSE, bind=bind, port=deployment.port, runs=deployment.runs))
 
 
 def _write_node(deployment: Deployment, number: int) -> None:
@@ -115,13 +114,6 @@ def _write_node(deployment: Deployment, number: int) -> None:
     unit = texts.fill(texts.NODE_UNIT, folder=NODE_HOME.format(number), number=number)
     _write(folder / "hyperfl-node.service", unit)
     _write(folder / VERSIONS, "".join(f'{name} = "{version}"\n' for name, version in shared_versions().items()))
-    _write_image(folder, texts.NODE_COMPOSE)
-
-
-def _write_image(folder: Path, compose: str) -> None:
-    _write(folder / "compose.yaml", compose)
-    _write(folder / "Dockerfile", texts.DOCKERFILE)
-    _write(folder / ".dockerignore", texts.IGNORED)
 
 
 def _write(file: Path, text: str, mode: int = 0o600) -> None:

@@ -161,57 +161,6 @@ ReadWritePaths="@FOLDER@"
 WantedBy=multi-user.target
 """.replace("@CONFINED@", _CONFINED)
 
-DOCKERFILE = """\
-# Put the project's wheel beside this file: python -m pip wheel --no-deps -w . /path/to/hyperfl-flwr
-# For a GPU take an image with CUDA's libraries, or let pip install torch with them as it does by default.
-FROM python:3.12-slim
-COPY *.whl /tmp/
-RUN pip install --no-cache-dir /tmp/*.whl && rm /tmp/*.whl
-ENTRYPOINT ["/bin/sh", "/deployment/start.sh"]
-"""
-
-SERVER_COMPOSE = """\
-# docker compose up -d; HYPERFL_USER is `id -u`:`id -g` of this folder's owner. Runs are
-# written from inside: make @RUNS@ first, and give `hyperfl run --deployment` an --output in it.
-# With nginx in front: 127.0.0.1 before the port below, and no HYPERFL_BIND in `environment`, which would win over the
-# one below and keep the SuperLink from hearing what comes from outside of the container.
-services:
-  superlink:
-    build: .
-    user: "${HYPERFL_USER:?set it to id -u:id -g}"
-    restart: unless-stopped
-    environment:
-      HOME: /deployment
-      HYPERFL_BIND: 0.0.0.0
-    ports:
-      - "@BIND@:@PORT@:@PORT@"
-    volumes:
-      - .:/deployment
-      - "@RUNS@:@RUNS@"
-"""
-
-NODE_COMPOSE = """\
-# docker compose up -d; HYPERFL_USER is `id -u`:`id -g` of this folder's owner. A path in node.toml is one inside the
-# container: mount the data as below and name /data.
-services:
-  supernode:
-    build: .
-    user: "${HYPERFL_USER:?set it to id -u:id -g}"
-    restart: unless-stopped
-    environment:
-      HOME: /deployment
-    volumes:
-      - .:/deployment
-      # - /path/to/data:/data:ro
-    # deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]}}}
-"""
-
-IGNORED = """\
-# What must not get into an image.
-*
-!*.whl
-"""
-
 
 def fill(text: str, **values: object) -> str:
     """Put values in the place of `@NAME@`; what they hold is left as it is.

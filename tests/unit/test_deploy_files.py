@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
@@ -44,7 +43,7 @@ def test_everything_lies_where_the_layout_says(deployment: Deployment) -> None:
         assert {"ca.crt", "node.key", "node.pub", "node.toml", "start.sh", "state", "flwr"} <= files
         assert deployment.public_key(number).read_bytes() == (deployment.node(number) / "node.pub").read_bytes()
     files = {path.name for path in deployment.server.iterdir()}
-    assert {"ca.crt", "server.crt", "server.key", "start.sh", "keys", "flwr", "compose.yaml"} <= files
+    assert {"ca.crt", "server.crt", "server.key", "start.sh", "keys", "flwr"} <= files
     assert not (deployment.server / "ca.key").exists()
 
 
@@ -160,33 +159,3 @@ def test_only_a_server_for_others_listens_to_others(deployment: Deployment, tmp_
 def test_flowers_commands_find_the_superlink(deployment: Deployment) -> None:
     connection = tomllib.loads((deployment.flower_home / "config.toml").read_text())["superlink"]["hyperfl"]
     assert connection == {"address": "127.0.0.1:8123", "root-certificates": str(deployment.server / "ca.crt")}
-
-
-def services(folder: Path) -> dict[str, dict[str, object]]:
-    """Return the services of a folder's compose file."""
-    found: dict[str, dict[str, object]] = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
-    return found
-
-
-@pytest.mark.parametrize(("host", "published"), [("fl.example.org", "0.0.0.0"), ("127.0.0.1", "127.0.0.1")])
-def test_a_superlink_in_a_container_can_be_reached_from_outside_of_it(
-    tmp_path: Path, host: str, published: str
-) -> None:
-    """In the container it hears all, or the published port would lead nowhere; who reaches that is said beside it."""
-    made = make(tmp_path / "fl", host=host)
-    (service,) = services(made.server).values()
-    assert service["environment"] == {"HOME": "/deployment", "HYPERFL_BIND": "0.0.0.0"}
-    assert service["ports"] == [f"{published}:8123:8123"]
-    assert service["volumes"] == [".:/deployment", f"{made.runs}:{made.runs}"]
-    assert "/deployment/start.sh" in (made.server / "Dockerfile").read_text()
-    # start.sh reads `environment` after what the container gives: nothing there may say otherwise.
-    told = run("sh", "-c", f"HYPERFL_BIND=0.0.0.0; . '{made.server / 'environment'}'; echo $HYPERFL_BIND")
-    assert told == "0.0.0.0\n"
-
-
-def test_a_supernode_in_a_container_has_its_folder_and_opens_no_port(deployment: Deployment) -> None:
-    (service,) = services(deployment.node(0)).values()
-    assert service["volumes"] == [".:/deployment"]
-    assert service["environment"] == {"HOME": "/deployment"}
-    assert "ports" not in service
-    assert "/deployment/start.sh" in (deployment.node(0) / "Dockerfile").read_text()
