@@ -3,16 +3,15 @@
 import getpass
 import ipaddress
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
 
-from experiments import deploy_texts as texts
 from experiments.deploy_gate import gate
 from experiments.deploy_keys import write_authority, write_node_key, write_server_certificate
 from experiments.deploy_layout import Deployment
 from experiments.deploy_owner import FILE, PLACE, Place
+from experiments.deploy_texts import render
 from hyperfl_flwr.errors import ConfigError
 from hyperfl_flwr.storage import write_atomically
 from hyperfl_flwr.versions import shared_versions
@@ -71,7 +70,7 @@ def renew(deployment: Deployment) -> None:
 
 def write_connection(deployment: Deployment) -> None:
     """Tell Flower's commands where the SuperLink is; anew each time, for the folder may have been moved."""
-    text = texts.fill(texts.CONNECTION, port=deployment.port, certificate=deployment.server / "ca.crt")
+    text = render("flower_config.toml.jinja", port=deployment.port, certificate=deployment.server / "ca.crt")
     write_atomically(deployment.flower_home / "config.toml", text.encode(), mode=0o600)
 
 
@@ -89,10 +88,10 @@ def _write_server(deployment: Deployment) -> None:
     write_server_certificate(deployment.authority, server, deployment.host)
     write_connection(deployment)
     bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - its nodes are on other machines
-    _write(server / "start.sh", texts.fill(texts.SERVER_START, bind=bind, port=deployment.port), mode=0o700)
-    programs = f"HYPERFL_BIN={shlex.quote(str(Path(sys.executable).parent))}"
-    _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
-    unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())
+    _write(server / "start.sh", render("superlink_start.sh.jinja", bind=bind, port=deployment.port), mode=0o700)
+    programs = Path(sys.executable).parent
+    _write(server / "environment", render("environment.sh.jinja", program="flower-superlink", programs=programs))
+    unit = render("hyperfl-superlink.service.jinja", start=server / "start.sh", user=getpass.getuser())
     _write(server / "hyperfl-superlink.service", unit)
 
 
@@ -106,12 +105,11 @@ def _write_node(deployment: Deployment, number: int) -> None:
         {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
     )
     write_atomically(folder / PLACE, place.text())
-    _write(folder / FILE, texts.NODE_SETTINGS)
-    start = texts.fill(texts.NODE_START, number=number)
-    _write(folder / "start.sh", start, mode=0o700)
-    programs = "# HYPERFL_BIN='/path/to/.venv/bin'"
-    _write(folder / "environment", texts.fill(texts.ENVIRONMENT, program="flower-supernode", bin=programs))
-    unit = texts.fill(texts.NODE_UNIT, folder=NODE_HOME.format(number), number=number)
+    _write(folder / FILE, render("node.toml"))
+    _write(folder / "start.sh", render("supernode_start.sh.jinja", number=number), mode=0o700)
+    _write(folder / "environment", render("environment.sh.jinja", program="flower-supernode", programs=None))
+    home = Path(NODE_HOME.format(number))
+    unit = render("hyperfl-node.service.jinja", folder=home, start=home / "start.sh", number=number)
     _write(folder / "hyperfl-node.service", unit)
     _write(folder / VERSIONS, "".join(f'{name} = "{version}"\n' for name, version in shared_versions().items()))
 

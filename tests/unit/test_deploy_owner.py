@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.deploy_owner import NodeSettings, Place, as_toml, node_arguments, node_config
-from experiments.deploy_texts import NODE_SETTINGS
+from experiments.deploy_texts import render
 from hyperfl_flwr.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def node_folder(folder: Path, text: str = "") -> Path:
 
 
 def test_what_is_written_at_first_sets_nothing_but_the_place_and_the_state(tmp_path: Path) -> None:
-    folder = node_folder(tmp_path / "node", NODE_SETTINGS)
+    folder = node_folder(tmp_path / "node", render("node.toml"))
     expected = {"partition-id": 1, "num-partitions": 3, "state-dir": str(folder / "state")}
     assert node_config(folder) == expected
     assert node_config(node_folder(tmp_path / "bare")) == {**expected, "state-dir": str(tmp_path / "bare" / "state")}
@@ -29,7 +29,7 @@ def test_what_is_written_at_first_sets_nothing_but_the_place_and_the_state(tmp_p
 
 def test_the_comments_show_every_key() -> None:
     names = {str(field.alias) for field in NodeSettings.model_fields.values()}
-    assert names == {line.lstrip("# ").split(" = ")[0] for line in NODE_SETTINGS.splitlines() if " = " in line}
+    assert names == {line.lstrip("# ").split(" = ")[0] for line in render("node.toml").splitlines() if " = " in line}
 
 
 def test_paths_begin_at_the_folder(tmp_path: Path) -> None:
