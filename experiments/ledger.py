@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.deploy_owner import FILE, NodeSettings
+from experiments.deploy_owner import FILE, read_settings
 from hyperfl_flwr.errors import StateError
 from hyperfl_flwr.ledger import LEDGER, ArrayEntry, Entry, read_ledger
 from hyperfl_flwr.methods import METHODS
@@ -84,7 +84,7 @@ def ledger_folder(folder: Path) -> Path:
         StateError: If it is in none of these.
         ConfigError: If `node.toml` is damaged.
     """
-    named = [Path(str(NodeSettings.read(folder).config(folder)["state-dir"]))] if (folder / FILE).is_file() else []
+    named = [Path(read_settings(folder).state_dir)] if (folder / FILE).is_file() else []
     for place in (folder, *named, folder / "clients"):
         if (place / LEDGER).is_file():
             return place

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clients.on_demand import RELEASE, NovelOwner, notes_on, samples_of
-from clients.on_demand_node import DATA, DELTA, EPSILON, OUTPUT
 from hyperfl_flwr.client_app import app
 from hyperfl_flwr.errors import RunDirectoryError
 from hyperfl_flwr.in_process import InProcessGrid
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
-from hyperfl_flwr.owner import SIMULATED
+from hyperfl_flwr.owner import NOVEL_DATA, NOVEL_DELTA, NOVEL_EPSILON, NOVEL_OUTPUT, SIMULATED
 from hyperfl_flwr.personalize import open_run
 from hyperfl_flwr.scalars import Scalar
 from strategies.on_demand import Served
@@ -46,10 +45,13 @@ def personalize(run: Path, owner: NovelOwner, changes: Mapping[str, Scalar]) -> 
     notes = (*source.notes, *notes_on(owner, samples_of(owner, source.recipe)))
     refuse_finished(owner.output)
     node: dict[str, Scalar] = {
-        SIMULATED: True, DATA: str(owner.data), OUTPUT: str(owner.output), "device": str(owner.device),
-    }  # fmt: skip
+        SIMULATED: True,
+        NOVEL_DATA: str(owner.data),
+        NOVEL_OUTPUT: str(owner.output),
+        "device": str(owner.device),
+    }
     if owner.epsilon is not None and owner.delta is not None:
-        node |= {EPSILON: owner.epsilon, DELTA: owner.delta}
+        node |= {NOVEL_EPSILON: owner.epsilon, NOVEL_DELTA: owner.delta}
     (served,) = source.serve(InProcessGrid(app, 1, {}, node))
     return Personalized(served=served, notes=notes)
 
