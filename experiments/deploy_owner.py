@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 FILE = "node.toml"
 PLACE = "place.toml"
-"""Which node the folder belongs to, and its SuperLink: written by the operator, not to be changed by the owner."""
+"""Which node the folder belongs to, and its SuperLink: written by the operator, not by the owner."""
 
 _NOT_THE_OWNERS = ("partition-id", "num-partitions", "simulated")
 """Keys of a node config that `node.toml` must not have."""
 
 
 class Place(BaseModel):
-    """Which node of how many a folder is, and where its SuperLink is reached."""
+    """The number of the node that a folder belongs to, the number of all nodes, and the SuperLink's address."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -50,7 +50,7 @@ class Place(BaseModel):
 
     def text(self) -> bytes:
         """Return the content of `place.toml`."""
-        head = "# Written by `hyperfl deploy init` and not to be changed; node.toml is the owner's.\n"
+        head = "# Written by `hyperfl deploy init`. Change it only if the operator asks. Your settings: node.toml.\n"
         values = {"number": self.number, "nodes": self.nodes, "host": f'"{self.host}"', "port": self.port}
         return (head + "".join(f"{key} = {value}\n" for key, value in values.items())).encode()
 
@@ -105,7 +105,7 @@ def node_arguments(folder: Path) -> str:
 
 
 def as_toml(value: Scalar) -> str:
-    """Return a value as Flower reads it out of `--node-config`: TOML, whose texts hold no quotation mark as such."""
+    """Return a value as TOML for `--node-config`; Flower splits it at quotation marks, so that those are escaped."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str):
