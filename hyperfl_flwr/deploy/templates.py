@@ -1,225 +1,117 @@
-"""The texts of a deployment's files: scripts, units, settings. `@NAME@` stands for what `fill` puts in.
+"""Renders the files of a deployment (scripts, units, settings) from the templates in `deploy_templates`.
 
-FLWR_SUPEREXEC_TASK_POLL_INTERVAL is left at Flower's second on purpose. A task is claimed once and gets one process,
-whatever the interval; but at 0.1 s the SuperExec of an idle node was seen to use 3 % of a core for as long as it waits,
-which is days, and what it saves is less than a second beside the three of Flower's other polls. Processes of earlier
-messages that `ps` shows as defunct are normal: Flower waits for one only when it starts the next.
+A value gets into a file only as a number or through a filter that quotes it for the file's syntax; a value without a
+filter is an error, as is one that was not given.
 """
 
 import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-_NAME = "@([A-Z]+)@"
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 
-_PREAMBLE = """\
-#!/bin/sh
-# @WHAT@ Written by `hyperfl deploy init`; `environment` beside it is for your changes.
-set -eu
-umask 077
-here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd -P)
-if [ -f "$here/environment" ]; then . "$here/environment"; fi
-PATH="${HYPERFL_BIN:+$HYPERFL_BIN:}$PATH"
-FLWR_HOME="$here/flwr"
-FLWR_TELEMETRY_ENABLED=0
-FLWR_DISABLE_UPDATE_CHECK=1
-FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-export PATH FLWR_HOME FLWR_TELEMETRY_ENABLED FLWR_DISABLE_UPDATE_CHECK FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION
-if ! command -v @PROGRAM@ >/dev/null; then
-    echo "error: @PROGRAM@ is not found; install hyperfl-flwr on this machine, and if it is not in PATH name the" >&2
-    echo "folder of its programs as HYPERFL_BIN in $here/environment" >&2
-    exit 2
-fi
-cd "$here"
-"""
+from hyperfl_flwr.deploy.node_settings import as_toml
 
-SERVER_START = (
-    _PREAMBLE.replace("@WHAT@", "Starts the SuperLink.").replace("@PROGRAM@", "flower-superlink")
-    + """\
-if command -v hyperfl >/dev/null; then hyperfl deploy start-warnings || true; fi
-exec flower-superlink --host "${HYPERFL_BIND:-@BIND@}" --port @PORT@ \\
-    --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/server.crt" --ssl-keyfile "$here/server.key" \\
-    --enable-supernode-auth --disable-runtime-dependency-installation \\
-    --database "$here/state.db" "$@"
-"""
-)
-
-NODE_START = (
-    _PREAMBLE.replace("@WHAT@", "Starts the SuperNode of node @NUMBER@.").replace("@PROGRAM@", "flower-supernode")
-    + """\
-# What node.toml says, checked, as arguments that are quoted for the shell:
-# --superlink ... --port ... --node-config '...'
-# It comes when the SuperLink takes this node: one that was killed must have been missed before, a minute at most.
-arguments=$(hyperfl deploy node-arguments "$here")
-eval "set -- $arguments \\"\\$@\\""
-exec flower-supernode \\
-    --root-certificates "$here/ca.crt" --auth-supernode-private-key "$here/node.key" "$@"
-"""
-)
-
-ENVIRONMENT = """\
-# Read by start.sh. The folder with the programs `hyperfl` and `@PROGRAM@`, if it is not in PATH:
-@BIN@
-# Your network's way out, and other variables, each with `export`:
-# export HTTPS_PROXY=http://proxy.example.org:3128
-"""
-
-CONNECTION = """\
-[superlink]
-default = "hyperfl"
-
-[superlink.hyperfl]
-address = "127.0.0.1:@PORT@"
-root-certificates = "@CERTIFICATE@"
-"""
-
-NODE_SETTINGS = """\
-# What this node's owner decides; the server cannot change it. Paths that do not begin with / are looked up beside this
-# file. Read at each start; `hyperfl deploy check .` tells what is wrong.
-
-# The data: "npz:FILE", "folder:FOLDER" (a folder of images for each class), or the name of a data set of
-# `hyperfl datasets`, of which this node gets its share. Empty: the data set that the server names, for a first try.
-data = ""
-
-# Where named data sets lie; empty: your cache folder.
-data-root = ""
-
-# "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:NUMBER"
-device = "auto"
-
-# Threads of the processor for training, or "auto": all cores.
-threads = "auto"
-
-# Where the private part of the clients' models is kept. It never leaves this machine; keep the folder, for a run that
-# goes on needs it.
-state-dir = "state"
-
-# Whether each client's model is kept in state-dir for `hyperfl export`.
-keep-model = true
-
-# The largest message that is taken from the server, in megabytes; 0: any.
-max-message-mb = 0
-
-# For runs with priv-hfl.mixing: a file that all nodes share and the server does not have.
-mixing-key-file = ""
-
-# A node that was never trained and takes a model on demand names its unlabelled data, the folder for what it gets, and
-# if wanted a differential privacy of what it tells.
-novel-data = ""
-novel-output = ""
-# novel-epsilon = 10.0
-# novel-delta = 1e-5
-"""
-
-_CONFINED = """\
-UMask=0077
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectControlGroups=yes
-RestrictSUIDSGID=yes"""
-
-SERVER_UNIT = """\
-# systemd: sudo cp hyperfl-superlink.service /etc/systemd/system/ && sudo systemctl enable --now hyperfl-superlink
-[Unit]
-Description=HyperFL SuperLink
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-User=@USER@
-ExecStart=/bin/sh "@FOLDER@/start.sh"
-Restart=on-failure
-RestartSec=5
-SuccessExitStatus=143
-@CONFINED@
-# The folders of the runs must stay writable: that is why not `strict`.
-ProtectSystem=full
-
-[Install]
-WantedBy=multi-user.target
-""".replace("@CONFINED@", _CONFINED)
-
-NODE_UNIT = """\
-# systemd: put this node's folder at @FOLDER@, owned by the user below (or change both), then
-# sudo cp hyperfl-node.service /etc/systemd/system/ && sudo systemctl enable --now hyperfl-node
-[Unit]
-Description=HyperFL SuperNode @NUMBER@
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-User=hyperfl
-ExecStart=/bin/sh "@FOLDER@/start.sh"
-Restart=always
-RestartSec=20
-@CONFINED@
-ProtectSystem=strict
-# Add the folder of state-dir or novel-output here if you move it out; data are only read.
-ReadWritePaths="@FOLDER@"
-
-[Install]
-WantedBy=multi-user.target
-""".replace("@CONFINED@", _CONFINED)
-
-DOCKERFILE = """\
-# Put the project's wheel beside this file: python -m pip wheel --no-deps -w . /path/to/hyperfl-flwr
-# For a GPU take an image with CUDA's libraries, or let pip install torch with them as it does by default.
-FROM python:3.12-slim
-COPY *.whl /tmp/
-RUN pip install --no-cache-dir /tmp/*.whl && rm /tmp/*.whl
-ENTRYPOINT ["/bin/sh", "/deployment/start.sh"]
-"""
-
-SERVER_COMPOSE = """\
-# docker compose up -d; HYPERFL_USER is `id -u`:`id -g` of this folder's owner. Runs are
-# written from inside: make @RUNS@ first, and give `hyperfl run --deployment` an --output in it.
-# With nginx in front: 127.0.0.1 before the port below, and no HYPERFL_BIND in `environment`, which would win over the
-# one below and keep the SuperLink from hearing what comes from outside of the container.
-services:
-  superlink:
-    build: .
-    user: "${HYPERFL_USER:?set it to id -u:id -g}"
-    restart: unless-stopped
-    environment:
-      HOME: /deployment
-      HYPERFL_BIND: 0.0.0.0
-    ports:
-      - "@BIND@:@PORT@:@PORT@"
-    volumes:
-      - .:/deployment
-      - "@RUNS@:@RUNS@"
-"""
-
-NODE_COMPOSE = """\
-# docker compose up -d; HYPERFL_USER is `id -u`:`id -g` of this folder's owner. A path in node.toml is one inside the
-# container: mount the data as below and name /data.
-services:
-  supernode:
-    build: .
-    user: "${HYPERFL_USER:?set it to id -u:id -g}"
-    restart: unless-stopped
-    environment:
-      HOME: /deployment
-    volumes:
-      - .:/deployment
-      # - /path/to/data:/data:ro
-    # deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]}}}
-"""
-
-IGNORED = """\
-# What must not get into an image.
-*
-!*.whl
-"""
+TEMPLATES = Path(__file__).with_name("deploy_templates")
 
 
-def fill(text: str, **values: object) -> str:
-    """Put values in the place of `@NAME@`; what they hold is left as it is.
+class _Quoted(str):
+    """A text that may stand in a file as it is."""
+
+
+def render(template: str, **values: object) -> str:
+    """Return the text of a deployment's file.
+
+    Args:
+        template: Name of a file in `TEMPLATES`.
+        values: What its placeholders stand for.
 
     Raises:
-        ValueError: If there is no value for a name, or no name for a value.
+        jinja2.UndefinedError: If a value is missing.
+        ValueError: If a value cannot be written in the file's syntax.
     """
-    names = set(re.findall(_NAME, text))
-    if names != {name.upper() for name in values}:
-        raise ValueError(f"the names are {sorted(names)}, the values are of {sorted(values)}")
-    return re.sub(_NAME, lambda match: str(values[match[1].lower()]), text)
+    return jinja_environment().get_template(template).render(values)
+
+
+@cache
+def jinja_environment() -> Environment:
+    """Return what reads the templates: undefined values and values without a filter are errors."""
+    environment = Environment(
+        autoescape=False,  # noqa: S701 - escapes HTML, and none of the files is HTML: see `_FILTERS`
+        finalize=_refuse_unquoted,
+        keep_trailing_newline=True,
+        loader=FileSystemLoader(TEMPLATES),
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= _FILTERS
+    return environment
+
+
+def _refuse_unquoted(value: object) -> object:
+    if isinstance(value, int | _Quoted | Undefined):  # jinja2 raises its own error for what is undefined
+        return value
+    raise ValueError(f"a value in a template must be a number or pass one of {', '.join(_FILTERS)}; got {value!r}")
+
+
+def _printable(value: object) -> str:
+    text = str(value)
+    if not text.isprintable():
+        raise ValueError(f"a value in a template must have printable characters only; got {text!r}")
+    return text
+
+
+def _bare(value: object) -> _Quoted:
+    """Return a name, an address or a path that every syntax reads as it is, without quotes."""
+    text = str(value)
+    if not re.fullmatch(r"[A-Za-z0-9._/-]+", text):
+        raise ValueError(f"a value without quotes must have letters, digits and ._/- only; got {text!r}")
+    return _Quoted(text)
+
+
+def _shell(value: object) -> _Quoted:
+    """Return one word of a POSIX shell."""
+    return _Quoted(shlex.quote(_printable(value)))
+
+
+def _toml(value: object) -> _Quoted:
+    """Return a TOML string."""
+    return _Quoted(as_toml(str(value)))
+
+
+def _nginx(value: object) -> _Quoted:
+    """Return a quoted string of nginx, which has no way to write a dollar sign."""
+    text = _printable(value)
+    if "$" in text:
+        raise ValueError(f"a value for nginx must have no dollar sign; got {text!r}")
+    return _Quoted('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
+
+
+def _systemd_value(value: object) -> _Quoted:
+    """Return a value that systemd takes without quotes, as of `User=`: only its specifiers (%h) are escaped."""
+    return _Quoted(_printable(value).replace("%", "%%"))
+
+
+def _systemd_path(value: object) -> _Quoted:
+    """Return a quoted path of a systemd unit."""
+    text = _printable(value).replace("\\", "\\\\").replace('"', '\\"')
+    return _systemd_value(f'"{text}"')
+
+
+def _systemd_argument(value: object) -> _Quoted:
+    """Return a quoted argument of `ExecStart=`, in which systemd also replaces variables ($HOME)."""
+    return _Quoted(_systemd_path(value).replace("$", "$$"))
+
+
+_FILTERS: dict[str, Any] = {
+    "bare": _bare,
+    "nginx": _nginx,
+    "shell": _shell,
+    "systemd_argument": _systemd_argument,
+    "systemd_path": _systemd_path,
+    "systemd_value": _systemd_value,
+    "toml": _toml,
+}
