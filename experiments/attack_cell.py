@@ -13,7 +13,7 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.audit.audit import Options, audit, make_target, passes
 from hyperfl_flwr.audit.report import measure, write_audit
-from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.config.sections import AuditConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
@@ -72,8 +72,8 @@ class AttackedCell(BaseModel):
         try:
             found = cls.model_validate(dict(settings))
         except ValidationError as error:
-            problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            raise ConfigError("; ".join(problems)) from None
+            known = [str(field.alias) for field in cls.model_fields.values()]
+            raise ConfigError(explain(error, known)) from None
         if found.name not in ATTACKS:
             raise ConfigError(f"attack.name must be one of {', '.join(ATTACKS)}, got {found.name!r}")
         return found

@@ -7,13 +7,12 @@ predictions stay in the owner's folders.
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
 from clients.novel.on_demand import NovelOwner, OnDemandClient
-from hyperfl_flwr.config.node_config import Owner
+from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_OUTPUT, NodeConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
@@ -29,9 +28,6 @@ from hyperfl_flwr.protocol.messages import (
     record_of,
 )
 from hyperfl_flwr.protocol.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE
-
-DATA, OUTPUT, EPSILON, DELTA = "novel-data", "novel-output", "novel-epsilon", "novel-delta"
-"""Node config of a novel client: its samples, the folder of its results, and the noise on its descriptor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,36 +47,27 @@ class NovelNode:
     simulated: bool
 
     @classmethod
-    def of(cls, context: Context, *, simulated: bool) -> "NovelNode | None":
+    def of(cls, node: NodeConfig) -> "NovelNode | None":
         """Return the novel client that a node is; None if it is none.
-
-        The owner says so in the node config. Simulated nodes of Flower's have no owner: for them the run's settings
-        `personalize.*` count, which no other node looks at.
 
         Raises:
             ConfigError: If a setting is missing or wrong.
         """
-        run, asked = context.run_config, dict[str, Scalar]()
-        if DATA not in context.node_config:
-            if not (simulated and run.get("personalize.run") and run.get("personalize.data")):
-                return None
-            asked = {DATA: run["personalize.data"], OUTPUT: run["personalize.output"]}
-            if run["personalize.epsilon"]:
-                asked |= {EPSILON: run["personalize.epsilon"], DELTA: run["personalize.delta"]}
-        decided = Owner.of({**context.node_config, **asked})
-        if not decided.novel_output:
-            raise ConfigError(f"{DATA} needs {OUTPUT}, the folder of the results, in the node config")
+        if not node.novel_data:
+            return None
+        if not node.novel_output:
+            raise ConfigError(f"{NOVEL_DATA} needs {NOVEL_OUTPUT}, the folder of the results, in the node config")
         return cls(
             owner=NovelOwner(
-                data=Path(decided.novel_data),
-                output=Path(decided.novel_output),
-                epsilon=decided.novel_epsilon,
-                delta=decided.novel_delta,
-                device=resolve_device(decided.device),
+                data=Path(node.novel_data),
+                output=Path(node.novel_output),
+                epsilon=node.novel_epsilon,
+                delta=node.novel_delta,
+                device=resolve_device(node.device),
             ),
-            partition=decided.partition_id or 0,
-            num_nodes=decided.num_partitions or 1,
-            simulated=simulated,
+            partition=node.partition_id or 0,
+            num_nodes=node.num_partitions or 1,
+            simulated=node.simulated,
         )
 
     def introduce(self, message: Message) -> Message:

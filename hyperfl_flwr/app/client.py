@@ -1,23 +1,22 @@
 """Flower's client app: a message comes in, the node's clients are built, and the adapter answers.
 
-What the node's owner decides is in `hyperfl_flwr.config.node_config`, what a message finds in `hyperfl_flwr.app.node`.
-What comes in and what leaves is written into the ledger in the state folder first, see `hyperfl_flwr.node.ledger_app`.
-With `novel-data` the node is a client that was never trained and takes a model on demand, see `clients.novel.node`.
+The node config is parsed once for each message (`hyperfl_flwr.config.node_config`) and passed on;
+`hyperfl_flwr.app.node` builds what the message needs. What comes in and what leaves is written into the ledger in the
+state folder first, see `hyperfl_flwr.node.ledger_app`. A node with `novel-data` is a novel client: it takes a model on
+demand and does nothing else, see `clients.novel.node`.
 """
 
 from collections.abc import Callable
-from functools import wraps
 from logging import ERROR
 
 from flwr.app import Context, Message
 from flwr.supercore import log
 
 from clients.engine import adapter
-from clients.novel.node import DATA as NOVEL_DATA
 from clients.novel.node import NovelNode
 from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.node import NodeApp
-from hyperfl_flwr.config.node_config import Owner, is_simulated, state_folder
+from hyperfl_flwr.config.node_config import NOVEL_DATA, NodeConfig, is_simulated, state_folder
 from hyperfl_flwr.core.errors import RefusalError, for_others
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import Book, RecordedApp
@@ -26,6 +25,7 @@ from hyperfl_flwr.protocol.queries import PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.protocol.sizes import content_bytes
 
 Handler = Callable[[Message, Context], Message]
+Answer = Callable[[Message, Context, NodeConfig], Message]
 
 ON_DEMAND = "it-pfl"
 """The method whose models novel clients take."""
@@ -34,7 +34,8 @@ ON_DEMAND = "it-pfl"
 def book_of(message: Message, context: Context) -> Book | None:
     """Return how a node's messages are recorded: always where it has an owner, in a simulation on request.
 
-    The handshake of a simulation is left out: its run has no folder yet.
+    The handshake of a simulation is left out: its run has no folder yet. The node config is not parsed here, since
+    errors in it are recorded, too.
     """
     simulated, folder = is_simulated(context), ""
     if simulated:
@@ -55,53 +56,51 @@ def book_of(message: Message, context: Context) -> Book | None:
 app = RecordedApp(book_of)
 
 
-def novel_node(context: Context) -> NovelNode | None:
-    """Return the novel client that the node is; None if it is none."""
-    return NovelNode.of(context, simulated=is_simulated(context))
+def on_node(answer: Answer) -> Handler:
+    """Return a handler for Flower: it parses the node config, and refuses what the owner does not allow.
 
+    A message that is too large is refused before its arrays are unpacked.
+    """
 
-def bounded(handler: Handler) -> Handler:
-    """Return a handler that refuses messages larger than the node's owner allows, before their arrays are unpacked."""
-
-    @wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        Owner.of(context.node_config).refuse_large(content_bytes([message.content]))
-        return handler(message, context)
+        node = NodeConfig.of_context(context)
+        node.refuse_large(content_bytes([message.content]))
+        return answer(message, context, node)
 
     return handle
 
 
-def _refuse_novel(context: Context) -> None:
+def _refuse_novel(node: NodeConfig) -> None:
     """Refuse to train and to evaluate on a novel client's node, whatever data the run's settings name."""
-    if novel_node(context):
+    if node.novel_data:
         raise RefusalError("this node is a novel client: it takes a model on demand, and does nothing else")
 
 
 @app.train()
-@bounded
-def train(message: Message, context: Context) -> Message:
+@on_node
+def train(message: Message, context: Context, node: NodeConfig) -> Message:
     """Train the sampled clients of this node."""
-    _refuse_novel(context)
+    _refuse_novel(node)
     request = Request.of(message.content)
-    return adapter.train(NodeApp(context).cohort(request), message)
+    return adapter.train(NodeApp(node, context.run_config).cohort(request), message)
 
 
 @app.evaluate()
-@bounded
-def evaluate(message: Message, context: Context) -> Message:
+@on_node
+def evaluate(message: Message, context: Context, node: NodeConfig) -> Message:
     """Evaluate the clients of this node."""
-    _refuse_novel(context)
+    _refuse_novel(node)
     request = Request.of(message.content)
-    return adapter.evaluate(NodeApp(context).cohort(request), message)
+    return adapter.evaluate(NodeApp(node, context.run_config).cohort(request), message)
 
 
-@bounded
-def answer(message: Message, context: Context) -> Message:
+@on_node
+def answer(message: Message, context: Context, node: NodeConfig) -> Message:
     """Answer a query about the data of clients of this node."""
-    if novel := novel_node(context):
+    if novel := NovelNode.of(node):
         return novel.answer(message)
     request = Request.of(message.content)
-    return adapter.answer(NodeApp(context).cohort(request), message)
+    return adapter.answer(NodeApp(node, context.run_config).cohort(request), message)
 
 
 for query in QUERIES:
@@ -109,14 +108,14 @@ for query in QUERIES:
 
 
 @app.query(PERSONALIZE.removeprefix("query."))
-@bounded
-def personalize(message: Message, context: Context) -> Message:
+@on_node
+def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
     """Take the model that was made on demand.
 
     Raises:
         RefusalError: If the node is no novel client.
     """
-    if novel := novel_node(context):
+    if novel := NovelNode.of(node):
         return novel.answer(message)
     raise RefusalError("this node is no novel client and takes no model on demand")
 
@@ -124,12 +123,13 @@ def personalize(message: Message, context: Context) -> Message:
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Tell the server which clients this node hosts, or why it cannot take part."""
-    if novel := novel_node(context):
-        return novel.introduce(message)
     try:
+        node = NodeConfig.of_context(context)
+        if novel := NovelNode.of(node):
+            return novel.introduce(message)
         if context.run_config.get("personalize.run"):
             raise RefusalError("the run makes models on demand, and this node's config names no novel-data")
-        properties = NodeApp(context).properties()
+        properties = NodeApp(node, context.run_config).properties()
     except Exception as error:
         number = context.node_config.get("partition-id")
         if type(number) is not int:

@@ -1,22 +1,23 @@
 """What a message finds on its node: the owner's decisions, the data, and the clients that it hosts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecordValues, Context
+from flwr.app import ConfigRecordValues
 
 from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
 from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.resolved import resolved
-from hyperfl_flwr.config.node_config import Owner, is_simulated, state_folder
+from hyperfl_flwr.config.node_config import NodeConfig, state_folder
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.rng import seed_for
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_own_data
 from hyperfl_flwr.data.sample_format import normalisation_text
@@ -34,26 +35,27 @@ class NodeApp:
     """What one message finds on its node.
 
     Args:
-        context: Flower's context.
+        node: The node's config.
+        run_config: The run's settings, as Flower hands them to apps.
 
     Raises:
-        ConfigError: If the node config or the run's settings are wrong, or do not go together.
+        ConfigError: If the run's settings are wrong, or do not fit the node config.
         RefusalError: If the run asks for what this node does not do.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.owner = Owner.of(context.node_config)
-        self.simulated = is_simulated(context)
-        self.config = resolved(self.owner.applied_to(context, METHODS))
-        self.has_owners_data = self.config.dataset != context.run_config["dataset"]
+    def __init__(self, node: NodeConfig, run_config: Mapping[str, Scalar]) -> None:
+        self.node = node
+        self.simulated = node.simulated
+        self.config = resolved(node.applied_to(run_config, METHODS))
+        self.has_owners_data = self.config.dataset != run_config["dataset"]
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
-        if self.owner.has_own_data and self.num_nodes != self.config.hosted_clients:
+        if self.node.has_own_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
                 f"its data are its own, so that it hosts one client: num-clients (with novel.clients) must be the "
                 f"number of nodes, {self.num_nodes}, got {self.config.hosted_clients}"
             )
-        self.keeps_model = not self.simulated if self.owner.keep_model is None else self.owner.keep_model
+        self.keeps_model = not self.simulated if self.node.keep_model is None else self.node.keep_model
         self.mixing_secret = self._mixing_secret()
         self.device = resolve_device(self.config.device)
         if self.config.threads != "auto":
@@ -63,21 +65,21 @@ class NodeApp:
 
     def _place(self) -> tuple[int, int]:
         """Return the node's number and how many there are."""
-        place = {"partition-id": self.owner.partition_id, "num-partitions": self.owner.num_partitions}
+        place = {"partition-id": self.node.partition_id, "num-partitions": self.node.num_partitions}
         if missing := [key for key, value in place.items() if value is None]:
             raise ConfigError(
                 f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
                 f"--node-config 'partition-id=0 num-partitions=2'",
                 public=f"its node config lacks {' and '.join(missing)}",
             )
-        return self.owner.partition_id or 0, self.owner.num_partitions or 1
+        return self.node.partition_id or 0, self.node.num_partitions or 1
 
     def data(self) -> FederatedData:
         """Return the data of all clients, or where the node's are its own, of its client; a process reads them once."""
         settings = self.config.data_settings()
-        if not self.owner.has_own_data:
+        if not self.node.has_own_data:
             return load_federated_data(settings)
-        cache = None if self.simulated else state_folder(self.owner.state_dir, "", simulated=False)
+        cache = None if self.simulated else state_folder(self.node.state_dir, "", simulated=False)
         reading = replace(settings.reading, has_owner=True, cache=cache)
         return load_own_data(replace(settings, reading=reading), self.partition)
 
@@ -111,7 +113,7 @@ class NodeApp:
         Raises:
             ConfigError: If the run mixes, and a node with an owner has no good key file.
         """
-        file = self.owner.mixing_key_file
+        file = self.node.mixing_key_file
         if not self.config.priv_hfl.mixing or (not file and self.simulated):
             return b""
         if not file:
@@ -130,8 +132,8 @@ class NodeApp:
 
     def _states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""
-        folder = state_folder(self.owner.state_dir, request.run_directory, simulated=self.simulated)
-        return folder / request.experiment if self.owner.state_dir or not self.simulated else folder
+        folder = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
+        return folder / request.experiment if self.node.state_dir or not self.simulated else folder
 
     def properties(self) -> dict[str, ConfigRecordValues]:
         """Return the node's answer to the handshake; label counts only where nobody's own data are at stake.

@@ -182,7 +182,7 @@ class RunConfig(Section):
         try:
             return cls.model_validate(nested, context={"methods": methods})
         except ValidationError as error:
-            text = explain(error, list(default_settings()))
+            text = explain(error, list(default_settings()), "; `hyperfl settings` lists all")
             raise ConfigError(text, public=text) from None
 
     @property
@@ -231,21 +231,22 @@ def default_settings() -> dict[str, Scalar]:
     return flatten(document["tool"]["flwr"]["app"]["config"])
 
 
-def explain(error: ValidationError, known: Sequence[str], otherwise: str = "; `hyperfl settings` lists all") -> str:
-    """Return in words all that is wrong with settings.
+def explain(error: ValidationError, known: Sequence[str], hint: str = "") -> str:
+    """Return the text of an error message for settings that pydantic has refused; names each wrong key once.
 
     Args:
-        error: Pydantic's.
-        known: Keys of all settings.
-        otherwise: What is said of an unknown key that is near to none of these.
+        error: Pydantic's error.
+        known: All keys, with dots between a section and its key.
+        hint: Follows an unknown key that resembles none of these; empty for a list of them.
     """
+    hint = hint or f"; known are {', '.join(known)}"
     problems: dict[str, list[str]] = {}
     given: dict[str, str] = {}
     for detail in error.errors():
         # A union (auto | number) reports each of its branches with a location of its own below the key.
         path = [str(part) for part in detail["loc"]]
         key = next((".".join(path[:end]) for end in (2, 1) if ".".join(path[:end]) in known), ".".join(path))
-        problems.setdefault(key, []).append(_problem(detail, key, known, otherwise))
+        problems.setdefault(key, []).append(_problem(detail, key, known, hint))
         if detail["type"] not in ("missing", "value_error", "extra_forbidden"):
             given[key] = f"; got {detail['input']!r}"
     lines = [f"{key} {' or '.join(parts)}{given.get(key, '')}".strip() for key, parts in problems.items()]
@@ -254,11 +255,11 @@ def explain(error: ValidationError, known: Sequence[str], otherwise: str = "; `h
     return "\n".join([f"{len(lines)} settings are wrong:", *(f"  - {line}" for line in lines)])
 
 
-def _problem(detail: ErrorDetails, key: str, known: Sequence[str], otherwise: str) -> str:
+def _problem(detail: ErrorDetails, key: str, known: Sequence[str], hint: str) -> str:
     if detail["type"] == "missing":
         return "is missing"
     if detail["type"] == "extra_forbidden":
-        return f"is unknown{nearest(key, known) or otherwise}"
+        return f"is unknown{nearest(key, known) or hint}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     return detail["msg"].replace("Input should be", "must be")

@@ -55,6 +55,6 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
                 "another SuperNode is online with this node's key; end it, or ask for a folder of your own"
             )
         if not noted:
-            note("waiting until the SuperLink has missed this node's last SuperNode: a minute at most if it was killed")
+            note("waiting until the SuperLink accepts this node; after a kill, up to 60 s")
             noted = True
         time.sleep(POLL_SECONDS)

@@ -7,16 +7,17 @@ from pathlib import Path
 import httpx
 import torch
 
+from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DataError, DeviceError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import Reading, is_own
+from hyperfl_flwr.data.sample_format import Reading
 from hyperfl_flwr.deploy import check_files as machine
 from hyperfl_flwr.deploy.fleet_api import Registration, ask_registration
 from hyperfl_flwr.deploy.keys import read_node_key
-from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeSettings, Place, node_config
+from hyperfl_flwr.deploy.node_settings import FILE, PLACE, Place, read_node_config
 from hyperfl_flwr.deploy.probe import clock, probe
 from hyperfl_flwr.deploy.provision import VERSIONS
 from hyperfl_flwr.launch import other_accounts
@@ -43,76 +44,75 @@ def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     yield from machine.authority(folder)
     yield from machine.same_versions(folder)
     try:
-        place, settings = Place.read(folder), NodeSettings.read(folder)
-        config = node_config(folder)
+        place, node = Place.read(folder), read_node_config(folder)
     except ConfigError as failure:
         yield error("settings", str(failure), "the checks that need them were left out")
         return
     yield ok("settings", f"node {place.number} of {place.nodes}")
-    yield from machine.private("state", [Path(str(config["state-dir"]))])
-    yield from machine.writable("state", Path(str(config["state-dir"])))
+    yield from machine.private("state", [Path(node.state_dir)])
+    yield from machine.writable("state", Path(node.state_dir))
     yield from other_accounts.deployments()
-    yield from _device(settings)
-    yield from _mixing_key(config.get("mixing-key-file"))
-    yield from _data(settings, config, reading)
+    yield from _device(node.device)
+    yield from _mixing_key(node.mixing_key_file)
+    yield from _data(node, reading)
     yield from _server(folder, place)
 
 
-def _device(settings: NodeSettings) -> Iterator[Finding]:
+def _device(name: str) -> Iterator[Finding]:
     try:
-        device = resolve_device(settings.device)
+        device = resolve_device(name)
     except DeviceError as failure:
         yield error("device", str(failure), f"set device in {FILE}, or install torch for this machine's GPU")
         return
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        name = torch.cuda.get_device_name(device)
-        yield ok("device", f"{device} ({name}), {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free")
+        model = torch.cuda.get_device_name(device)
+        yield ok("device", f"{device} ({model}), {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free")
     else:
-        yield ok("device", f"the CPU, as device is {settings.device!r}")
-        if settings.device == "auto":  # a GPU that torch cannot use is worth a word
+        yield ok("device", f"the CPU, as device is {name!r}")
+        if name == "auto":  # a GPU that torch cannot use is worth a word
             yield from (found for found in gpus() if found.level is not Level.OK)
 
 
-def _mixing_key(file: object) -> Iterator[Finding]:
-    if file is None:
+def _mixing_key(file: str) -> Iterator[Finding]:
+    if not file:
         return
     try:
-        read_key(Path(str(file)))
+        read_key(Path(file))
     except ConfigError as failure:
         yield error("mixing-key-file", str(failure), f"set it in {FILE}")
         return
-    yield from machine.private("mixing-key-file", [Path(str(file))])
+    yield from machine.private("mixing-key-file", [Path(file)])
 
 
-def _data(settings: NodeSettings, config: dict[str, Scalar], reading: Reading) -> Iterator[Finding]:
+def _data(node: NodeConfig, reading: Reading) -> Iterator[Finding]:
     """Yield whether the data can be read, and what they are."""
-    if settings.novel_data:
-        yield from _novel_data(Path(str(config["novel-data"])), config.get("novel-output"))
+    if node.novel_data:
+        yield from _novel_data(Path(node.novel_data), node.novel_output)
         return
-    if not settings.data:
+    if not node.data:
         yield warning("data", "none are named; the data set that the server names is used", f"set data in {FILE}")
         return
-    root = Path(str(config["data-root"])) if settings.data_root else None
+    root = Path(node.data_root) if node.data_root else None
     try:
-        own = replace(reading, has_owner=True, cache=Path(str(config["state-dir"])))
-        dataset = load_dataset(str(config["data"]), root, own if is_own(str(config["data"])) else reading)
+        own = replace(reading, has_owner=True, cache=Path(node.state_dir))
+        dataset = load_dataset(node.data, root, own if node.has_own_data else reading)
     except (DataError, ConfigError) as failure:
         yield error("data", str(failure), f"set data in {FILE}")
         return
     shape = " x ".join(str(size) for size in dataset.input_shape)
     counts = f"{len(dataset.train)} samples for training, {len(dataset.test)} for testing"
-    yield ok("data", f"{settings.data}: {shape}, {dataset.num_classes} classes, {counts}")
+    yield ok("data", f"{node.data}: {shape}, {dataset.num_classes} classes, {counts}")
 
 
-def _novel_data(data: Path, output: object) -> Iterator[Finding]:
+def _novel_data(data: Path, output: str) -> Iterator[Finding]:
     if not data.exists():
         yield error("novel-data", f"{data} is missing", f"set novel-data in {FILE}")
-    elif output is None:
+    elif not output:
         yield error("novel-output", "novel-data needs a folder for the results", f"set novel-output in {FILE}")
     else:
         yield ok("novel-data", f"{data}; the run's settings decide whether they fit")
-        yield from machine.writable("novel-output", Path(str(output)))
+        yield from machine.writable("novel-output", Path(output))
 
 
 def _server(folder: Path, place: Place) -> Iterator[Finding]:

@@ -13,7 +13,6 @@
     |   |-- flwr/             FLWR_HOME of the SuperLink and of the commands that speak to it
     |   |-- state.db          the SuperLink's database
     |   `-- start.sh, ...
-    |-- runs/                 runs of a SuperLink in a container
     `-- nodes/node-0/         what node 0's machine needs, and nothing of others
         |-- ca.crt, node.key, node.pub
         |-- node.toml         what the node's owner decides: data, device, threads, ...
@@ -111,11 +110,6 @@ class Deployment:
     def database(self) -> Path:
         """The SuperLink's database."""
         return self.server / "state.db"
-
-    @property
-    def runs(self) -> Path:
-        """Where runs are written if the SuperLink works in a container."""
-        return self.folder / "runs"
 
     def public_key(self, number: int) -> Path:
         """Return the file of a node's public key on the server's side."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.deploy.node_settings import FILE, NodeSettings
+from hyperfl_flwr.deploy.node_settings import FILE, read_settings
 from hyperfl_flwr.node.ledger import LEDGER, ArrayEntry, Entry, RecordEntry, read_ledger
 from hyperfl_flwr.node.ledger_app import array_group, private_arrays
 
@@ -100,7 +100,7 @@ def ledger_folder(folder: Path) -> Path:
         StateError: If it is in none of these.
         ConfigError: If `node.toml` is damaged.
     """
-    named = [Path(str(NodeSettings.read(folder).config(folder)["state-dir"]))] if (folder / FILE).is_file() else []
+    named = [Path(read_settings(folder).state_dir)] if (folder / FILE).is_file() else []
     for place in (folder, *named, folder / "clients"):
         if (place / LEDGER).is_file():
             return place

@@ -1,80 +1,31 @@
-"""What a node's owner decides, in `node.toml`, and how a SuperNode is told."""
+"""Reads a node's folder: its settings in `node.toml`, its place in the federation, and the SuperNode's arguments."""
 
-import difflib
 import shlex
 import socket
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 
+if TYPE_CHECKING:
+    from hyperfl_flwr.config.node_config import NodeConfig
+
 FILE = "node.toml"
 PLACE = "place.toml"
-"""Which node it is, beside `node.toml`: not the owner's to change."""
+"""Which node the folder belongs to, and its SuperLink: written by the operator, not by the owner."""
 
-_PATHS = ("data-root", "state-dir", "mixing-key-file", "novel-data", "novel-output")
-_KINDS = ("npz:", "folder:")
-"""Data that lie in a file or folder."""
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
+_NOT_THE_OWNERS = ("partition-id", "num-partitions", "simulated")
+"""Keys of a node config that `node.toml` must not have."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=_kebab)
+class Place(BaseModel):
+    """The number of the node that a folder belongs to, the number of all nodes, and the SuperLink's address."""
 
-
-Model = TypeVar("Model", bound=_Strict)
-
-
-class NodeSettings(_Strict):
-    """The keys of `node.toml`, see the comments there; an empty text and a missing key mean the same."""
-
-    data: str = ""
-    data_root: str = ""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    state_dir: Annotated[str, Field(min_length=1)] = "state"
-    keep_model: bool = True
-    max_message_mb: Annotated[int | float, Field(ge=0)] = 0
-    mixing_key_file: str = ""
-    novel_data: str = ""
-    novel_output: str = ""
-    novel_epsilon: Annotated[int | float, Field(gt=0)] | None = None
-    novel_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read `node.toml` in a node's folder.
-
-        Raises:
-            ConfigError: If it cannot be read or something in it is wrong; all that is wrong is told together.
-        """
-        return _read(cls, folder / FILE, "repair it; `hyperfl deploy init` has written what each key means")
-
-    def config(self, folder: Path) -> dict[str, Scalar]:
-        """Return the node config, without what the owner left open; paths are absolute.
-
-        Args:
-            folder: Where paths that are not absolute begin.
-        """
-        config: dict[str, Scalar] = {}
-        initial = type(self)().model_dump(by_alias=True)
-        for key, value in self.model_dump(by_alias=True).items():
-            if value != initial[key] or key == "state-dir":
-                config[key] = str(folder.absolute() / Path(value).expanduser()) if key in _PATHS else value
-        if kind := next((kind for kind in _KINDS if self.data.startswith(kind)), None):
-            config["data"] = f"{kind}{folder.absolute() / Path(self.data.removeprefix(kind)).expanduser()}"
-        return config
-
-
-class Place(_Strict):
-    """Which node of how many a folder is, and where its SuperLink is reached."""
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     number: Annotated[int, Field(ge=0)]
     nodes: Annotated[int, Field(ge=1)]
@@ -88,45 +39,73 @@ class Place(_Strict):
         Raises:
             ConfigError: If it cannot be read.
         """
-        return _read(cls, folder / PLACE, "ask for the node's folder anew")
+        file, remedy = folder / PLACE, "ask the operator for the node's folder again"
+        values = _table(file, remedy)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            from hyperfl_flwr.config.run_config import explain  # imports torch
+
+            raise ConfigError(f"in {file}, {explain(error, list(cls.model_fields))}; {remedy}") from None
 
     def text(self) -> bytes:
         """Return the content of `place.toml`."""
-        head = "# Written by `hyperfl deploy init` and not to be changed; node.toml is the owner's.\n"
+        head = "# Written by `hyperfl deploy init`. Change it only if the operator asks. Your settings: node.toml.\n"
         values = {"number": self.number, "nodes": self.nodes, "host": f'"{self.host}"', "port": self.port}
         return (head + "".join(f"{key} = {value}\n" for key, value in values.items())).encode()
 
 
-def node_config(folder: Path) -> dict[str, Scalar]:
+def read_settings(folder: Path) -> "NodeConfig":
+    """Return the settings of `node.toml` in a node's folder; paths are absolute, and there is a state folder.
+
+    Raises:
+        ConfigError: If it cannot be read, naming every key that is unknown or has a wrong value.
+    """
+    from hyperfl_flwr.config.node_config import NodeConfig
+    from hyperfl_flwr.config.run_config import explain  # imports torch, for which the operator's commands need not wait
+
+    file = folder / FILE
+    values = _table(file, "repair it; `hyperfl deploy init` writes one that explains each key")
+    known = [str(field.alias) for field in NodeConfig.model_fields.values() if field.alias not in _NOT_THE_OWNERS]
+    if wrong := [key for key in _NOT_THE_OWNERS if key in values]:
+        raise ConfigError(f"{file}: {', '.join(wrong)} cannot be set by a node's owner; delete it")
+    if values.get("state-dir", "") == "":
+        values["state-dir"] = "state"
+    try:
+        return NodeConfig.model_validate(values, context={"folder": folder.absolute()})
+    except ValidationError as error:
+        raise ConfigError(f"in {file}, {explain(error, known)}") from None
+
+
+def read_node_config(folder: Path) -> "NodeConfig":
     """Return the node config of the node in a folder.
 
     Raises:
         ConfigError: If `node.toml` or `place.toml` cannot be used.
     """
-    place, settings = Place.read(folder), NodeSettings.read(folder)
-    return {"partition-id": place.number, "num-partitions": place.nodes, **settings.config(folder)}
+    place = Place.read(folder)
+    return read_settings(folder).model_copy(update={"partition_id": place.number, "num_partitions": place.nodes})
 
 
 def node_arguments(folder: Path) -> str:
     """Return the arguments that the SuperNode in a folder gets besides the fixed ones, quoted for the shell.
 
-    The SuperNode and the processes below it speak over a port of this machine alone: a free one is taken.
+    The SuperNode and its processes communicate over a loopback port: a free one is chosen.
 
     Raises:
-        ConfigError: If `node.toml` or `place.toml` cannot be used, or names data that are not there.
+        ConfigError: If `node.toml` or `place.toml` cannot be used, or names data that do not exist.
     """
-    values = node_config(folder)
-    _refuse_missing_data(folder, values)
-    config = " ".join(f"{key}={as_toml(value)}" for key, value in values.items())
+    place, node = Place.read(folder), read_node_config(folder)
+    _refuse_missing_data(folder, node)
+    config = " ".join(f"{key}={as_toml(value)}" for key, value in node.flat().items())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    place = Place.read(folder)
     return shlex.join(["--superlink", f"{place.host}:{place.port}", "--port", str(port), "--node-config", config])
 
 
 def as_toml(value: Scalar) -> str:
-    """Return a value as Flower reads it out of `--node-config`: TOML, whose texts hold no quotation mark as such."""
+    """Return a value as TOML for `--node-config`; Flower splits it at quotation marks, so that those are escaped."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str):
@@ -138,41 +117,18 @@ def as_toml(value: Scalar) -> str:
     return f'"{escaped}"'
 
 
-def _refuse_missing_data(folder: Path, config: dict[str, Scalar]) -> None:
-    data = str(config.get("data", ""))
-    paths = {"novel-data": str(config.get("novel-data", ""))}
-    if data.startswith(_KINDS):
-        paths["data"] = data.partition(":")[2]
+def _refuse_missing_data(folder: Path, node: "NodeConfig") -> None:
+    paths = {"novel-data": node.novel_data, "data": node.data.partition(":")[2]}
     for key, path in paths.items():
         if path and not Path(path).exists():
-            raise ConfigError(f"{folder / FILE}: {key}: {path} does not exist; repair it, or mount what lies there")
+            raise ConfigError(f"{folder / FILE}: {key}: {path} does not exist; repair it, or mount the missing folder")
 
 
-def _read(model: type[Model], file: Path, remedy: str) -> Model:
+def _table(file: Path, remedy: str) -> dict[str, Any]:
+    """Return the content of a TOML file."""
     try:
-        return model.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}); {remedy}") from None
-    except ValidationError as error:
-        names = [str(field.alias) for field in model.model_fields.values()]
-        raise ConfigError(f"{file}: {_problems(error, names)}; {remedy}") from None
     except ValueError as error:  # of TOML, or no UTF-8
         raise ConfigError(f"{file} is no TOML ({error}); {remedy}") from None
-
-
-def _problems(error: ValidationError, names: list[str]) -> str:
-    """Return in words all that is wrong with the keys, each told once."""
-    found: dict[str, str] = {}
-    for problem in error.errors():
-        key = str(problem["loc"][0])
-        if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, names, n=1)
-            found[key] = f"the key {key} is unknown" + (f" (do you mean {near[0]}?)" if near else "")
-        elif problem["type"] == "missing":
-            found[key] = f"the key {key} is missing"
-        else:
-            said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
-            before = found.get(key, "")
-            found[key] = f"{before.partition('; got')[0]}, or {said}" if before else f"{key}: {said}"
-            found[key] += f"; got {problem['input']!r}"
-    return "; ".join(found.values())

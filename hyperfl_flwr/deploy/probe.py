@@ -52,25 +52,46 @@ def probe(host: str, port: int, root_certificates: Path, *, direct: bool = False
     """
     subject, place = "connection", f"{host}:{port}"
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as Flower makes it
-        context.load_verify_locations(cafile=root_certificates)
-    except (OSError, ssl.SSLError):
+        answer = ask_health(host, port, root_certificates, direct=direct, seconds=SECONDS)
+    except OSError:
         return None, error(subject, f"{root_certificates.name} cannot be read", "restore it from the operator's copy")
-    try:
-        with (
-            httpx.Client(verify=context, timeout=SECONDS, trust_env=not direct) as client,
-            client.stream("GET", _health(place)) as response,
-        ):
-            peer = response.extensions["network_stream"].get_extra_info("ssl_object")
-            certificate = peer.getpeercert(True) or b""
-            status, date = response.status_code, response.headers.get("date")
+    except httpx.HTTPStatusError as failure:
+        told = f"what answers at {place} is no SuperLink (HTTP status {failure.response.status_code})"
+        return None, error(subject, told, "find out which program it is, or ask the operator for the port")
     except httpx.HTTPError as failure:
         return None, _failed(failure, host, place)
-    if status != httpx.codes.OK:
-        told = f"what answers at {place} is no SuperLink (HTTP status {status})"
-        return None, error(subject, told, "find out which program it is, or ask the operator for the port")
     told = f"the SuperLink at {place} answers, with a certificate of this deployment's authority"
-    return Answer(certificate=certificate, ahead=_ahead(date)), ok(subject, told)
+    return answer, ok(subject, told)
+
+
+def ask_health(host: str, port: int, root_certificates: Path, *, direct: bool, seconds: float) -> Answer:
+    """Send `GET /health` to a SuperLink.
+
+    Args:
+        host: Name or IPv4 address.
+        port: Its port.
+        root_certificates: PEM file of the deployment's authority.
+        direct: Whether to ignore the proxies of the environment, which Flower uses.
+        seconds: Longest wait for a connection, and for an answer.
+
+    Raises:
+        OSError: If the certificates cannot be read.
+        httpx.HTTPError: If there is no answer, no trust in the server's certificate, or the answer is an HTTP error.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as Flower makes it
+    context.load_verify_locations(cafile=root_certificates)
+    with (
+        httpx.Client(verify=context, timeout=seconds, trust_env=not direct) as client,
+        client.stream("GET", f"https://{host}:{port}/health") as response,
+    ):
+        response.raise_for_status()
+        peer = response.extensions["network_stream"].get_extra_info("ssl_object")
+        return Answer(certificate=peer.getpeercert(True) or b"", ahead=_ahead(response.headers.get("date")))
+
+
+def is_refused(failure: BaseException) -> bool:
+    """Return whether a connection failed because no program listens at the port."""
+    return any(isinstance(cause, ConnectionRefusedError) for cause in _causes(failure))
 
 
 def clock(answer: Answer) -> Finding:
@@ -86,10 +107,6 @@ def clock(answer: Answer) -> Finding:
     if ahead > AHEAD_SECONDS / 2 or ahead < -BEHIND_SECONDS / 10:
         return warning(subject, told, remedy)
     return ok(subject, "agrees with the SuperLink's")
-
-
-def _health(place: str) -> str:
-    return f"https://{place}/health"
 
 
 def _ahead(date: str | None) -> float | None:
@@ -120,7 +137,7 @@ def _failed(failure: Exception, host: str, place: str) -> Finding:
     elif any(isinstance(cause, socket.gaierror) for cause in causes):
         text = "has a name that this machine cannot find"
         remedy = "mend the name service or /etc/hosts, or ask the operator for an address"
-    elif any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+    elif is_refused(failure):
         text, remedy = "refuses connections", "the SuperLink is not running, or a firewall is in the way"
     elif any(isinstance(cause, (TimeoutError, httpx.TimeoutException)) for cause in causes):
         text = f"does not answer within {SECONDS:.0f} s"

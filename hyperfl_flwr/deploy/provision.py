@@ -3,7 +3,6 @@
 import getpass
 import ipaddress
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import shared_versions
-from hyperfl_flwr.deploy import templates as texts
 from hyperfl_flwr.deploy.gate import gate
 from hyperfl_flwr.deploy.keys import write_authority, write_node_key, write_server_certificate
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, Place
+from hyperfl_flwr.deploy.render import render
 
 NODE_HOME = "/srv/hyperfl/node-{}"
 """Where a node's unit expects the folder that its owner gets."""
@@ -71,7 +70,7 @@ def renew(deployment: Deployment) -> None:
 
 def write_connection(deployment: Deployment) -> None:
     """Tell Flower's commands where the SuperLink is; anew each time, for the folder may have been moved."""
-    text = texts.fill(texts.CONNECTION, port=deployment.port, certificate=deployment.server / "ca.crt")
+    text = render("flower_config.toml.jinja", port=deployment.port, certificate=deployment.server / "ca.crt")
     write_atomically(deployment.flower_home / "config.toml", text.encode(), mode=0o600)
 
 
@@ -89,12 +88,11 @@ def _write_server(deployment: Deployment) -> None:
     write_server_certificate(deployment.authority, server, deployment.host)
     write_connection(deployment)
     bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - its nodes are on other machines
-    _write(server / "start.sh", texts.fill(texts.SERVER_START, bind=bind, port=deployment.port), mode=0o700)
-    programs = f"HYPERFL_BIN={shlex.quote(str(Path(sys.executable).parent))}"
-    _write(server / "environment", texts.fill(texts.ENVIRONMENT, program="flower-superlink", bin=programs))
-    unit = texts.fill(texts.SERVER_UNIT, folder=server, user=getpass.getuser())
+    _write(server / "start.sh", render("superlink_start.sh.jinja", bind=bind, port=deployment.port), mode=0o700)
+    programs = Path(sys.executable).parent
+    _write(server / "environment", render("environment.sh.jinja", program="flower-superlink", programs=programs))
+    unit = render("hyperfl-superlink.service.jinja", start=server / "start.sh", user=getpass.getuser())
     _write(server / "hyperfl-superlink.service", unit)
-    _write_image(server, texts.fill(texts.SERVER_COMPOSE, bind=bind, port=deployment.port, runs=deployment.runs))
 
 
 def _write_node(deployment: Deployment, number: int) -> None:
@@ -107,21 +105,13 @@ def _write_node(deployment: Deployment, number: int) -> None:
         {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
     )
     write_atomically(folder / PLACE, place.text())
-    _write(folder / FILE, texts.NODE_SETTINGS)
-    start = texts.fill(texts.NODE_START, number=number)
-    _write(folder / "start.sh", start, mode=0o700)
-    programs = "# HYPERFL_BIN='/path/to/.venv/bin'"
-    _write(folder / "environment", texts.fill(texts.ENVIRONMENT, program="flower-supernode", bin=programs))
-    unit = texts.fill(texts.NODE_UNIT, folder=NODE_HOME.format(number), number=number)
+    _write(folder / FILE, render("node.toml"))
+    _write(folder / "start.sh", render("supernode_start.sh.jinja", number=number), mode=0o700)
+    _write(folder / "environment", render("environment.sh.jinja", program="flower-supernode", programs=None))
+    home = Path(NODE_HOME.format(number))
+    unit = render("hyperfl-node.service.jinja", folder=home, start=home / "start.sh", number=number)
     _write(folder / "hyperfl-node.service", unit)
     _write(folder / VERSIONS, "".join(f'{name} = "{version}"\n' for name, version in shared_versions().items()))
-    _write_image(folder, texts.NODE_COMPOSE)
-
-
-def _write_image(folder: Path, compose: str) -> None:
-    _write(folder / "compose.yaml", compose)
-    _write(folder / "Dockerfile", texts.DOCKERFILE)
-    _write(folder / ".dockerignore", texts.IGNORED)
 
 
 def _write(file: Path, text: str, mode: int = 0o600) -> None:

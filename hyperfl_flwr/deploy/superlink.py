@@ -5,22 +5,25 @@ A run there is executed by the SuperLink: it goes on when the terminal that star
 
 import os
 import shlex
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
+
+import httpx
 
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.probe import ask_health, is_refused
 from hyperfl_flwr.deploy.register import commands_environment
 from hyperfl_flwr.deploy.registered_nodes import registered_nodes
 from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus
 
 HEALTH_SECONDS = 3.0
 """How often it is asked whether the SuperLink still answers."""
+
+HEALTH_TIMEOUT_SECONDS = 5.0
+"""Longest wait for that answer."""
 
 SILENT_SECONDS = 60.0
 """How long a SuperLink whose port is open may leave questions unanswered, as it does when its machine is overloaded."""
@@ -50,11 +53,11 @@ class DeployedSuperLink:
         check = f"hyperfl deploy check {shlex.quote(str(self._deployment.folder))}"
         try:
             self._health()
-        except ConnectionRefusedError:
-            raise RunFailedError(
-                f"the SuperLink must run, but nothing answers at {self._address}; start it: {start}"
-            ) from None
-        except OSError as error:
+        except (httpx.HTTPError, OSError) as error:
+            if is_refused(error):
+                raise RunFailedError(
+                    f"the SuperLink must run, but nothing answers at {self._address}; start it: {start}"
+                ) from None
             raise RunFailedError(
                 f"the SuperLink must answer at {self._address}, but it does not ({error}); `{check}` tells more"
             ) from None
@@ -136,17 +139,9 @@ class DeployedSuperLink:
         return f"127.0.0.1:{self._deployment.port}"
 
     def _health(self) -> None:
-        """Ask the SuperLink whether it is there.
-
-        Raises:
-            OSError: If it does not answer, or is not the one that the authority's certificate speaks of.
-        """
-        context = ssl.create_default_context(cafile=self._deployment.server / "ca.crt")
-        handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        try:
-            urllib.request.build_opener(*handlers).open(f"https://{self._address}/health", timeout=5).close()
-        except urllib.error.URLError as error:
-            raise (error.reason if isinstance(error.reason, OSError) else error) from None
+        """Send a health request to the SuperLink; raises as `ask_health` does."""
+        certificates = self._deployment.server / "ca.crt"
+        ask_health("127.0.0.1", self._deployment.port, certificates, direct=True, seconds=HEALTH_TIMEOUT_SECONDS)
 
     def _answers(self) -> bool:
         """Say whether the SuperLink is still there; asks it now and then."""
@@ -155,10 +150,8 @@ class DeployedSuperLink:
             self._asked = now
             try:
                 self._health()
-            except ConnectionRefusedError:
-                return False
-            except OSError:
-                return now - self._heard < SILENT_SECONDS
+            except (httpx.HTTPError, OSError) as error:
+                return not is_refused(error) and now - self._heard < SILENT_SECONDS
             self._heard = now
         return True
 

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.novel.node import DATA, DELTA, EPSILON, OUTPUT
 from clients.novel.on_demand import RELEASE, NovelOwner, notes_on, samples_of
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.personalize import open_run
-from hyperfl_flwr.config.node_config import SIMULATED
+from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_DELTA, NOVEL_EPSILON, NOVEL_OUTPUT, SIMULATED
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
@@ -46,10 +45,13 @@ def personalize(run: Path, owner: NovelOwner, changes: Mapping[str, Scalar]) -> 
     notes = (*source.notes, *notes_on(owner, samples_of(owner, source.recipe)))
     refuse_finished(owner.output)
     node: dict[str, Scalar] = {
-        SIMULATED: True, DATA: str(owner.data), OUTPUT: str(owner.output), "device": str(owner.device),
-    }  # fmt: skip
+        SIMULATED: True,
+        NOVEL_DATA: str(owner.data),
+        NOVEL_OUTPUT: str(owner.output),
+        "device": str(owner.device),
+    }
     if owner.epsilon is not None and owner.delta is not None:
-        node |= {EPSILON: owner.epsilon, DELTA: owner.delta}
+        node |= {NOVEL_EPSILON: owner.epsilon, NOVEL_DELTA: owner.delta}
     (served,) = source.serve(InProcessGrid(app, 1, {}, node))
     return Personalized(served=served, notes=notes)
 

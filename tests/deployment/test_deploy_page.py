@@ -279,5 +279,5 @@ def test_a_wrong_setting_keeps_the_node_from_starting(machines: Machines) -> Non
     (place / "node.toml").write_text('thread = 1\ndevice = "gpu"\n')
     code, said = machines.finish("sh start.sh", place)
     assert code == 2
-    assert "the key thread is unknown (do you mean threads?)" in said
+    assert "thread is unknown; did you mean threads?" in said
     assert "'gpu'" in said

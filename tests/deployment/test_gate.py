@@ -15,7 +15,7 @@ import pytest
 from gates import INSIDE, OUTSIDE, ROOT, call, needs_nginx, running_gate
 from programs import HYPERFL, PATIENCE, LocalDeployment, finished
 
-from hyperfl_flwr.deploy.templates import CONNECTION, fill
+from hyperfl_flwr.deploy.render import render
 from hyperfl_flwr.launch.flower_env import flower_command
 from hyperfl_flwr.runs.run_directory import read_metrics
 
@@ -31,7 +31,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
 
 def flwr(made: LocalDeployment, home: Path, host: str, *words: object) -> tuple[int, str]:
     """Run Flower's own command, as somebody does who reaches the SuperLink at an address: (exit code, what it says)."""
-    text = fill(CONNECTION, port=made.deployment.port, certificate=made.deployment.server / "ca.crt")
+    text = render("flower_config.toml.jinja", port=made.deployment.port, certificate=made.deployment.server / "ca.crt")
     (home / "config.toml").write_text(text.replace(INSIDE, host))
     settings = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     done = subprocess.run(

@@ -38,7 +38,7 @@ SETTINGS = {
 SETS = sets(SETTINGS)
 LIES = ["norm", "nan", "shape", "honest", "large"]
 """What node 2 does to its replies after the round of the full disk."""
-WAITS = "waiting until the SuperLink has missed this node's last SuperNode"
+WAITS = "waiting until the SuperLink accepts this node"
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, OWN_ARRAYS, PROPERTIES, Report, record_of
-from hyperfl_flwr.protocol.queries import DESCRIBE, PERSONALIZE, RECIPE
+from hyperfl_flwr.protocol.queries import DESCRIBE, PERSONALIZE, PROBLEM, RECIPE
 from hyperfl_flwr.server.federation import greet, handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -132,7 +132,8 @@ def test_what_goes_wrong_stays_on_a_node_with_an_owner(serving_run: Path, tmp_pa
 def test_a_wrong_node_config_is_told_without_its_values(photographs: Path, tmp_path: Path) -> None:
     grid = HearingGrid(node_of(photographs, tmp_path / "secret-place", **{"novel-epsilonn": 1.0}))
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type="query.hello")])
-    assert "its owner must repair novel-epsilonn in the node config" in reply.error.reason
+    told = str(record_of(reply.content, PROPERTIES, ConfigRecord)[PROBLEM])
+    assert told.startswith("its owner must repair novel-epsilonn in the node config")
     assert not [message for message in grid.up if b"secret-place" in message]
 
 

@@ -26,6 +26,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "hyperfl_flwr/LICENSE" in names
     assert {"experiments/studies/table-1.toml", "experiments/expected/table-1.csv"} <= set(names)
     assert {"hyperfl_flwr/pages/templates/base.html", "hyperfl_flwr/pages/templates/page.css"} <= set(names)
+    templates = {path.name for path in (ROOT / "hyperfl_flwr" / "deploy" / "templates").iterdir()}
+    assert templates == {Path(name).name for name in names if name.startswith("hyperfl_flwr/deploy/templates/")}
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
     install = [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)

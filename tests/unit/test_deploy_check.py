@@ -236,12 +236,12 @@ def test_a_folder_of_images_is_described_and_a_damaged_image_named(deployment: D
     ("text", "subject", "told"),
     [
         ('data = "npz:missing.npz"', "data", "missing.npz"),
-        ('data = "nosuchset"', "data", "nosuchset"),
+        ('data = "nosuchset"', "settings", "nosuchset"),
         ('device = "cuda:77"', "device", "cuda:77"),
         ('mixing-key-file = "missing"', "mixing-key-file", "cannot be read"),
         ('novel-data = "missing"\nnovel-output = "o"', "novel-data", "is missing"),
         ('novel-data = "node.toml"', "novel-output", "needs a folder"),
-        ('dvice = "cpu"', "settings", "do you mean device"),
+        ('dvice = "cpu"', "settings", "did you mean device"),
     ],
 )
 def test_settings_that_cannot_work(deployment: Deployment, text: str, subject: str, told: str) -> None:
@@ -304,7 +304,7 @@ def test_a_folder_is_read_as_the_run_will(deployment: Deployment) -> None:
     folder = _settings(deployment, 'data = "folder:images"')
     assert "data" in errors(look(folder))
     (found,) = look(folder, input_shape="1x8x8", classes="bird,cat,dog")["data"]
-    assert found.text == "folder:images: 1 x 8 x 8, 3 classes, 8 samples for training, 8 for testing"
+    assert found.text == f"folder:{folder}/images: 1 x 8 x 8, 3 classes, 8 samples for training, 8 for testing"
     assert list((folder / "state").glob("decoded/*"))  # where the run will find them
     assert "dog" in errors(look(folder, input_shape="1x8x8", classes="bird,cat"))["data"]
 

@@ -8,9 +8,10 @@ from flwr.common.config import parse_config_args
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.deploy.node_settings import NodeSettings, Place, as_toml, node_arguments, node_config
-from hyperfl_flwr.deploy.templates import NODE_SETTINGS
+from hyperfl_flwr.deploy.node_settings import Place, as_toml, node_arguments, read_node_config, read_settings
+from hyperfl_flwr.deploy.render import render
 
 
 def node_folder(folder: Path, text: str = "") -> Path:
@@ -21,26 +22,30 @@ def node_folder(folder: Path, text: str = "") -> Path:
 
 
 def test_what_is_written_at_first_sets_nothing_but_the_place_and_the_state(tmp_path: Path) -> None:
-    folder = node_folder(tmp_path / "node", NODE_SETTINGS)
+    folder = node_folder(tmp_path / "node", render("node.toml"))
     expected = {"partition-id": 1, "num-partitions": 3, "state-dir": str(folder / "state")}
-    assert node_config(folder) == expected
-    assert node_config(node_folder(tmp_path / "bare")) == {**expected, "state-dir": str(tmp_path / "bare" / "state")}
+    assert read_node_config(folder).flat() == {**expected, "keep-model": True}
+    bare = node_folder(tmp_path / "bare")
+    assert read_node_config(bare).flat() == {**expected, "state-dir": str(bare / "state")}
+    empty = node_folder(tmp_path / "empty", 'state-dir = ""')
+    assert read_node_config(empty).flat() == {**expected, "state-dir": str(empty / "state")}
 
 
 def test_the_comments_show_every_key() -> None:
-    names = {str(field.alias) for field in NodeSettings.model_fields.values()}
-    assert names == {line.lstrip("# ").split(" = ")[0] for line in NODE_SETTINGS.splitlines() if " = " in line}
+    names = {str(field.alias) for field in NodeConfig.model_fields.values()}
+    names -= {"partition-id", "num-partitions", "simulated"}
+    assert names == {line.lstrip("# ").split(" = ")[0] for line in render("node.toml").splitlines() if " = " in line}
 
 
 def test_paths_begin_at_the_folder(tmp_path: Path) -> None:
     text = 'data = "folder:my scans"\nstate-dir = "/var/lib/x"\nmixing-key-file = "secret"\nthreads = 2\n'
-    config = node_config(node_folder(tmp_path / "node", text + "keep-model = false\n"))
-    assert config["keep-model"] is False
-    assert config["data"] == f"folder:{tmp_path}/node/my scans"
-    assert (config["state-dir"], config["threads"]) == ("/var/lib/x", 2)
-    assert config["mixing-key-file"] == f"{tmp_path}/node/secret"
-    assert node_config(node_folder(tmp_path / "node", 'data = "npz:/d/x.npz"'))["data"] == "npz:/d/x.npz"
-    assert node_config(node_folder(tmp_path / "node", 'data = "mnist"'))["data"] == "mnist"
+    node = read_node_config(node_folder(tmp_path / "node", text + "keep-model = false\n"))
+    assert node.keep_model is False
+    assert node.data == f"folder:{tmp_path}/node/my scans"
+    assert (node.state_dir, node.threads) == ("/var/lib/x", 2)
+    assert node.mixing_key_file == f"{tmp_path}/node/secret"
+    assert read_node_config(node_folder(tmp_path / "node", 'data = "npz:/d/x.npz"')).data == "npz:/d/x.npz"
+    assert read_node_config(node_folder(tmp_path / "node", 'data = "mnist"')).data == "mnist"
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the tables of Unicode are read once
@@ -58,7 +63,30 @@ def test_the_shell_reads_the_arguments_that_were_meant(tmp_path: Path) -> None:
     link, address, port, number, option, config = shlex.split(node_arguments(folder))
     assert (link, address, port, option) == ("--superlink", "fl.example.org:8000", "--port", "--node-config")
     assert 1024 <= int(number) <= 65535
-    assert parse_config_args([config]) == node_config(folder)
+    assert parse_config_args([config]) == read_node_config(folder).flat()
+
+
+def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
+    """Every key, through node.toml, the shell and Flower's parser."""
+    text = """
+        data = "npz:mine.npz"
+        data-root = "sets"
+        device = "cuda:1"
+        threads = 3
+        keep-model = false
+        max-message-mb = 2
+        mixing-key-file = "secret"
+        novel-data = "scans"
+        novel-output = "~/out"
+        novel-epsilon = 10
+        novel-delta = 1e-5
+    """
+    folder = node_folder(tmp_path / "node", text)
+    (folder / "mine.npz").touch()
+    (folder / "scans").mkdir()
+    checked = read_node_config(folder)
+    assert checked.model_fields_set == set(NodeConfig.model_fields) - {"simulated"}
+    assert NodeConfig.of(parse_config_args([shlex.split(node_arguments(folder))[-1]])) == checked
 
 
 @pytest.mark.parametrize("line", ['data = "npz:scans.npz"', 'data = "folder:scans"', 'novel-data = "scans"'])
@@ -72,27 +100,44 @@ def test_data_that_are_not_there_are_told_at_the_start(tmp_path: Path, line: str
 
 
 def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
-    text = 'dvice = "cpu"\nthreads = 0\ndevice = "gpu"\nmax-message-mb = "1"\n'
+    text = (
+        'dvice = "cpu"\nthreads = 0\ndevice = "gpu"\nmax-message-mb = "1"\ndata = "npz:"\nnovel-delta = 1.0\n'
+        "novel-epsilon = 0\nqqqq = 1\n"
+    )
+    folder = node_folder(tmp_path / "node", text)
     with pytest.raises(ConfigError) as caught:
-        NodeSettings.read(node_folder(tmp_path / "node", text))
-    told = str(caught.value)
-    assert "the key dvice is unknown (do you mean device?)" in told
-    assert "got 0" in told
-    assert "got 'gpu'" in told
-    assert "got '1'" in told
-    assert told.count("threads") == 1
+        read_settings(folder)
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"in {folder}/node.toml, 8 settings are wrong:"
+    assert sorted(lines) == [
+        "  - data must name a file after npz: or a folder after folder:; got 'npz:'",
+        "  - device must be auto, cpu, cuda or cuda:NUMBER, others (mps) are not tested; got 'gpu'",
+        "  - dvice is unknown; did you mean device?",
+        "  - max-message-mb must be a valid number; got '1'",
+        "  - novel-delta must be less than 1; got 1.0",
+        "  - novel-epsilon must be greater than 0; got 0",
+        "  - qqqq is unknown; known are data, data-root, device, threads, state-dir, keep-model, max-message-mb, "
+        "mixing-key-file, novel-data, novel-output, novel-epsilon, novel-delta",
+        "  - threads must be 'auto' or must be greater than 0; got 0",
+    ]
+
+
+@pytest.mark.parametrize("key", ["partition-id", "num-partitions", "simulated"])
+def test_an_owner_cannot_change_the_node_s_place(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"node\.toml: {key} cannot be set by a node's owner"):
+        read_settings(node_folder(tmp_path / "node", f"{key} = 1\n"))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     folder = node_folder(tmp_path / "node", "data = ")
     with pytest.raises(ConfigError, match=r"node\.toml is no TOML"):
-        NodeSettings.read(folder)
+        read_settings(folder)
     (folder / "node.toml").write_bytes(b'data = "\xff"')
     with pytest.raises(ConfigError, match=r"node\.toml is no TOML"):
-        NodeSettings.read(folder)
+        read_settings(folder)
     (folder / "node.toml").unlink()
     with pytest.raises(ConfigError, match=r"node\.toml cannot be read"):
-        NodeSettings.read(folder)
+        read_settings(folder)
     (folder / "place.toml").write_text("number = 1\n")
-    with pytest.raises(ConfigError, match="the key nodes is missing"):
+    with pytest.raises(ConfigError, match=r"place\.toml, 3 settings are wrong:\n  - nodes is missing"):
         Place.read(folder)

@@ -45,7 +45,7 @@ def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 def test_it_waits_until_the_last_one_is_missed(wait: Answers) -> None:
     (note,) = wait(Registration.TAKEN, Registration.TAKEN, Registration.KNOWN)
-    assert note.startswith("waiting until the SuperLink has missed this node's last SuperNode")
+    assert note == "waiting until the SuperLink accepts this node; after a kill, up to 60 s"
 
 
 @pytest.mark.parametrize("answer", [Registration.KNOWN, Registration.UNCLEAR, httpx.ConnectError("nobody is there")])

@@ -10,10 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from clients.engine import adapter
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.node import NodeApp
-from hyperfl_flwr.config.node_config import Owner
+from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError, for_others
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.deploy.node_settings import NodeSettings
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
 from hyperfl_flwr.protocol.queries import PROBLEM
@@ -27,9 +26,13 @@ def context(run: Settings | None = None, **node: Scalar) -> Context:
     return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run or small_settings())
 
 
+def app_of(found: Context) -> NodeApp:
+    return NodeApp(NodeConfig.of_context(found), found.run_config)
+
+
 def test_all_that_is_wrong_is_told_together_and_the_server_learns_the_keys() -> None:
     with pytest.raises(ConfigError) as caught:
-        Owner.of(context(data_rot="/secret", threads=0, state_dir="state", data="mnits", device="mps").node_config)
+        NodeConfig.of(context(data_rot="/secret", threads=0, state_dir="state", data="mnits", device="mps").node_config)
     text, told = str(caught.value), for_others(caught.value)
     assert text.startswith("in the node config, 5 settings are wrong:")
     for part in (
@@ -43,29 +46,23 @@ def test_all_that_is_wrong_is_told_together_and_the_server_learns_the_keys() -> 
     assert told.startswith("its owner must repair data, data-rot, device, state-dir, threads in the node config")
     assert "secret" not in told
     with pytest.raises(ConfigError, match="qqqq is unknown; known are partition-id, num-partitions, data"):
-        Owner.of(context(qqqq=1).node_config)
+        NodeConfig.of(context(qqqq=1).node_config)
 
 
 @pytest.mark.parametrize("data", ["npz:", "folder:", "npz:PATH"])
 def test_data_must_name_something(data: str) -> None:
     with pytest.raises(ConfigError, match="data must name a file after npz: or a folder after folder:"):
-        Owner.of(context(data=data).node_config)
-
-
-def test_the_keys_of_a_deployments_node_are_known() -> None:
-    """`hyperfl deploy` hands over these; only `hyperfl_flwr.config.node_config` decides what they mean."""
-    handed = {str(field.alias) for field in NodeSettings.model_fields.values()}
-    assert handed <= {str(field.alias) for field in Owner.model_fields.values()}
+        NodeConfig.of(context(data=data).node_config)
 
 
 def test_the_server_cannot_decide_about_the_machine(tmp_path: Path) -> None:
     """The owner's value, or the default where the owner left it open; in a simulation the run's settings hold."""
     run = small_settings(device="cpu", threads=3, **{"data-root": "/etc"})
-    left_open = NodeApp(context(run)).config
+    left_open = app_of(context(run)).config
     assert (left_open.device, left_open.threads, left_open.data_root) == ("auto", "auto", "")
-    given = NodeApp(context(run, device="cpu", threads=1, data_root=str(tmp_path))).config
+    given = app_of(context(run, device="cpu", threads=1, data_root=str(tmp_path))).config
     assert (given.device, given.threads, given.data_root) == ("cpu", 1, str(tmp_path))
-    simulated = NodeApp(context(run, simulated=True, threads=2)).config
+    simulated = app_of(context(run, simulated=True, threads=2)).config
     assert (simulated.device, simulated.threads, simulated.data_root) == ("cpu", 2, "/etc")
 
 
@@ -73,21 +70,21 @@ def test_state_and_data_and_limits_are_no_settings_of_a_run() -> None:
     """The server may send any key: one that is the owner's is unknown among the run's settings."""
     for key in ("state-dir", "max-message-mb", "mixing-key-file", "data", "keep-model"):
         with pytest.raises(ConfigError, match=f"{key} is unknown|data must"):
-            NodeApp(context(small_settings() | {key: 1}))
+            app_of(context(small_settings() | {key: 1}))
 
 
 @pytest.mark.parametrize("dataset", ["npz:/home/me/a.npz", "folder:../me"])
 def test_the_server_cannot_name_files(dataset: str) -> None:
     with pytest.raises(RefusalError, match="each node's owner does, by data in the node config"):
-        NodeApp(context(small_settings(dataset=dataset)))
-    assert NodeApp(context(small_settings(dataset=dataset), data="digits")).config.dataset == "digits"
+        app_of(context(small_settings(dataset=dataset)))
+    assert app_of(context(small_settings(dataset=dataset), data="digits")).config.dataset == "digits"
 
 
 def test_a_node_with_its_own_data_hosts_one_client() -> None:
-    assert NodeApp(context(data="npz:/a.npz")).clients == [0]
+    assert app_of(context(data="npz:/a.npz")).clients == [0]
     with pytest.raises(RefusalError, match="must be the number of nodes, 5, got 20"):
-        NodeApp(context(small_settings(**{"num-clients": 20}), data="npz:/a.npz"))
-    assert NodeApp(context(small_settings(**{"num-clients": 20}), data="digits")).clients == [0, 5, 10, 15]
+        app_of(context(small_settings(**{"num-clients": 20}), data="npz:/a.npz"))
+    assert app_of(context(small_settings(**{"num-clients": 20}), data="digits")).clients == [0, 5, 10, 15]
 
 
 def ask(kind: str, content: RecordDict, **node: Scalar) -> Message:
