@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperfl_flwr.core.errors import DataError
-from hyperfl_flwr.data.partition.allocation import class_counts, largest_remainder, reuse_report, round_fairly
 from hyperfl_flwr.data.partition import registry as partitions
+from hyperfl_flwr.data.partition.allocation import class_counts, largest_remainder, reuse_report, round_fairly
 
 QUICK = settings(max_examples=40, deadline=None)
 SEEDS = st.integers(0, 2**32)
@@ -127,9 +127,7 @@ def test_sizes_of_whole_pool_partitions_are_upper_limits(labels, seed, num_clien
 def test_test_data_follow_the_training_proportions(labels, seed, num_clients, samples):
     """A largest remainder differs from the exact share by less than 1."""
     num_classes = labels.max() + 1
-    train = partitions.dirichlet_per_label(
-        labels, generator(seed), num_clients=num_clients, alpha=0.5, min_samples=1
-    )
+    train = partitions.dirichlet_per_label(labels, generator(seed), num_clients=num_clients, alpha=0.5, min_samples=1)
     counts = class_counts(train, labels, num_classes)
     pool = generator(seed).permutation(np.repeat(np.arange(num_classes), 30))
     test = partitions.follow(counts, pool, generator(seed), samples=samples)
@@ -168,9 +166,7 @@ def test_rounding_keeps_rows_and_favours_no_class(fractions, size, num_rows, see
 def test_similarity_of_the_paper_20_clients_600_samples():
     """Similarity 20: 600 * .2 / 10 = 12 of each class, and 600 * .8 / 3 = 160 more of each dominant class."""
     labels = np.repeat(np.arange(10), 6000)
-    indices = partitions.similarity(
-        labels, generator(0), num_classes=10, num_clients=20, iid_fraction=0.2, samples=600
-    )
+    indices = partitions.similarity(labels, generator(0), num_classes=10, num_clients=20, iid_fraction=0.2, samples=600)
     counts = class_counts(indices, labels, 10)
     dominant = [{0, 1, 2}, {2, 3, 4}, {4, 5, 6}, {6, 7, 8}, {8, 9, 0}]
     for client, row in enumerate(counts):
@@ -209,9 +205,7 @@ def test_automatic_size_is_what_the_scarcest_class_allows():
 def test_uniform_share_alone_gives_every_client_every_class():
     """Similarity 100: 50 of 10 classes are 5 each."""
     labels = np.repeat(np.arange(10), 100)
-    indices = partitions.similarity(
-        labels, generator(0), num_classes=10, num_clients=4, iid_fraction=1.0, samples=50
-    )
+    indices = partitions.similarity(labels, generator(0), num_classes=10, num_clients=4, iid_fraction=1.0, samples=50)
     assert (class_counts(indices, labels, 10) == 5).all()
 
 
@@ -266,9 +260,7 @@ def test_dirichlet_per_label_tops_up_small_clients():
 def test_a_class_without_samples_is_left_out():
     """Class 1 is missing: the others take its part, of the training and of the test data."""
     labels = np.array([0, 2] * 50)
-    indices = partitions.similarity(
-        labels, generator(0), num_classes=3, num_clients=3, iid_fraction=0.2, samples=10
-    )
+    indices = partitions.similarity(labels, generator(0), num_classes=3, num_clients=3, iid_fraction=0.2, samples=10)
     assert (class_counts(indices, labels, 3).sum(axis=0)[[1]] == 0).all()
     assert [len(mine) for mine in indices] == [10] * 3
     test = partitions.follow(np.array([[5, 5, 0]]), labels, generator(0), samples=4)
@@ -281,9 +273,7 @@ def test_a_class_without_samples_is_left_out():
     "build",
     [
         lambda labels: partitions.iid(labels, generator(0), num_clients=21),
-        lambda labels: partitions.similarity(
-            labels, generator(0), num_classes=2, num_clients=21, iid_fraction=0.2
-        ),
+        lambda labels: partitions.similarity(labels, generator(0), num_classes=2, num_clients=21, iid_fraction=0.2),
         lambda labels: partitions.dirichlet(labels, generator(0), num_classes=2, num_clients=21, alpha=1.0),
         lambda labels: partitions.dirichlet_per_label(labels, generator(0), num_clients=21, alpha=1.0),
         lambda labels: partitions.shards(labels, generator(0), num_clients=7, shards_per_client=3),

@@ -93,11 +93,7 @@ def test_dirichlet_per_label_tries_again_like_flower(labels, clients):
         num_partitions=10, partition_by="label", alpha=0.5, min_partition_size=15, seed=0
     )
     theirs = reference(partitioner, labels, clients)
-    first = partitions.dirichlet_per_label(
-        labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=1
-    )
+    first = partitions.dirichlet_per_label(labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=1)
     assert min(map(len, first)) < 15
-    ours = partitions.dirichlet_per_label(
-        labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=15
-    )
+    ours = partitions.dirichlet_per_label(labels, np.random.default_rng(0), num_clients=10, alpha=0.5, min_samples=15)
     assert_same(ours, theirs)

@@ -9,8 +9,8 @@ import numpy as np
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.dataset import Dataset, IntArray
-from hyperfl_flwr.data.partition.allocation import class_counts
 from hyperfl_flwr.data.partition import registry as partitions
+from hyperfl_flwr.data.partition.allocation import class_counts
 from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
 
 
@@ -53,9 +53,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         if self.partition not in partitions.PARTITIONS:
-            raise DataError(
-                f"data.partition must be one of {', '.join(partitions.PARTITIONS)}, got {self.partition!r}"
-            )
+            raise DataError(f"data.partition must be one of {', '.join(partitions.PARTITIONS)}, got {self.partition!r}")
         if not 0.0 <= self.iid_fraction <= 1.0:
             raise DataError(f"data.iid-fraction must be between 0 and 1, got {self.iid_fraction}")
         if not 0.0 < self.dirichlet_alpha < float("inf"):
@@ -157,9 +155,7 @@ def _train_partition(name: str, settings: DataSettings, dataset: Dataset) -> lis
         count = settings.shards_per_client
         return partitions.shards(labels, rng, num_clients=num_clients, shards_per_client=count, samples=samples)
     if name == "dirichlet-per-label":
-        return partitions.dirichlet_per_label(
-            labels, rng, num_clients=num_clients, alpha=alpha, samples=samples
-        )
+        return partitions.dirichlet_per_label(labels, rng, num_clients=num_clients, alpha=alpha, samples=samples)
     if name == "dirichlet":
         return partitions.dirichlet(
             labels, rng, num_classes=num_classes, num_clients=num_clients, alpha=alpha, samples=samples, cap=cap
