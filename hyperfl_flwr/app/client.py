@@ -10,7 +10,6 @@ from functools import wraps
 from logging import ERROR
 
 from flwr.app import Context, Message
-from flwr.supercore import log
 
 from clients.engine import adapter
 from clients.novel.node import DATA as NOVEL_DATA
@@ -19,6 +18,7 @@ from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import Owner, is_simulated, state_folder
 from hyperfl_flwr.core.errors import RefusalError, for_others
+from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import Book, RecordedApp
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable

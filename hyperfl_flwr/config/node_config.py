@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Self
 
 from flwr.app import Context
-from flwr.supercore.utils import get_flwr_home
 from pydantic import ValidationError, field_validator
 
 from hyperfl_flwr.config.run_config import RunConfig, explain, nearest
@@ -19,6 +18,7 @@ from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_own, own_path
+from hyperfl_flwr.flower.home import get_flwr_home
 
 SIMULATED = "simulated"
 """Node config by which an in-process node says that nobody's own data are at stake."""
