@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.common import Scalar
+from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.client import NumPyClient
-from flwr.common import Scalar
+from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clients.engine.context import ClientSetting, keep_model
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.target import Target

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from flwr.common import Scalar
+from flwr.app import ConfigScalar as Scalar
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig

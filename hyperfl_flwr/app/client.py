@@ -10,7 +10,6 @@ from collections.abc import Callable
 from logging import ERROR
 
 from flwr.app import Context, Message
-from flwr.supercore import log
 
 from clients.engine import adapter
 from clients.novel.node import NovelNode
@@ -18,6 +17,7 @@ from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import NOVEL_DATA, NodeConfig, is_simulated, state_folder
 from hyperfl_flwr.core.errors import RefusalError, for_others
+from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import Book, RecordedApp
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable

@@ -10,13 +10,14 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore import log
 
 from hyperfl_flwr.app.methods import METHODS, check_novel, check_target
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import in_words, resolution, resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
+from hyperfl_flwr.flower.ray_pool import replace_dead_actors
 from hyperfl_flwr.models.custom.provenance import keep_model, refuse_other_model
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.plots import plot_run
@@ -25,7 +26,6 @@ from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_na
 from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.server.federation import refuse_strange_model
 from hyperfl_flwr.server.membership import Roster, Say
-from hyperfl_flwr.server.ray_pool import replace_dead_actors
 from strategies.engine.base import Setting
 from strategies.engine.recorded import RecordedStrategy
 from strategies.novel.assess import assess_novel_clients
@@ -133,7 +133,7 @@ def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Ite
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for record in said:
         handler.handle(record)
-    logging.getLogger("flwr").addHandler(handler)
+    FLOWER_LOGGER.addHandler(handler)
     log(logging.INFO, "The run directory is %s", directory.path)
     status, problem = "completed", ""
     try:
@@ -151,7 +151,7 @@ def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Ite
     finally:
         document = read_manifest(directory.path) | {"status": status, "problem": problem, "end": manifest.now()}
         directory.write_json("manifest.json", document)
-        logging.getLogger("flwr").removeHandler(handler)
+        FLOWER_LOGGER.removeHandler(handler)
         handler.close()
         directory.close()
 

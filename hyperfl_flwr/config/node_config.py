@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Self
 
 from flwr.app import Context
-from flwr.supercore.utils import get_flwr_home
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from hyperfl_flwr.config.run_config import RunConfig, explain, nearest
@@ -28,6 +27,7 @@ from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_own, own_path
+from hyperfl_flwr.flower.home import get_flwr_home
 
 SIMULATED = "simulated"
 """Key by which an in-process node declares that it is part of a simulation, and that its data have no owner."""

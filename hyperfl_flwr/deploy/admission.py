@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.deploy.fleet_api import Registration, ask_admission
 from hyperfl_flwr.deploy.keys import read_node_key
 from hyperfl_flwr.deploy.node_settings import Place
+from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_admission
 
 PATIENCE = 90.0
 """Seconds to wait for the SuperLink to miss a SuperNode that was killed; it needs 60 at most."""

@@ -15,11 +15,11 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import Reading
 from hyperfl_flwr.deploy import check_files as machine
-from hyperfl_flwr.deploy.fleet_api import Registration, ask_registration
 from hyperfl_flwr.deploy.keys import read_node_key
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, Place, read_node_config
 from hyperfl_flwr.deploy.probe import clock, probe
 from hyperfl_flwr.deploy.provision import VERSIONS
+from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration
 from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, Level, error, ok, warning
 from hyperfl_flwr.launch.machine_checks import gpus

@@ -1,16 +1,12 @@
 """What the SuperLink's database says of a deployment's nodes; it is read only, and the SuperLink need not run."""
 
-import contextlib
-import sqlite3
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives import serialization
 
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
-
-_QUERY = "SELECT node_id, status, online_until, public_key FROM node WHERE unregistered_at IS NULL"
+from hyperfl_flwr.flower.superlink import database
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +35,8 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
         numbers[pem] = number
     if not deployment.database.is_file():
         return {}
-    name = f"{deployment.database.absolute().as_uri()}?mode=ro"
-    try:
-        with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
-            rows = connection.execute(_QUERY).fetchall()
-    except sqlite3.OperationalError:  # the SuperLink has not made its tables yet
-        return {}
-    now = datetime.now(UTC).timestamp()
     return {
-        numbers[key]: RegisteredNode(flower_id=flower_id % 2**64, online=status == "online" and until > now)
-        for flower_id, status, until, key in rows
-        if key in numbers
+        numbers[node.public_key]: RegisteredNode(flower_id=node.flower_id, online=node.online)
+        for node in database.registered_nodes(deployment.database)
+        if node.public_key in numbers
     }

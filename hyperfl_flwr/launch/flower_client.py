@@ -1,11 +1,9 @@
 """Speaks to a SuperLink.
 
-The state and the output of a run are read from the SuperLink's database, opened read-only: half a millisecond, no
-import of Flower, and the SuperLink itself keeps them up to date. `flwr list` and `flwr log` give the same and are the
-fallback; each costs the better part of a second.
+The state and the output of a run are read from the SuperLink's database (`hyperfl_flwr.flower.superlink.database`).
+`flwr list` and `flwr log` give the same and are the fallback; each costs the better part of a second.
 """
 
-import contextlib
 import json
 import sqlite3
 import subprocess
@@ -15,20 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.superlink.database import run_log, run_status, unfinished_runs
 from hyperfl_flwr.launch.flower_env import CONNECTION, flower_command, plain_text
 
 ASK_SECONDS = 5.0
 """How often Flower's command is asked for a run's state, where it is not read from the database."""
-
-_STATE_QUERY = """
-SELECT task.pending_at, task.starting_at, task.running_at, task.finished_at, task.sub_status, task.details
-FROM run JOIN task ON task.task_id = run.primary_task_id WHERE run.run_id = ?"""
-_LOG_QUERY = """
-SELECT task_logs.rowid, task_logs.log FROM run JOIN task_logs ON task_logs.task_id = run.primary_task_id
-WHERE run.run_id = ? AND task_logs.rowid > ? ORDER BY task_logs.rowid"""
-_UNFINISHED_QUERY = """
-SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
-WHERE task.finished_at IS NULL OR task.finished_at = ''"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +111,7 @@ class FlowerClient:
         Raises:
             sqlite3.Error: The database cannot be read.
         """
-        rows = self._query(_UNFINISHED_QUERY)
-        return {int(str(number)) % 2**64: json.loads(str(settings or "{}")) for number, settings in rows}
+        return unfinished_runs(self._database)
 
     def status(self, run_id: int, *, now: bool = False) -> RunStatus:
         """Return how a run stands.
@@ -142,15 +130,12 @@ class FlowerClient:
                 self._asked[run_id] = time.monotonic(), status
             return status
         try:
-            rows = self._query(_STATE_QUERY, (_signed(run_id),))
+            found = run_status(self._database, run_id)
         except sqlite3.Error:
             return self._ask_status(run_id)
-        if not rows:
+        if found is None:
             raise RunFailedError(f"The SuperLink does not know the run {run_id}.")
-        _pending, starting, running, finished, sub_status, details = rows[0]
-        if finished:
-            return RunStatus(status=f"finished:{sub_status}", details=str(details or ""))
-        return RunStatus(status="running" if running else "starting" if starting else "pending")
+        return RunStatus(status=found[0], details=found[1])
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
         """Return what the run printed after `position`, and the position to go on from.
@@ -162,10 +147,10 @@ class FlowerClient:
             text = said.partition(f"logstream for run_id `{run_id}`\n")[2].removesuffix("\n")
             return text[position:], len(text)
         try:
-            rows = self._query(_LOG_QUERY, (_signed(run_id), position))
+            text, position = run_log(self._database, run_id, position)
         except sqlite3.Error:  # perhaps next time
             return "", position
-        return plain_text("".join(str(row[1]) for row in rows)), int(str(rows[-1][0])) if rows else position
+        return plain_text(text), position
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
         """Return the last lines that the run printed, for an error message."""
@@ -180,11 +165,6 @@ class FlowerClient:
         details = str(runs[0].get("status-details", ""))
         return RunStatus(status=str(runs[0].get("status", "")), details="" if details == "N/A" else details)
 
-    def _query(self, statement: str, values: tuple[int, ...] = ()) -> list[tuple[object, ...]]:
-        name = f"{self._database.as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
-            return connection.execute(statement, values).fetchall()
-
     def _flwr(self, *words: str) -> str:
         """Run a command of Flower's and return its output; with `--format json` it returns 0 also when it failed."""
         try:
@@ -196,11 +176,6 @@ class FlowerClient:
         except subprocess.TimeoutExpired as error:
             raise RunFailedError(f"`flwr {words[0]}` must end within two minutes, but did not.") from error
         return done.stdout
-
-
-def _signed(run_id: int) -> int:
-    """Return how the database holds a run id, which is unsigned and has 64 bits."""
-    return run_id - 2**64 if run_id >= 2**63 else run_id
 
 
 def _json_in(text: str) -> dict[str, object]:

@@ -17,10 +17,10 @@ from logging import ERROR
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import for_others
+from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Reduction, Request, printable
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum

@@ -6,10 +6,10 @@ from logging import ERROR
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
-from flwr.supercore import log
 
 from hyperfl_flwr.core.errors import for_others
+from hyperfl_flwr.flower.log import log
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.node.ledger import Entry, Ledger, LedgerError, Origin
 from hyperfl_flwr.protocol.messages import OUTLIER_SUMS, OWN_ARRAYS, group_of
 

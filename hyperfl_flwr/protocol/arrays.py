@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.checked_files import read_header
@@ -17,6 +16,9 @@ SharedArrays = dict[str, NDArray[Any]]
 
 MOST_HEADER = 512
 """Bytes of the header of a packed array; those that are packed here have some hundred."""
+
+NUMPY_TYPE = Array(np.zeros(0)).stype
+"""What Flower calls an array that is serialised in numpy's format."""
 
 BLOCK = 1 << 16
 """Elements of an array that are worked on together: what is made of them stays in a processor's cache."""
@@ -42,13 +44,13 @@ def _pack(value: NDArray[Any]) -> Array:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(contiguous))
     data = b"".join((header.getvalue(), contiguous.reshape(-1).view(np.uint8).data))
-    return Array(dtype=str(value.dtype), shape=value.shape, stype=SType.NUMPY, data=data)
+    return Array(dtype=str(value.dtype), shape=value.shape, stype=NUMPY_TYPE, data=data)
 
 
 def _unpack(array: Array) -> NDArray[Any]:
     """Return what `array.numpy()` is, without a copy."""
     stream = io.BytesIO(array.data)
-    if array.stype != SType.NUMPY or np.lib.format.read_magic(stream) != (1, 0):
+    if array.stype != NUMPY_TYPE or np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError(f"arrays must be serialised by numpy in its format 1.0, got {array.stype!r}")
     if int.from_bytes(array.data[8:10], "little") > MOST_HEADER:  # a long one takes long to parse
         raise ValueError(f"the header of an array must have at most {MOST_HEADER} bytes")

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.grid import is_in_memory_grid
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -53,9 +54,7 @@ class Exchange:
 
 def is_simulated(grid: Grid) -> bool:
     """Say whether all nodes are parts of one simulation, which nobody can leave."""
-    from flwr.superlink.grid import InMemoryGrid  # deferred: takes half a second, and processes of nodes need it not
-
-    return isinstance(grid, InMemoryGrid) or (isinstance(grid, InProcessGrid) and grid.simulated)
+    return is_in_memory_grid(grid) or (isinstance(grid, InProcessGrid) and grid.simulated)
 
 
 def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Exchange]:

@@ -12,9 +12,9 @@ from logging import INFO
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable

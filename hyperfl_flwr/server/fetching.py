@@ -5,25 +5,34 @@ be decoded. Flower's grid loads all parts of a reply before it returns the reply
 server app. Here the parts are counted while they arrive.
 """
 
-import contextlib
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
 from google.protobuf.message import Error as ProtobufError
 
+from hyperfl_flwr.flower.grid import is_http_grid, replaced_client
+from hyperfl_flwr.flower.log import log
+from hyperfl_flwr.flower.messages import set_origin
+from hyperfl_flwr.flower.objects import chunk_ids, is_array, is_array_chunk
 from hyperfl_flwr.protocol.sizes import content_bytes
 
 if TYPE_CHECKING:
-    from flwr.superlink.grid import HttpGrid
+    from hyperfl_flwr.flower.grid import (
+        ConfirmMessageReceivedRequest,
+        ConfirmMessageReceivedResponse,
+        ObjectTree,
+        PullAppMessagesRequest,
+        PullAppMessagesResponse,
+        PullObjectRequest,
+        PullObjectResponse,
+        RuntimeHttpClient,
+    )
 
 Result = TypeVar("Result")
 
@@ -105,12 +114,10 @@ def fetch(grid: Grid, message_id: str, limits: ReplyLimits, end: float) -> list[
         LateReplyError: If parts of it are missing at the end.
         SuperLinkError: If the SuperLink has failed; the reply may be lost.
     """
-    from flwr.superlink.grid import HttpGrid  # deferred: takes half a second, and processes of nodes need it not
-
-    if not isinstance(grid, HttpGrid):  # of a simulation, whose nodes run this project's code
+    if not is_http_grid(grid):  # of a simulation, whose nodes run this project's code
         return list(grid.pull_messages([message_id]))
     try:
-        with _limited(grid, limits, end) as client:
+        with replaced_client(grid, lambda client: _CheckingClient(client, limits, end)) as client:
             replies = list(grid.pull_messages([message_id]))
         for reply in replies:
             client.correct(reply)
@@ -149,18 +156,6 @@ def repeated(request: Callable[[], Result]) -> Result:
             time.sleep(RETRY_PAUSE_SECONDS)
 
 
-@contextlib.contextmanager
-def _limited(grid: "HttpGrid", limits: ReplyLimits, end: float) -> Iterator["_CheckingClient"]:
-    """Check what a grid fetches."""
-    client = grid._runtime_client
-    checking = _CheckingClient(client, limits, end)
-    grid._client = checking  # type: ignore[assignment]
-    try:
-        yield checking
-    finally:
-        grid._client = client
-
-
 class _CheckingClient:
     """A SuperLink's client that fetches replies to the given messages within limits; all else it hands on.
 
@@ -173,7 +168,7 @@ class _CheckingClient:
         end: When all parts must have arrived.
     """
 
-    def __init__(self, client: Any, limits: ReplyLimits, end: float) -> None:  # noqa: ANN401 - a private class
+    def __init__(self, client: "RuntimeHttpClient", limits: ReplyLimits, end: float) -> None:
         self._client = client
         self._limits = limits
         self._end = end
@@ -185,7 +180,7 @@ class _CheckingClient:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._client, name)
 
-    def PullMessages(self, request: Any) -> Any:  # noqa: ANN401, N802 - Flower's name
+    def PullMessages(self, request: "PullAppMessagesRequest") -> "PullAppMessagesResponse":  # noqa: N802 - Flower's name
         """Return replies without their objects, unless these are too many."""
         response = self._client.PullMessages(request)
         pairs = zip(response.messages_list, response.message_object_trees, strict=True)
@@ -198,7 +193,7 @@ class _CheckingClient:
             messages_list=[message for message, _ in kept], message_object_trees=[tree for _, tree in kept]
         )
 
-    def PullObject(self, request: Any) -> Any:  # noqa: ANN401, N802 - Flower's name
+    def PullObject(self, request: "PullObjectRequest") -> "PullObjectResponse":  # noqa: N802 - Flower's name
         """Return one object; several threads call this at the same time, so the limit may be passed by two objects."""
         response = self._client.PullObject(request)
         if time.monotonic() > self._end and not response.object_available:
@@ -206,31 +201,31 @@ class _CheckingClient:
         content = response.object_content
         self._sizes[request.object_id] = len(content)
         self._num_bytes += len(content)
-        if not content.startswith(b"ArrayChunk "):
+        if not is_array_chunk(content):
             self._records[request.object_id] = content
             self._record_bytes += len(content)
         if self._num_bytes > self._limits.num_bytes or self._record_bytes > RECORD_BYTES:
             raise RefusedReplyError(f"its reply is larger than {self._limits.num_bytes / 1e6:.0f} MB")
         return response
 
-    def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: ANN401, N802 - Flower's name
+    def ConfirmMessageReceived(  # noqa: N802 - Flower's name
+        self, request: "ConfirmMessageReceivedRequest"
+    ) -> "ConfirmMessageReceivedResponse":
         """Check the size of the arrays, which may repeat a part, before Flower puts them together."""
-        arrays = (content for content in self._records.values() if content.startswith(b"Array "))
+        arrays = (content for content in self._records.values() if is_array(content))
         if sum(map(self._array_bytes, arrays)) > self._limits.num_bytes:
             raise RefusedReplyError(f"its arrays are larger than {self._limits.num_bytes / 1e6:.0f} MB")
         return self._client.ConfirmMessageReceived(request)
 
     def _array_bytes(self, content: bytes) -> int:
-        parts = get_object_children_ids_from_object_content(content)
-        numbers = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-        return sum(self._sizes[parts[number]] for number in numbers)
+        return sum(self._sizes[chunk] for chunk in chunk_ids(content))
 
     def correct(self, reply: Message) -> None:
         """Put the SuperLink's word for what a reply answers and where it is from in the place of the node's."""
-        reply.metadata.__dict__["_reply_to_message_id"], reply.metadata.__dict__["_src_node_id"] = self._asked
+        set_origin(reply, *self._asked)
 
 
-def _exceeds(tree: Any, most: int) -> bool:  # noqa: ANN401 - a message of protobuf
+def _exceeds(tree: "ObjectTree", most: int) -> bool:
     """Return whether a tree has more than some number of nodes; not recursive, since it may be deep."""
     found, waiting = 0, [tree]
     while waiting:

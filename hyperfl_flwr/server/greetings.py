@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import HELLO
 from hyperfl_flwr.server.exchange import match
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated

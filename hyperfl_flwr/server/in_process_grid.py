@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.flower.grid import NodeInfo, Run
+from hyperfl_flwr.flower.messages import ErrorCode, identify_process, set_message_id
 
 FIRST_NODE_ID = 1000
 
@@ -50,8 +48,7 @@ class InProcessGrid(Grid):
             )
             for partition in range(num_nodes)
         }
-        # Flower's Message asks for the identity of the task that makes it, which only its own runtimes set.
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        identify_process()
         self._sent = 0
         self._waiting: dict[str, Message] = {}
 
@@ -64,7 +61,7 @@ class InProcessGrid(Grid):
         ids = []
         for message in messages:
             self._sent += 1
-            message.metadata.__dict__["_message_id"] = f"message-{self._sent}"
+            set_message_id(message, f"message-{self._sent}")
             ids.append(message.metadata.message_id)
             self._waiting[message.metadata.message_id] = message
         return ids

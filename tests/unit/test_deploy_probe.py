@@ -8,9 +8,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from little_servers import free_port, https_server, silent_server
 
 import hyperfl_flwr.deploy.probe
-from hyperfl_flwr.deploy.fleet_api import Registration, ask_admission, ask_registration
 from hyperfl_flwr.deploy.keys import write_authority, write_server_certificate
 from hyperfl_flwr.deploy.probe import Answer, clock, probe
+from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_admission, ask_registration
 from hyperfl_flwr.launch.findings import Level
 
 

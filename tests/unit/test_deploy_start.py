@@ -12,9 +12,9 @@ import pytest
 import hyperfl_flwr.deploy.admission
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.admission import wait_for_admission
-from hyperfl_flwr.deploy.fleet_api import Registration
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init
+from hyperfl_flwr.flower.superlink.fleet_api import Registration
 
 Answers = Callable[..., list[str]]
 

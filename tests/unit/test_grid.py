@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from scripted import A, Answer, B, C, ScriptedGrid, fails, from_the_superlink, is_silent, says
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.grid import NodeInfo
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import record_of
 from hyperfl_flwr.server import exchange as grid_module
 from hyperfl_flwr.server.exchange import exchange, match

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from flwr.common.constant import ErrorCode
 from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.server import exchange as grid_module
 from hyperfl_flwr.server import federation as agreement_module
 from hyperfl_flwr.server.federation import Federation, handshake

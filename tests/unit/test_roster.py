@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.constant import ErrorCode
 from scripted import A, Answer, B, C, ScriptedGrid, fails, introduction, is_silent, nodes_of, says
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.versions import shared_versions
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import PROPERTIES
 from hyperfl_flwr.protocol.queries import NOVEL
 from hyperfl_flwr.server import greetings

@@ -153,7 +153,7 @@ class OwnExtractor(nn.Module, Drawn):
 
     def _move_constants(self, device: torch.device) -> None:
         for layer in self.network.modules():
-            for name in layer._non_persistent_buffers_set:
+            for name in layer._non_persistent_buffers_set:  # noqa: SLF001 - torch has no public list of them
                 setattr(layer, name, getattr(layer, name).to(device))
         self._on = device
 

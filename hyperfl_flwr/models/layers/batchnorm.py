@@ -19,7 +19,7 @@ class _Uncounted(_BatchNorm):
         self.num_batches_tracked = None
 
     def _load_from_state_dict(self, *args: Any) -> None:  # noqa: ANN401 - as torch has it
-        nn.Module._load_from_state_dict(self, *args)  # torch's own would ask for the counter
+        nn.Module._load_from_state_dict(self, *args)  # noqa: SLF001 - torch's own would ask for the counter
 
 
 class BatchNorm1d(_Uncounted, nn.BatchNorm1d):

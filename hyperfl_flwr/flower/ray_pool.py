@@ -2,12 +2,14 @@
 
 Flower's simulation puts an actor whose process died back into its pool and never starts another: the same nodes are
 then missing in every later round, while the run ends as completed. Here the pool starts a fresh actor instead.
+
+Wraps `flwr.simulation.ray_transport.ray_actor.BasicActorPool`; Flower offers no choice of the pool.
 """
 
 import sys
 from typing import Any
 
-from flwr.supercore import log
+from hyperfl_flwr.flower.log import log
 
 
 def replace_dead_actors() -> None:

@@ -2,8 +2,10 @@
 
 Flower has no such question. A SuperNode activates itself for a heartbeat interval; an interval of 0 is refused for its
 length if the key is known, and as any other activation if it is not. A known key is refused, too, while a SuperNode
-that has it counts as online: for a minute if it was killed. This is the only module that uses Flower's private client
-of a SuperLink.
+that has it counts as online: for a minute if it was killed.
+
+Wraps `flwr.supernode.fleet_http_client`, the client by which a SuperNode speaks to a SuperLink, and what its requests
+and answers consist of. Flower's only public user of that API is the command `flower-supernode`, which stays.
 """
 
 from enum import Enum, auto

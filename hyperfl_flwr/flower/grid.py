@@ -1,0 +1,58 @@
+"""Flower's two grids: which one a server app has got, and its client of the SuperLink's runtime API.
+
+Wraps `flwr.superlink.grid`, `flwr.supercore.runtime`, `flwr.supercore.run` and messages of `flwr.proto`. The public
+`flwr.serverapp.Grid` does not say whether the nodes are simulated, offers no access to the requests that it makes, and
+its abstract methods have types that are not public.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
+
+from flwr.proto.node_pb2 import NodeInfo as NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run as Run
+
+if TYPE_CHECKING:  # only types: a node's process needs none of them
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as ConfirmMessageReceivedRequest
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse as ConfirmMessageReceivedResponse
+    from flwr.proto.message_pb2 import ObjectTree as ObjectTree
+    from flwr.proto.message_pb2 import PullObjectRequest as PullObjectRequest
+    from flwr.proto.message_pb2 import PullObjectResponse as PullObjectResponse
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest as PullAppMessagesRequest
+    from flwr.proto.runtime_pb2 import PullAppMessagesResponse as PullAppMessagesResponse
+    from flwr.supercore.runtime import RuntimeHttpClient as RuntimeHttpClient
+    from flwr.superlink.grid import HttpGrid as HttpGrid
+
+Client = TypeVar("Client")
+
+
+def is_http_grid(grid: Grid) -> "TypeGuard[HttpGrid]":
+    """Return whether a grid is that of a deployment."""
+    from flwr.superlink.grid import HttpGrid  # deferred: it takes half a second, and no process of a node needs it
+
+    return isinstance(grid, HttpGrid)
+
+
+def is_in_memory_grid(grid: Grid) -> bool:
+    """Return whether a grid is that of Flower's simulation."""
+    from flwr.superlink.grid import InMemoryGrid  # deferred: see above
+
+    return isinstance(grid, InMemoryGrid)
+
+
+@contextlib.contextmanager
+def replaced_client(grid: "HttpGrid", wrap: "Callable[[RuntimeHttpClient], Client]") -> Iterator[Client]:
+    """Let another client make a grid's requests to the SuperLink, as long as the `with` block lasts.
+
+    Args:
+        grid: The grid.
+        wrap: Returns the other client, given the grid's own.
+    """
+    client = grid._runtime_client  # noqa: SLF001
+    replacement = wrap(client)
+    grid._client = cast("RuntimeHttpClient", replacement)  # noqa: SLF001
+    try:
+        yield replacement
+    finally:
+        grid._client = client  # noqa: SLF001

@@ -1,0 +1,111 @@
+"""Reads the SQLite database of a SuperLink, which is opened read-only; the SuperLink need not run.
+
+Wraps the tables `run`, `task`, `task_logs` and `node`. Flower's commands `flwr list`, `flwr log` and
+`flwr supernode list` need a running SuperLink and the better part of a second each, a query half a millisecond. This
+module imports nothing of Flower, so the process that follows a run stays small.
+"""
+
+import contextlib
+import json
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+_STATE_QUERY = """
+SELECT task.pending_at, task.starting_at, task.running_at, task.finished_at, task.sub_status, task.details
+FROM run JOIN task ON task.task_id = run.primary_task_id WHERE run.run_id = ?"""
+_LOG_QUERY = """
+SELECT task_logs.rowid, task_logs.log FROM run JOIN task_logs ON task_logs.task_id = run.primary_task_id
+WHERE run.run_id = ? AND task_logs.rowid > ? ORDER BY task_logs.rowid"""
+_UNFINISHED_QUERY = """
+SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
+WHERE task.finished_at IS NULL OR task.finished_at = ''"""
+_NODES_QUERY = "SELECT node_id, status, online_until, public_key FROM node WHERE unregistered_at IS NULL"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    """A node that the SuperLink knows.
+
+    Attributes:
+        flower_id: Flower's number of it, 0 .. 2^64-1.
+        online: Whether it is connected; a node that was killed counts for up to a minute.
+        public_key: In PEM, as it was registered.
+    """
+
+    flower_id: int
+    online: bool
+    public_key: bytes
+
+
+def run_status(database: Path, run_id: int) -> tuple[str, str] | None:
+    """Return how a run stands.
+
+    Returns:
+        "pending", "starting", "running", "finished:completed", "finished:failed" or "finished:stopped", and of one that
+        has finished Flower's details, which may be empty; None if the database does not have the run.
+
+    Raises:
+        sqlite3.Error: The database cannot be read.
+    """
+    rows = _query(database, _STATE_QUERY, _signed(run_id))
+    if not rows:
+        return None
+    _pending, starting, running, finished, sub_status, details = rows[0]
+    if finished:
+        return f"finished:{sub_status}", str(details or "")
+    return "running" if running else "starting" if starting else "pending", ""
+
+
+def run_log(database: Path, run_id: int, position: int = 0) -> tuple[str, int]:
+    """Return what a run has printed after a position, with its colours, and the position to go on from.
+
+    Raises:
+        sqlite3.Error: The database cannot be read.
+    """
+    rows = _query(database, _LOG_QUERY, _signed(run_id), position)
+    return "".join(text for _, text in rows), rows[-1][0] if rows else position
+
+
+def unfinished_runs(database: Path) -> dict[int, dict[str, object]]:
+    """Return the settings of the runs that have not ended: run id -> settings that override the app's.
+
+    Raises:
+        sqlite3.Error: The database cannot be read.
+    """
+    rows = _query(database, _UNFINISHED_QUERY)
+    return {_unsigned(run_id): json.loads(settings or "{}") for run_id, settings in rows}
+
+
+def registered_nodes(database: Path) -> list[NodeRecord]:
+    """Return the nodes that are registered, none if the SuperLink has not made its tables yet."""
+    try:
+        rows = _query(database, _NODES_QUERY)
+    except sqlite3.OperationalError:
+        return []
+    now = datetime.now(UTC).timestamp()
+    return [
+        NodeRecord(
+            flower_id=_unsigned(flower_id),
+            online=status == "online" and until > now,
+            public_key=key,
+        )
+        for flower_id, status, until, key in rows
+    ]
+
+
+def _query(database: Path, statement: str, *values: int) -> list[tuple[Any, ...]]:
+    name = f"{database.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def _signed(number: int) -> int:
+    """Return how the database holds an id, which is unsigned and has 64 bits."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _unsigned(number: int) -> int:
+    return number % 2**64
