@@ -89,10 +89,6 @@ def run(
         changes, method=method, dataset=dataset, target=model, num_clients=num_clients, num_rounds=num_rounds,
         seed=seed, data_root=data_root, output=output, resume=resume,
     )  # fmt: skip
-    if tensorboard:
-        from hyperfl_flwr.launch.tensorboard import require_tensorboard
-
-        require_tensorboard()  # before anything is made
     platform: Platform | None = None
     if deployment is not None:
         if num_nodes is not None or dry_run or engine != "ray":
