@@ -1,13 +1,28 @@
 """Federated learning with hypernetworks and without sharing models, on Flower.
 
+`run`, `resume`, `Run`, `Observer`, `deployment` and `HyperFLError` are the Python interface (docs/how-to/python.md).
+Each is imported when it is first used: this module is also imported by every process that trains, and on nodes, which
+have only what trains.
+
 Ray puts the working directory of the simulation's process first on every actor's import path, so a foreign package
 named `clients` or `strategies` there would be imported instead of ours. In that process, and only there, the working
 directory is moved to the app's own folder. Every output path is therefore absolute.
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.api.run import Run
+    from hyperfl_flwr.api.train import resume, run
+    from hyperfl_flwr.core.errors import HyperFLError
+    from hyperfl_flwr.deploy.run import deployment
+    from hyperfl_flwr.launch.follow import Observer
+
+__all__ = ["HyperFLError", "Observer", "Run", "deployment", "resume", "run"]
 
 ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds this project's packages: the checkout, Flower's unpacked app, or site-packages."""
@@ -16,3 +31,29 @@ __version__ = "0.1.0"
 
 if Path(sys.argv[0]).name == "flwr-simulation":
     os.chdir(ROOT)
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+    _HOMES = {
+        "HyperFLError": "core.errors",
+        "Observer": "launch.follow",
+        "Run": "api.run",
+        "deployment": "deploy.run",
+        "resume": "api.train",
+        "run": "api.train",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = f"{__name__}.{_HOMES[name]}"
+        try:
+            return getattr(importlib.import_module(home), name)
+        except ModuleNotFoundError as error:
+            if not f"{home}.".startswith(f"{error.name}."):
+                raise
+            raise AttributeError(
+                f"{__name__}.{name} is not in what travels to nodes; install hyperfl-flwr to start runs"
+            ) from None
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

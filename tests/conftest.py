@@ -18,6 +18,7 @@ from hyperfl_flwr.__main__ import main
 from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.launch import subprocess_call
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background; what tests start would ignore it, too
@@ -102,7 +103,11 @@ def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Return a function that runs `hyperfl` in an empty folder: words -> (exit code, stdout, stderr)."""
+    """Return a function that runs `hyperfl` in an empty folder: words -> (exit code, stdout, stderr).
+
+    It plans in this process, which has imported torch already; `tests/unit/test_subprocess_call.py` compares the two.
+    """
+    monkeypatch.setattr(subprocess_call, "call_in_subprocess", subprocess_call.call_here)
     folder = tmp_path / "working"
     folder.mkdir()
     monkeypatch.chdir(folder)

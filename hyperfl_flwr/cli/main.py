@@ -6,10 +6,10 @@ Each command imports what it runs, so that `hyperfl --help` and commands without
 from __future__ import annotations
 
 import tomllib
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -21,7 +21,6 @@ from hyperfl_flwr.cli.doctor import doctors
 from hyperfl_flwr.cli.export import exports
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.personalize import personal
-from hyperfl_flwr.cli.progress import ShownProgress
 from hyperfl_flwr.cli.sample_folders import folders
 from hyperfl_flwr.cli.tensorboard import boards
 from hyperfl_flwr.core.errors import ConfigError
@@ -29,8 +28,8 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:
-    from hyperfl_flwr.launch.follow import Observer
-    from hyperfl_flwr.launch.plans import Plan, SimulationPlan
+    from hyperfl_flwr.launch.follow import Platform
+    from hyperfl_flwr.launch.plans import Engine
     from hyperfl_flwr.launch.quickstart import Spread
 
 cli = typer.Typer(
@@ -80,51 +79,35 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
 ) -> None:
     """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
-    from hyperfl_flwr.data.sample_format import is_own, own_path
-    from hyperfl_flwr.launch.simulation import launch
-    from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
+    from hyperfl_flwr.api.train import changed_settings
+    from hyperfl_flwr.api.train import run as train
+    from hyperfl_flwr.launch.progress import ShownProgress
 
-    named: dict[str, Scalar | None] = {
-        "method": method, "dataset": dataset, "target": model,
-        "num-clients": num_clients, "num-rounds": num_rounds, "seed": seed,
-        "data-root": _absolute(data_root), "output": _absolute(output), "resume": _absolute(resume),
-    }  # fmt: skip
     changes: dict[str, Scalar] = {} if config is None else _read_settings(config)
     changes |= dict(parse_setting(text) for text in set_ or ())
-    changes |= {key: value for key, value in named.items() if value is not None}
-    if isinstance(own := changes.get("dataset"), str) and is_own(own):
-        path = own_path(own)
-        if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
-            changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
-    if tensorboard:
-        from hyperfl_flwr.launch.tensorboard import require_tensorboard
-
-        require_tensorboard()  # before anything is made
+    changes = changed_settings(
+        changes, method=method, dataset=dataset, target=model, num_clients=num_clients, num_rounds=num_rounds,
+        seed=seed, data_root=data_root, output=output, resume=resume,
+    )  # fmt: skip
+    platform: Platform | None = None
     if deployment is not None:
         if num_nodes is not None or dry_run or engine != "ray":
             raise ConfigError("--num-nodes, --engine and --dry-run are for simulations; a deployment has its own nodes")
-        from hyperfl_flwr.deploy.layout import Deployment
-        from hyperfl_flwr.deploy.run import launch_deployed
+        from hyperfl_flwr.deploy.run import deployment as deployed_at
 
-        place = Deployment.read(deployment)
-        deployed: Plan = call_in_subprocess("hyperfl_flwr.launch.planning:plan_deployed", place.num_nodes, changes)
-        with (
-            ShownProgress(deployed.method, verbose=verbose, quiet=quiet, rounds=True) as shown,
-            _with_event_files(shown, deployed, wanted=tensorboard) as observer,
-        ):
-            directory = launch_deployed(place, deployed, observer)
-        out.print(str(directory), markup=False)
-        return
+        platform = deployed_at(deployment)
     if dry_run:
         _print_estimate(changes, num_nodes, engine)
         return
-    planned: SimulationPlan = call_in_subprocess("hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine)
-    with (
-        ShownProgress(planned.method, verbose=verbose, quiet=quiet) as shown,
-        _with_event_files(shown, planned, wanted=tensorboard) as observer,
-    ):
-        directory = launch(planned, observer)
-    out.print(str(directory), markup=False)
+    done = train(
+        settings=changes,
+        engine=cast("Engine", engine),  # which is checked with the settings
+        num_nodes=num_nodes,
+        deployment=platform,
+        tensorboard=tensorboard,
+        progress=partial(ShownProgress, verbose=verbose, quiet=quiet, rounds=deployment is not None),
+    )
+    out.print(str(done.folder), markup=False)
 
 
 @cli.command()
@@ -133,6 +116,7 @@ def quickstart(
     num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
 ) -> None:
     """Train HyperFL, FedAvg and local-only on handwritten digits, with two seeds each, and compare them."""
+    from hyperfl_flwr.launch.progress import ShownProgress
     from hyperfl_flwr.launch.quickstart import SEEDS
     from hyperfl_flwr.launch.quickstart import quickstart as run_quickstart
 
@@ -205,22 +189,9 @@ def version() -> None:
     out.print(__version__)
 
 
-def _with_event_files(observer: Observer, planned: Plan, *, wanted: bool) -> AbstractContextManager[Observer]:
-    """Return what a run is observed by, and written down for TensorBoard if that is wanted."""
-    if not wanted:
-        return nullcontext(observer)
-    from hyperfl_flwr.launch.tensorboard import written_along  # with torch, whose writer it takes
-
-    return written_along(planned.directory, observer)
-
-
 def _in_percent(share: Spread) -> str:
     """Return a share over the seeds."""
     return f"{100 * share.mean:.1f} % ({100 * share.least:.1f} to {100 * share.largest:.1f})"
-
-
-def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
 
 
 def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperfl_flwr.cli.progress import ShownProgress
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out
@@ -66,6 +65,7 @@ def run_personalize(
 def _serve_nodes(folder: Path, run: Path, *, verbose: bool) -> None:
     from hyperfl_flwr.deploy.layout import Deployment
     from hyperfl_flwr.deploy.personalize import personalize_nodes
+    from hyperfl_flwr.launch.progress import ShownProgress
     from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
 
     deployment = Deployment.read(folder)

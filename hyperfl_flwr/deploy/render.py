@@ -8,11 +8,12 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
+from typing import TYPE_CHECKING, Any
 
 from hyperfl_flwr.deploy.node_settings import as_toml
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -36,8 +37,10 @@ def render(template: str, **values: object) -> str:
 
 
 @cache
-def jinja_environment() -> Environment:
+def jinja_environment() -> "Environment":
     """Return what reads the templates: undefined values and values without a filter are errors."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # the process that follows a run needs none
+
     environment = Environment(
         autoescape=False,  # noqa: S701 - escapes HTML, and none of the files is HTML: see `_FILTERS`
         finalize=_refuse_unquoted,
@@ -52,6 +55,8 @@ def jinja_environment() -> Environment:
 
 
 def _refuse_unquoted(value: object) -> object:
+    from jinja2 import Undefined
+
     if isinstance(value, int | _Quoted | Undefined):  # jinja2 raises its own error for what is undefined
         return value
     raise ValueError(f"a value in a template must be a number or pass one of {', '.join(_FILTERS)}; got {value!r}")

@@ -4,20 +4,43 @@ import contextlib
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
+from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.launch.follow import POLL_SECONDS, Observer, explained, follow
+from hyperfl_flwr.launch.follow import POLL_SECONDS, Observer, Platform, ReadyRun, explained, follow
 from hyperfl_flwr.launch.other_accounts import deployment_warning
 from hyperfl_flwr.launch.plans import Plan
 
 STOP_SECONDS = 15.0
 """How long a run may take to stop; it needs about one second."""
+
+
+def deployment(folder: Path | str) -> Platform:
+    """Return the platform of a deployment's SuperLink and nodes.
+
+    Args:
+        folder: What `hyperfl deploy init` has made.
+
+    Raises:
+        ConfigError: If it is no deployment's.
+    """
+    place = Deployment.read(Path(folder))
+
+    def ready(changes: Mapping[str, Scalar]) -> ReadyRun:
+        planned: Plan = subprocess_call.call_in_subprocess(
+            "hyperfl_flwr.launch.planning:plan_deployed", place.num_nodes, changes
+        )
+        return ReadyRun(plan=planned, launch=partial(launch_deployed, place, planned))
+
+    return ready
 
 
 def launch_deployed(deployment: Deployment, planned: Plan, observer: Observer) -> Path:

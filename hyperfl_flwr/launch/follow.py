@@ -3,12 +3,14 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.flower_client import RunStatus
 from hyperfl_flwr.launch.plans import Plan
 from hyperfl_flwr.runs.metrics_tail import NewRecords
@@ -45,6 +47,27 @@ class Observer:
     on_round: Callable[[int, int, float | None], None] = lambda *_: None
     on_log: Callable[[str], None] = lambda _: None
     on_note: Callable[[str], None] = lambda _: None
+
+
+Display = Callable[[str], AbstractContextManager[Observer]]
+"""Shows a run with a title for as long as its `with` block lasts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyRun:
+    """A run that can start.
+
+    Attributes:
+        plan: Its settings.
+        launch: Starts it, waits for its end and returns its folder.
+    """
+
+    plan: Plan
+    launch: Callable[[Observer], Path]
+
+
+Platform = Callable[[Mapping[str, Scalar]], ReadyRun]
+"""Where runs train: checks changes of settings and returns a run with them that can start."""
 
 
 def watch(superlink: Followed, run_id: int, observer: Observer, look: Callable[[], None] = lambda: None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 from hyperfl_flwr.core.setting_types import Scalar
 
@@ -37,8 +38,11 @@ class Plan:
         return Path(str(self.settings["resume"] or self.settings["output"]))
 
 
-RAY, IN_PROCESS = "ray", "in-process"
+Engine = Literal["ray", "in-process"]
 """The engines: Flower's simulation engine on Ray, or all nodes one after the other in one process without ports."""
+
+RAY: Final = "ray"
+IN_PROCESS: Final = "in-process"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,18 +7,17 @@ too, so that the spread covers both. Settings are in `quickstart.toml`.
 import json
 import statistics
 import tomllib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import flatten
-from hyperfl_flwr.launch.follow import Observer
+from hyperfl_flwr.launch import subprocess_call
+from hyperfl_flwr.launch.follow import Display
 from hyperfl_flwr.launch.plans import SimulationPlan
 from hyperfl_flwr.launch.simulation import launch
-from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
 
 METHODS = ("hyperfl", "fedavg", "local")
 SEEDS = (0, 1)
@@ -80,27 +79,27 @@ def quickstart_settings(method: str, seed: int) -> dict[str, Scalar]:
     return changes | {"method": method, "seed": seed, "data.seed": seed}
 
 
-def quickstart(
-    output: Path | None, num_rounds: int, observed: Callable[[str], AbstractContextManager[Observer]]
-) -> Quickstart:
+def quickstart(output: Path | None, num_rounds: int, display: Display) -> Quickstart:
     """Run the three methods with each seed, one after the other, and compare them.
 
     Args:
         output: Folder of the runs; None makes a new one below `runs` in the working directory.
         num_rounds: Number of federated rounds.
-        observed: Returns what hears of the run with a title.
+        display: Shows each run.
 
     Raises:
         HyperFLError: If a run cannot start, or fails.
     """
-    plans: list[SimulationPlan] = call_in_subprocess("hyperfl_flwr.launch.quickstart:plan_methods", output, num_rounds)
+    plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(
+        "hyperfl_flwr.launch.quickstart:plan_methods", output, num_rounds
+    )
     for planned in plans:
-        with observed(f"{planned.method}, seed {planned.settings['seed']}") as observer:
+        with display(f"{planned.method}, seed {planned.settings['seed']}") as observer:
             launch(planned, observer)
     runs = {method: [planned.directory for planned in plans if planned.method == method] for method in METHODS}
     folder = plans[0].directory.parent.parent
     picture = folder / "comparison.png"
-    call_in_subprocess("hyperfl_flwr.runs.plots:plot_comparison", runs, picture)
+    subprocess_call.call_in_subprocess("hyperfl_flwr.runs.plots:plot_comparison", runs, picture)
     results = [_result(method, paths) for method, paths in runs.items()]
     return Quickstart(folder=folder, picture=picture, results=results)
 

@@ -1,17 +1,33 @@
 """Runs the app on a SuperLink of its own and follows it to the end."""
 
 import math
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.toml_files import settings_text
+from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.flower_env import federation_config
-from hyperfl_flwr.launch.follow import Observer, explained, follow
+from hyperfl_flwr.launch.follow import Observer, Platform, ReadyRun, explained, follow
 from hyperfl_flwr.launch.in_process_run import InProcessRun
 from hyperfl_flwr.launch.local_superlink import LocalSuperLink
 from hyperfl_flwr.launch.other_accounts import simulation_warning
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, SimulationPlan
+
+
+def simulation(num_nodes: int | None = None, engine: str = RAY) -> Platform:
+    """Return the platform of simulations on this machine; `hyperfl_flwr.launch.planning.plan` has the arguments."""
+
+    def ready(changes: Mapping[str, Scalar]) -> ReadyRun:
+        planned: SimulationPlan = subprocess_call.call_in_subprocess(
+            "hyperfl_flwr.launch.planning:plan", changes, num_nodes, engine
+        )
+        return ReadyRun(plan=planned, launch=partial(launch, planned))
+
+    return ready
 
 
 def launch(planned: SimulationPlan, observer: Observer) -> Path:

@@ -1,7 +1,8 @@
 """Calls a function in a subprocess, so that this process stays small and the memory is given back at the end.
 
-A process that has imported torch keeps 600 MB for as long as it lives. The function gets and returns plain values and
-records, which travel as pickles between this process and its own child.
+A process that has imported torch keeps 600 MB for as long as it lives. A notebook keeps the modules that it has
+imported, a network of the user's among them; a subprocess imports them as they are now. The function gets and returns
+plain values and records, which travel as pickles between this process and its own child.
 
 This module is also the program of the subprocess (`main`); it imports nothing that takes time or memory.
 """
@@ -24,7 +25,7 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from hyperfl_flwr.launch.sub
 
 
 def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the function
-    """Call a function in a subprocess, or here if torch is imported already and a subprocess would save nothing.
+    """Call a function in a subprocess, which has this process's import path and nothing else of it.
 
     Args:
         name: `package.module:function`.
@@ -38,15 +39,6 @@ def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - 
             the traceback on standard error.
         OSError: As the function raises it of a file.
     """
-    return _call(name, *arguments) if "torch" in sys.modules else _call_child(name, *arguments)
-
-
-def _call(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the function
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)(*arguments)
-
-
-def _call_child(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the function
     # -P and the same import path: nothing is imported from a working directory in which this process would not look.
     # A session of its own: Ctrl-C comes to this process alone, which ends the other in an orderly way.
     child = subprocess.Popen(
@@ -66,6 +58,12 @@ def _call_child(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the 
     if not returned:
         raise value
     return value
+
+
+def call_here(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the function
+    """Call a function by its name."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)(*arguments)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -99,7 +97,7 @@ def main() -> None:
         threading.Thread(target=_end_with_parent, daemon=True).start()
         try:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            answer = (True, _call(*request))
+            answer = (True, call_here(*request))
         except HyperFLError as error:
             answer = (False, error)
         except OSError as error:

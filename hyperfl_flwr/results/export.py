@@ -12,7 +12,7 @@ Two states of a client's model are measured in a run (docs/concepts.md), and eit
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Exported:
         notes: What people should know of it.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor] = field(repr=False)
     recipe: TargetRecipe
     client: int | None
     state: State

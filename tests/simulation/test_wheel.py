@@ -24,6 +24,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = zipfile.ZipFile(wheel).namelist()
     assert "hyperfl_flwr/pyproject.toml" in names
     assert "hyperfl_flwr/LICENSE" in names
+    assert "hyperfl_flwr/py.typed" in names
     assert {"experiments/studies/table-1.toml", "experiments/expected/table-1.csv"} <= set(names)
     assert {"hyperfl_flwr/pages/templates/base.html", "hyperfl_flwr/pages/templates/page.css"} <= set(names)
     templates = {path.name for path in (ROOT / "hyperfl_flwr" / "deploy" / "templates").iterdir()}

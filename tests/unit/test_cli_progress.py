@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyperfl_flwr.cli.progress import ShownProgress
+from hyperfl_flwr.launch.progress import ShownProgress
 
 LOG = """\
 INFO :      Starting the app

@@ -24,7 +24,7 @@ from strategies.pfedhn import PFedHN
         ("hyperfl_flwr.launch.planning", "matplotlib, ray, scipy.stats, sklearn"),
         (
             "hyperfl_flwr.cli.main, hyperfl_flwr.launch.simulation, hyperfl_flwr.deploy.run, "
-            "hyperfl_flwr.deploy.personalize, hyperfl_flwr.launch.quickstart",
+            "hyperfl_flwr.deploy.personalize, hyperfl_flwr.launch.quickstart, hyperfl_flwr.api.train",
             "flwr, jinja2, matplotlib, ray, scipy, sklearn, torch, torchvision",
         ),
     ],

@@ -1,16 +1,13 @@
-"""The command line's display of a run while it goes on."""
+"""Shows a run on standard error while it goes on: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hyperfl_flwr.launch.console import err
-
-if TYPE_CHECKING:
-    from hyperfl_flwr.launch.follow import Observer
+from hyperfl_flwr.launch.follow import Observer
 
 SHOWN = ("is left out", "novel client", "warning:")
 """Lines of the server's log with one of these are shown with the progress."""
@@ -34,13 +31,12 @@ class ShownProgress:
         self._verbose, self._quiet, self._rounds = verbose, quiet, rounds
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[accuracy]}"),
-            TimeElapsedColumn(), TimeRemainingColumn(), console=err, disable=quiet,
+            TimeElapsedColumn(), TimeRemainingColumn(), console=err,
+            disable=quiet or err.is_jupyter,  # where rich needs ipywidgets for a bar
         )  # fmt: skip
         self._task = self._bar.add_task(title, total=None, accuracy="starting")
 
     def __enter__(self) -> Observer:
-        from hyperfl_flwr.launch.follow import Observer
-
         self._bar.start()
         return Observer(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
 

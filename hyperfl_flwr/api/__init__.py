@@ -1,0 +1,1 @@
+"""The Python interface: starts and resumes runs, and uses finished ones."""

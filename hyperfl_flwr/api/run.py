@@ -1,0 +1,174 @@
+"""A run's folder as an object: its result, its metrics, and the models that it holds.
+
+The process that follows a run makes one, too: what takes torch is imported where it is used.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, StateError
+from hyperfl_flwr.core.setting_types import Scalar
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.metrics.predictions import Predictions
+    from hyperfl_flwr.results.export import Exported, State
+    from hyperfl_flwr.runs.run_directory import Record
+
+
+def absolute(path: Path | str) -> Path:
+    """Return a path as it is meant: from the working directory, or with `~` from the user's home."""
+    return Path(path).expanduser().absolute()
+
+
+class Run:
+    """A run, finished or not. Its files are read each time that they are asked for.
+
+    Args:
+        folder: The run's folder.
+
+    Attributes:
+        folder: The same, absolute.
+
+    Raises:
+        RunDirectoryError: If the folder is not a run's.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = absolute(folder)
+        if not (self.folder / "manifest.json").is_file():
+            raise RunDirectoryError(f"{self.folder} is not a run directory: it holds no manifest.json")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Content of manifest.json: settings, what each `auto` became, versions, hardware.
+
+        Raises:
+            StateError: If it is damaged.
+        """
+        from hyperfl_flwr.runs.run_directory import read_manifest
+
+        return read_manifest(self.folder)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Content of summary.json, the run's result; accuracies are shares in [0, 1].
+
+        `hyperfl_flwr.runs.summary.summarise` has its keys.
+
+        Raises:
+            RunDirectoryError: If the run has not come to its end.
+            StateError: If it is damaged.
+        """
+        file = self.folder / "summary.json"
+        try:
+            summary: dict[str, Any] = json.loads(file.read_text())
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{self.folder} holds no summary.json: the run has not ended; resume it") from None
+        except ValueError as error:
+            raise StateError(f"{file} is damaged ({error}); restore it from a copy") from None
+        return summary
+
+    @property
+    def metrics_file(self) -> Path:
+        """Path of metrics.jsonl, one JSON object per line."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def metrics(self) -> "list[Record]":
+        """The lines of metrics.jsonl so far; `hyperfl_flwr.runs.run_directory.Record` has their kinds.
+
+        Raises:
+            StateError: If a line is damaged.
+        """
+        from hyperfl_flwr.runs.run_directory import read_metrics
+
+        return list(read_metrics(self.folder))
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write one self-contained page about the run.
+
+        Args:
+            path: The HTML file; None is `report.html` in the run's folder.
+
+        Returns:
+            The file.
+
+        Raises:
+            RunDirectoryError: If no round was recorded.
+        """
+        from hyperfl_flwr.results.report import write_report
+
+        return write_report(self.folder, None if path is None else absolute(path))
+
+    def export(
+        self,
+        client: int | None = None,
+        path: Path | str | None = None,
+        *,
+        state: "State | None" = None,
+        data_root: Path | str | None = None,
+    ) -> "Exported":
+        """Return a client's model, or the global one, and write it for plain torch if a path is given.
+
+        Args:
+            client: The client's id, 0 .. N - 1; None for the global model, which only some methods have.
+            path: The parameters' file, `*.safetensors`; its document and script go to the same folder.
+            state: `own` (after local training) or `aggregate` (as received after it); None for `own` where it is
+                stored, see `hyperfl_flwr.results.export`.
+            data_root: Folder of the run's data set, if it has changed.
+
+        Returns:
+            The parameters by name as CPU tensors, how they are used, and the accuracy that the run has recorded.
+
+        Raises:
+            RunDirectoryError: If the run has no such model, or not in this folder; or the path is in use.
+            HyperFLError: If a file is missing or damaged.
+        """
+        from hyperfl_flwr.results.export import model_of_run, write_exported
+
+        if state not in (None, "own", "aggregate"):
+            raise ConfigError(f"state must be own or aggregate, got {state!r}")
+        changes: dict[str, Scalar] = {}
+        if data_root is not None:
+            changes["data-root"] = str(absolute(data_root))
+        found = model_of_run(self.folder, client, state, changes)
+        if path is not None:
+            write_exported(found, absolute(path))
+        return found
+
+    def predict(
+        self,
+        data: Path | str,
+        client: int | None = None,
+        *,
+        state: "State | None" = None,
+        data_root: Path | str | None = None,
+        convert: bool = False,
+        device: str = "auto",
+    ) -> "Predictions":
+        """Predict samples with a client's model, or with the global one.
+
+        Args:
+            data: Folder of images, or an `.npz` file.
+            client: As for `export`.
+            state: As for `export`.
+            data_root: As for `export`.
+            convert: Whether images of another size or colour than the model's are converted.
+            device: `auto`, `cpu`, `cuda` or `cuda:NUMBER`.
+
+        Returns:
+            The probabilities [n, K] of n samples, and the labels where they are known.
+
+        Raises:
+            DataError: If there is no sample, or one cannot be used.
+            HyperFLError: As for `export`, or if the device is missing.
+        """
+        from hyperfl_flwr.core.device import resolve_device
+        from hyperfl_flwr.metrics.predictions import predict
+
+        model = self.export(client, state=state, data_root=data_root)
+        return predict(model.tensors, model.recipe, absolute(data), resolve_device(device), convert=convert)

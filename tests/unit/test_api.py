@@ -1,0 +1,261 @@
+"""The Python interface: runs on the in-process engine, what it reads of them, and what it refuses."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federations import SMALL, Settings, small_settings, trained
+from safetensors.torch import load_file
+
+import hyperfl_flwr as hyperfl
+from hyperfl_flwr import ROOT
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.launch.app_bundle import build_app
+from hyperfl_flwr.launch.simulation import simulation
+
+PAGE = ROOT / "docs" / "how-to" / "python.md"
+
+TINY: Settings = {**SMALL, "num-clients": 2, "num-rounds": 1}
+
+
+def program(text: str, *words: object, folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Run a program that has no file and no terminal, in a process that has imported nothing yet."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, "-P", "-c", text, *map(str, words)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_importing_the_package_imports_nothing_of_it(tmp_path: Path) -> None:
+    text = """
+import sys
+import hyperfl_flwr
+print([name for name in sys.modules if name.startswith("hyperfl_flwr")], {"rich", "pydantic"} & set(sys.modules))
+print(set(hyperfl_flwr.__all__) <= set(dir(hyperfl_flwr)), hasattr(hyperfl_flwr, "rum"))
+from hyperfl_flwr import *
+print(run.__module__, Run.__module__, {"flwr", "ray", "torch"} & set(sys.modules))
+"""
+    assert program(text, folder=tmp_path).stdout.splitlines() == [
+        "['hyperfl_flwr'] set()",
+        "True False",
+        "hyperfl_flwr.api.train hyperfl_flwr.api.run set()",
+    ]
+
+
+def test_on_a_node_runs_cannot_be_started(tmp_path: Path) -> None:
+    """What travels there holds neither the interface nor what it takes."""
+    app = build_app(tmp_path / "app")
+    text = """
+import sys
+sys.path[:] = [path for path in sys.path if path != sys.argv[1]]
+import hyperfl_flwr
+print(hyperfl_flwr.__file__, hyperfl_flwr.HyperFLError.__name__)
+for name in ("run", "Run", "Observer", "deployment"):
+    try:
+        getattr(hyperfl_flwr, name)
+    except AttributeError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(ROOT)], cwd=app, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )  # fmt: skip
+    first, *rest = done.stdout.splitlines()
+    assert first == f"{app / 'hyperfl_flwr' / '__init__.py'} HyperFLError"
+    advice = "is not in what travels to nodes; install hyperfl-flwr to start runs"
+    assert rest == [f"hyperfl_flwr.{name} {advice}" for name in ("run", "Run", "Observer", "deployment")]
+
+
+NOTEBOOK = """
+import asyncio, json, signal, sys
+import hyperfl_flwr as hyperfl
+
+def interrupt(finished, total, accuracy):
+    if finished:
+        signal.raise_signal(signal.SIGINT)
+
+async def cell():
+    changes, notes = json.loads(sys.argv[1]), []
+    changes |= {"num-rounds": 8, "local-epochs": 40, "checkpoint-every": 1}
+    try:
+        hyperfl.run(
+            output="first", settings=changes, engine="in-process",
+            progress=hyperfl.Observer(on_round=interrupt, on_note=notes.append),
+        )
+    except KeyboardInterrupt:
+        print(notes[-1])
+    print(hyperfl.resume("first", engine="in-process").summary["rounds"])
+    print(hyperfl.run(settings=changes, num_rounds=1, engine="in-process", progress=False).summary["rounds"])
+    print("torch" in sys.modules, hasattr(sys.modules["__main__"], "__file__"))
+
+asyncio.new_event_loop().run_until_complete(cell())
+"""
+
+
+@pytest.mark.slow
+def test_runs_follow_one_another_and_an_interrupted_one_is_resumed(tmp_path: Path) -> None:
+    """In a process without file and terminal, in the middle of an event loop, as a notebook's is."""
+    done = program(NOTEBOOK, json.dumps(SMALL | {"num-clients": 2}), folder=tmp_path)
+    assert done.stdout.splitlines() == [
+        f"resume with: hyperfl run --resume {tmp_path / 'first'}",
+        "8",
+        "1",
+        "False False",
+    ]
+    assert len(json.loads((tmp_path / "first" / "manifest.json").read_text())["resumed"]) == 1
+    told = done.stderr.splitlines()  # of the second run alone
+    assert sum(line.startswith("round 8/8: own accuracy") for line in told) == 1
+    assert not [line for line in told if "1/1" in line]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of HyperFL on scikit-learn's digits."""
+    return trained(small_settings(output=str(tmp_path_factory.mktemp("runs") / "run")))
+
+
+def test_a_runs_files(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished.parent)
+    run = hyperfl.Run("run")
+    assert (run.folder, repr(run)) == (finished, f"Run({str(finished)!r})")
+    assert run.summary == json.loads((finished / "summary.json").read_text())
+    assert run.manifest == json.loads((finished / "manifest.json").read_text())
+    assert run.metrics == [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    assert {line["kind"] for line in run.metrics} == {"train", "aggregate", "client", "client-aggregate"}
+    page = run.report(finished.parent / "page.html")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_run_that_has_not_ended_has_no_summary(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes((finished / "manifest.json").read_bytes())
+    run = hyperfl.Run(tmp_path)
+    assert run.metrics == []
+    with pytest.raises(RunDirectoryError, match=r"holds no summary\.json: the run has not ended; resume it"):
+        _ = run.summary
+    with pytest.raises(RunDirectoryError, match=r"nowhere is not a run directory: it holds no manifest\.json"):
+        hyperfl.Run(tmp_path / "nowhere")
+
+
+def test_a_clients_model_and_its_predictions(finished: Path, tmp_path: Path) -> None:
+    """Of a client's test samples it predicts as many as the run has recorded."""
+    run = hyperfl.Run(finished)
+    own = run.export(3, tmp_path / "mine" / "model.safetensors")
+    aggregate = run.export(3, state="aggregate")
+    assert (own.state, aggregate.state) == ("own", "aggregate")
+    written = load_file(tmp_path / "mine" / "model.safetensors")
+    assert {name: values.tolist() for name, values in written.items()} == {
+        name: values.tolist() for name, values in own.tensors.items()
+    }
+    data = load_federated_data(RunConfig.from_flat(small_settings()).data_settings())
+    test, chosen = data.dataset.test, data.test_indices(3)
+    np.savez(tmp_path / "test.npz", images=test.images[chosen], labels=test.labels[chosen])
+    for model in (own, aggregate):
+        predicted = run.predict(tmp_path / "test.npz", 3, state=model.state, device="cpu")
+        assert predicted.accuracy == pytest.approx(model.accuracy, abs=1e-6)
+    with pytest.raises(RunDirectoryError, match="choose another output"):
+        run.export(3, tmp_path / "mine" / "model.safetensors")
+    with pytest.raises(ConfigError, match="state must be own or aggregate, got 'best'"):
+        run.export(3, state="best")  # type: ignore[arg-type]
+
+
+WRONG = {
+    "an unknown key": ({"settings": {"num_rounds": 3}}, "num_rounds is unknown; did you mean num-rounds?"),
+    "a section": ({"settings": {"data": {"partition": "iid"}}}, "the setting data must be .* a dot in their key"),
+    "another engine": ({"engine": "mars"}, "the engine must be ray or in-process, got mars"),
+    "a deployment's nodes": ({"deployment": simulation(), "num_nodes": 2}, "a deployment has its own nodes"),
+    "no run to resume": ({"settings": {"resume": "/nowhere"}}, "/nowhere is not a run directory"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, message = WRONG[name]
+    with pytest.raises(hyperfl.HyperFLError, match=message):
+        hyperfl.run(**arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_deployment_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no deployment"):
+        hyperfl.deployment(tmp_path)
+
+
+NETWORK = """
+from torch import nn
+
+
+def build(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear({inputs}, 8), nn.ReLU(), nn.Linear(8, num_classes))
+"""
+
+
+def test_a_networks_source_is_read_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is corrected between two calls, in a process that has imported torch."""
+    monkeypatch.chdir(tmp_path)
+    changes = {**TINY, "target": "corrected_network:build", "output": str(tmp_path / "run")}
+    source = tmp_path / "corrected_network.py"
+    source.write_text(NETWORK.format(inputs=63))
+    with pytest.raises(ConfigError, match="corrected_network:build"):
+        simulation(1, "in-process")(changes)
+    source.write_text(NETWORK.format(inputs=64))
+    assert simulation(1, "in-process")(changes).plan.source == source
+    assert "corrected_network" not in sys.modules
+
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL) if PAGE.is_file() else []
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="needs a checkout of the project")
+def test_the_pages_example(tmp_path: Path) -> None:
+    blocks = [block for block in BLOCKS if "pandas" not in block or importlib.util.find_spec("pandas")]
+    done = program("\n".join(blocks), folder=tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = done.stdout.splitlines()
+    assert lines[0] == str(folder)
+    assert "client 3's model of hyperfl, after its local training in round 2" in done.stdout
+    assert (tmp_path / "mine" / "use_model.py").is_file()
+    assert any(line.startswith("3 of 3 rounds, mean accuracy 0.") for line in lines)
+    assert lines[-1].endswith("did you mean hyperfl?")
+    assert "round 2/2: own accuracy" in done.stderr
+    assert hyperfl.Run(folder).summary["rounds"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGE.is_file(), reason="needs a checkout of the project")
+def test_the_pages_example_has_types(tmp_path: Path) -> None:
+    """For users of mypy's strict mode, who are also told of a name that is not there."""
+    wrong = 'hyperfl.rum()\nhyperfl.run(num_rounds="2")\nhyperfl.run(engine="mars")\nreveal_type(hyperfl.run())'
+    example = tmp_path / "example.py"
+    example.write_text("\n".join([*(block for block in BLOCKS if "pandas" not in block), wrong]))
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(example)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    kinds = re.findall(r"example\.py:\d+: \w+: .*?(?:\[([\w-]+)\]|(Revealed type is .*))$", done.stdout, re.MULTILINE)
+    assert [kind for kind, _ in kinds] == ["attr-defined", "arg-type", "arg-type", ""], done.stdout
+    assert kinds[-1][1] == 'Revealed type is "hyperfl_flwr.api.run.Run"'
+
+
+@pytest.mark.slow
+def test_a_run_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that has imported torch; it gives what the in-process engine gives."""
+    monkeypatch.chdir(tmp_path)
+    heard: list[tuple[int, int]] = []
+    observer = hyperfl.Observer(on_round=lambda finished, total, _: heard.append((finished, total)))
+    runs = [
+        hyperfl.run(method="fedavg", settings=TINY, output=name, engine=name, num_nodes=2, progress=observer)
+        for name in ("ray", "in-process")
+    ]
+    assert heard[0] == (0, 1)
+    assert heard[-1] == (1, 1)
+    assert [run.folder for run in runs] == [tmp_path / "ray", tmp_path / "in-process"]
+    first, second = (run.summary["test_accuracy_per_client"] for run in runs)
+    assert first == second
