@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import number
-from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
+from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.node.private_state import PrivateState

@@ -12,7 +12,7 @@ from typing import Any
 from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.class_names import class_names
+from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.federation import Federation
 

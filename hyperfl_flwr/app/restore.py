@@ -11,8 +11,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.class_names import class_names
-from hyperfl_flwr.data.registry import DATASETS, load_dataset
+from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
 from hyperfl_flwr.models.custom.provenance import find_kept
 from hyperfl_flwr.models.model_spec import TargetRecipe

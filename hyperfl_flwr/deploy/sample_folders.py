@@ -14,9 +14,9 @@ from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.class_names import class_names
 from hyperfl_flwr.data.dataset import IntArray, Split
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
 

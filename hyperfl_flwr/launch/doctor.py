@@ -18,8 +18,6 @@ from hyperfl_flwr.core.package_guard import ALL, refuse_foreign_packages
 from hyperfl_flwr.core.toml_files import app_file
 from hyperfl_flwr.data.cache import cache_directory
 from hyperfl_flwr.data.registry import DATASETS, default_data_root
-from hyperfl_flwr.data.sources import cinic10, omniglot
-from hyperfl_flwr.data.sources.torchvision import TORCHVISION_FILES
 from hyperfl_flwr.launch import machine_checks as machine
 from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
@@ -137,25 +135,19 @@ def others(table: Mapping[int, Process]) -> Iterator[Finding]:
 
 def data_sets(root: Path) -> Iterator[Finding]:
     """Say which data sets lie below a data root; nothing is loaded or downloaded."""
-    present, absent = ["digits"], []
-    for name, info in DATASETS.items():
-        if ":" in name or name == "digits":
+    present, absent = [], []
+    for name, spec in DATASETS.items():
+        if spec.load is None:
             continue
-        if all(path.exists() for path in _files_of(name, root)):
+        if all(path.exists() for path in spec.files(root)):
             present.append(name)
         else:
-            how = f"{info.download_mb} MB, downloaded on demand" if name in TORCHVISION_FILES else "to be copied there"
+            how = f"{spec.download_mb} MB, downloaded on demand" if spec.download_mb else "to be copied there"
             absent.append(f"{name} ({how})")
     yield ok("data", f"in {root}: {', '.join(present)}" + (f"; not there: {', '.join(absent)}" if absent else ""))
     with contextlib.suppress(FileNotFoundError):
         if not os.access(root, os.R_OK | os.X_OK) and root.stat():
             yield error("data", f"{root} may not be read", "change its mode, or choose another one with --data-root")
-
-
-def _files_of(name: str, root: Path) -> list[Path]:
-    if name in TORCHVISION_FILES:
-        return TORCHVISION_FILES[name].paths(root)
-    return cinic10.folders(root) if name == "cinic10" else omniglot.sources(root)
 
 
 def _numbers(pids: Iterable[int]) -> str:

@@ -23,9 +23,8 @@ from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.config.run_config import default_settings
-from hyperfl_flwr.data.class_names import CLASS_NAMES
 from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.data.sources.torchvision import TORCHVISION_FILES
+from hyperfl_flwr.data.sources.torchvision import TorchvisionFiles, grey_images
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import TARGETS, build_target
 from hyperfl_flwr.runs.observation import Observation
@@ -68,6 +67,7 @@ def test_every_file_to_be_made_has_its_folder_and_likes_of_it() -> None:
         "experiments/expected/NAME.csv",
         "experiments/studies/NAME.toml",
         "hyperfl_flwr/attacks/NAME.py",
+        "hyperfl_flwr/data/sources/NAME.py",
         "hyperfl_flwr/training/NAME.py",
         "strategies/NAME.py",
     ]
@@ -81,7 +81,7 @@ REGISTRY = re.compile(r"`([A-Z_]+)`\s+(?:in|of)\s+`([\w/]+)\.py`")
 def test_every_registry_is_the_real_one() -> None:
     found = {name: path.replace("/", ".") for name, path in REGISTRY.findall(page())}
     assert found.keys() == {
-        "METHODS", "ATTACKS", "DATASETS", "TORCHVISION_FILES", "CLASS_NAMES", "TARGETS", "SMALL", "PARTITIONS",
+        "METHODS", "ATTACKS", "DATASETS", "TARGETS", "SMALL", "PARTITIONS",
     }  # fmt: skip
     for name, module in found.items():
         if not module.startswith("tests."):
@@ -95,7 +95,7 @@ def test_every_registry_is_the_real_one() -> None:
     ("name", "path"),
     [("BaseStrategy", "strategies/engine/base.py"), ("BaseClient", "clients/engine/base.py"),
      ("RunConfig", "hyperfl_flwr/config/run_config.py"), ("Run", "hyperfl_flwr/attacks/base.py"),
-     ("load_dataset", "hyperfl_flwr/data/registry.py"), ("PERCEPTRONS", "hyperfl_flwr/models/targets.py")],
+     ("grey_images", "hyperfl_flwr/data/sources/torchvision.py"), ("PERCEPTRONS", "hyperfl_flwr/models/targets.py")],
 )  # fmt: skip
 def test_what_it_refers_to_stands_there(name: str, path: str) -> None:
     assert f"`{name}`" in page()
@@ -158,20 +158,17 @@ def idx(values: npt.NDArray[np.uint8]) -> bytes:
     return struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.tobytes()
 
 
-def test_a_data_set_of_torchvision_needs_no_more_than_its_rows(
+def test_a_data_set_of_torchvision_needs_no_more_than_its_row(
     federate: Federate, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KMNIST, which torchvision has and this project has not: 300 images for training and 150 for testing of noise."""
-    files = TORCHVISION_FILES["mnist"]
-    row = replace(files, class_name="KMNIST", folder="KMNIST/raw")
-    monkeypatch.setitem(TORCHVISION_FILES, "kmnist", row)
-    info = replace(DATASETS["mnist"], title="Kuzushiji", train_size=300, test_size=150)
-    monkeypatch.setitem(DATASETS, "kmnist", info)
-    monkeypatch.setitem(CLASS_NAMES, "kmnist", tuple("okstnhmyrw"))  # type: ignore[arg-type]
+    files = TorchvisionFiles(name="kmnist", class_name="KMNIST", folder="KMNIST/raw")
+    row = grey_images(files, "Kuzushiji", "Clanuwat et al., 2018", 21, tuple("okstnhmyrw"))
+    monkeypatch.setitem(DATASETS, "kmnist", replace(row, train_size=300, test_size=150))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rng, folder = np.random.default_rng(0), tmp_path / "KMNIST" / "raw"
     folder.mkdir(parents=True)
-    for file, shape in zip(row.files, ((300, 28, 28), (300,), (150, 28, 28), (150,)), strict=True):
+    for file, shape in zip(files.names, ((300, 28, 28), (300,), (150, 28, 28), (150,)), strict=True):
         (folder / file).write_bytes(idx(rng.integers(0, 10, shape, dtype=np.uint8)))
     run = federate("fedavg", num_clients=2, dataset="kmnist", data_root=str(tmp_path))
     code, _, err = call("export", run, "-o", "mine/model.safetensors")

@@ -18,7 +18,6 @@ from hyperfl_flwr.data import cache
 from hyperfl_flwr.data import registry as data_registry
 from hyperfl_flwr.data.dataset import channel_statistics
 from hyperfl_flwr.data.registry import DATASETS, load_dataset
-from hyperfl_flwr.data.sources.torchvision import TORCHVISION_FILES
 
 TEST_DATA = os.environ.get("HYPERFL_TEST_DATA")
 needs_data = pytest.mark.skipif(
@@ -118,7 +117,7 @@ def test_other_roots_and_changed_files_are_never_stale(tmp_path):
     assert_holds(load_dataset("mnist", tmp_path / "a"), first)
     assert_holds(load_dataset("mnist", tmp_path / "b"), second)
     third = write_idx(tmp_path / "a", "MNIST", train=30, test=20, seed=2)
-    for path in TORCHVISION_FILES["mnist"].paths(tmp_path / "a"):
+    for path in DATASETS["mnist"].files(tmp_path / "a"):
         os.utime(path, ns=(1, 1))
     assert_holds(load_dataset("mnist", tmp_path / "a"), third)
 
@@ -182,14 +181,14 @@ def test_lengths_that_differ_are_reported(tmp_path):
 
 def test_cifar_files_that_are_not_the_original_are_refused_before_they_are_unpickled(tmp_path):
     """The files' checksums are torchvision's; a pickle from elsewhere could run code."""
-    for path in TORCHVISION_FILES["cifar10"].paths(tmp_path):
+    for path in DATASETS["cifar10"].files(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"cos\nabort\n(tR.")  # unpickling this would end the process
     with pytest.raises(DataError, match="cifar10 must be those that torchvision downloads"):
         load_dataset("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(TORCHVISION_FILES))
+@pytest.mark.parametrize("name", sorted(name for name, spec in DATASETS.items() if spec.download_mb))
 def test_missing_files_without_network(tmp_path, monkeypatch, name):
     """One error that names folder, files and remedy; nothing is left on disk, no setting changed."""
 
@@ -202,8 +201,8 @@ def test_missing_files_without_network(tmp_path, monkeypatch, name):
     with pytest.raises(DataError) as caught:
         load_dataset(name, root)
     message = str(caught.value)
-    source = TORCHVISION_FILES[name]
-    for part in (str(root / source.folder), *source.files, "no route", "data-root", "digits"):
+    files = DATASETS[name].files(root)
+    for part in (str(files[0].parent), *(file.name for file in files), "no route", "data-root", "digits"):
         assert part in message
     assert not root.exists()
     assert socket.getdefaulttimeout() is None
@@ -244,7 +243,7 @@ def test_a_download_completes_a_data_root(tmp_path, monkeypatch):
     assert_holds(load_dataset("mnist", root), written)
     assert [path.name for path in root.iterdir()] == ["MNIST"]
     names = {path.name for path in (root / "MNIST" / "raw").iterdir()}
-    assert names == set(TORCHVISION_FILES["mnist"].files)
+    assert names == {path.name for path in DATASETS["mnist"].files(root)}
 
 
 @pytest.mark.parametrize(

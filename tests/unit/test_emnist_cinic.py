@@ -12,7 +12,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data import registry as data_registry
 from hyperfl_flwr.data.partition.equal_size import dominant_classes
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sources.cinic10 import CLASSES
+from hyperfl_flwr.data.sources.torchvision import CIFAR10_CLASSES as CLASSES
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from hyperfl_flwr.core.errors import DataError
-from hyperfl_flwr.data.class_names import CLASS_NAMES, class_names
-from hyperfl_flwr.data.registry import DATASETS
+from hyperfl_flwr.data.registry import DATASETS, class_names
 from hyperfl_flwr.data.sources.omniglot import CHARACTERS
 from hyperfl_flwr.data.unlabelled import read_unlabelled
 
@@ -133,7 +132,9 @@ def test_what_is_no_folder_and_no_npz_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_go_with_the_data_sets() -> None:
-    for name, names in CLASS_NAMES.items():
+    named = {name: spec.classes for name, spec in DATASETS.items() if spec.classes}
+    assert len(named) == 6
+    for name, names in named.items():
         assert len(set(names)) == len(names) == DATASETS[name].num_classes
         assert class_names(name, len(names)) == names
     assert class_names("npz:mine.npz", 3) == ("0", "1", "2")

@@ -12,16 +12,17 @@ import numpy.typing as npt
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import Arrays, fingerprint, load_or_build
+from hyperfl_flwr.data.dataset_spec import DatasetSpec
 from hyperfl_flwr.data.sources.image_files import open_image
+from hyperfl_flwr.data.sources.torchvision import CIFAR10_CLASSES
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FOLDER = "CINIC-10"
 _SIDE = 32
 
 
 def folders(root: Path) -> list[Path]:
     """Return the folders of the classes that are read, below a data root."""
-    return [root / FOLDER / part / name for part in ("train", "test") for name in CLASSES]
+    return [root / FOLDER / part / name for part in ("train", "test") for name in CIFAR10_CLASSES]
 
 
 def load_cinic(root: Path) -> Arrays:
@@ -48,12 +49,12 @@ def load_cinic(root: Path) -> Arrays:
 def _decode(root: Path) -> Arrays:
     arrays: dict[str, npt.NDArray[np.uint8] | npt.NDArray[np.int64]] = {}
     for part in ("train", "test"):
-        files = [sorted((root / FOLDER / part / name).glob("*.png")) for name in CLASSES]
-        if empty := [name for name, each in zip(CLASSES, files, strict=True) if not each]:
+        files = [sorted((root / FOLDER / part / name).glob("*.png")) for name in CIFAR10_CLASSES]
+        if empty := [name for name, each in zip(CIFAR10_CLASSES, files, strict=True) if not each]:
             raise DataError(
                 f"{root / FOLDER / part} must hold images of every class, but has none of {', '.join(empty)}"
             )
-        labels = np.repeat(np.arange(len(CLASSES)), [len(each) for each in files])
+        labels = np.repeat(np.arange(len(CIFAR10_CLASSES)), [len(each) for each in files])
         images = np.empty((len(labels), 3, _SIDE, _SIDE), dtype=np.uint8)
         for number, file in enumerate(file for each in files for file in each):
             images[number] = _read(file)
@@ -68,3 +69,21 @@ def _read(file: Path) -> npt.NDArray[np.uint8]:
     if pixels.shape != (_SIDE, _SIDE, 3):
         raise DataError(f"{file} must have {_SIDE}x{_SIDE} pixels, got {pixels.shape[1]}x{pixels.shape[0]}; replace it")
     return pixels.transpose(2, 0, 1)
+
+
+CINIC10 = DatasetSpec(
+    title="270,000 photographs of CIFAR-10's kinds of things, from CIFAR-10 and ImageNet",
+    source="Darlow, Crowley, Antoniou and Storkey, arXiv:1810.03505, 2018; not downloaded here",
+    num_classes=len(CIFAR10_CLASSES),
+    input_shape=(3, _SIDE, _SIDE),
+    train_size=90_000,
+    test_size=90_000,
+    normalisation=((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
+    augment=True,
+    train_samples=600,
+    test_samples=300,
+    learning_rate=0.02,
+    classes=CIFAR10_CLASSES,
+    load=load_cinic,
+    files=folders,
+)

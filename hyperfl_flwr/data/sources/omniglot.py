@@ -28,6 +28,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.cache import ARRAYS, CLIENTS, Arrays, fingerprint, load_or_build
 from hyperfl_flwr.data.dataset import split_train_test
+from hyperfl_flwr.data.dataset_spec import DatasetSpec
 from hyperfl_flwr.data.sources.image_files import open_image
 
 CHARACTERS = {
@@ -155,3 +156,17 @@ def _read(content: bytes, name: str, root: Path) -> npt.NDArray[np.uint8]:
             f"got {drawing.size[0]}x{drawing.size[1]}; copy its archive anew"
         )
     return np.asarray(drawing.resize((_SIDE, _SIDE), Image.Resampling.BOX), dtype=np.uint8)[None]
+
+
+OMNIGLOT = DatasetSpec(
+    title="4,840 handwritten characters of 8 alphabets (the classes) by 20 drawers, who are the clients",
+    source="Lake, Salakhutdinov and Tenenbaum, Science 350, 2015; MIT; not downloaded here",
+    num_classes=len(CHARACTERS),
+    input_shape=(1, _SIDE, _SIDE),
+    train_size=3640,
+    test_size=1200,
+    classes=tuple(CHARACTERS),
+    client_ids=DRAWERS,
+    load=load_omniglot,
+    files=sources,
+)
