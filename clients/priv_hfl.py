@@ -151,7 +151,7 @@ class PrivHFLClient(BaseClient):
 
     def _local_steps(self, force: Tensor, rng: np.random.Generator, pseudo: PseudoData | None = None) -> float:
         (everything,) = self.parameter_sets()
-        parts = force.split([parameter.numel() for parameter in everything.parameters])
+        parts = torch.split(force, [parameter.numel() for parameter in everything.parameters])
         pieces = [part.view_as(parameter) for part, parameter in zip(parts, everything.parameters, strict=True)]
         everything = replace(everything, clip_norm=self.setting.config.priv_hfl.clip_norm, force=pieces)
         other = None if pseudo is None else self._loss_on(pseudo)
