@@ -7,30 +7,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
-from clients.engine.split import SplitClient
-from clients.fedavg import FedAvgClient
+from clients.engine.base import BaseClient
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet
 
 
-class PFedHNClient(FedAvgClient):
+class PFedHNClient(BaseClient):
     """Trains all layers with one rate and returns the model before minus after."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.PER_CLIENT}
     generated: ClassVar[bool] = True
 
-    def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local steps or epochs; reports `train-loss`."""
-        method = self.setting.config.pfedhn
-        everything = ParameterSet(
-            parameters=list(self.model.parameters()),
-            learning_rate=self.setting.learning_rate,
-            clip_norm=method.clip_norm,
-        )
-        return {"train-loss": train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng)}
+    def parameter_sets(self) -> list[ParameterSet]:
+        """Return the whole target network, clipped."""
+        return [replace(part, clip_norm=self.setting.config.pfedhn.clip_norm) for part in super().parameter_sets()]
 
     def epochs(self) -> Epochs:
         """Return the local epochs, or the number of local steps that the settings ask for."""
@@ -42,7 +34,8 @@ class PFedHNClient(FedAvgClient):
         return [before - after for before, after in zip(received, uploaded, strict=True)]
 
 
-class PFedHNPCClient(SplitClient, PFedHNClient):
+class PFedHNPCClient(PFedHNClient):
     """Has a classifier of its own, which is trained jointly with what was received."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.PER_CLIENT}
+    private: ClassVar[tuple[str, ...]] = ("classifier",)

@@ -14,6 +14,7 @@ place.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +36,7 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.distillation import PseudoData
 from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, train_epochs
 
 
 class Vector(nn.Module):
@@ -74,7 +75,6 @@ class PrivHFLClient(BaseClient):
     def __init__(self, setting: ClientSetting) -> None:
         self.rule = dual_rule(setting.config.priv_hfl)
         self._round, self._version = 1, INITIAL
-        self._evaluates_mean = False
         super().__init__(setting)
 
     def build_groups(self) -> dict[str, nn.Module]:
@@ -151,16 +151,10 @@ class PrivHFLClient(BaseClient):
         )
 
     def _local_steps(self, force: Tensor, rng: np.random.Generator, pseudo: PseudoData | None = None) -> float:
-        parameters, pieces, begin = list(self.model.parameters()), [], 0
-        for parameter in parameters:
-            pieces.append(force[begin : begin + parameter.numel()].view_as(parameter))
-            begin += parameter.numel()
-        everything = ParameterSet(
-            parameters=parameters,
-            learning_rate=self.setting.learning_rate,
-            clip_norm=self.setting.config.priv_hfl.clip_norm,
-            force=pieces,
-        )
+        (everything,) = self.parameter_sets()
+        parts = torch.split(force, [parameter.numel() for parameter in everything.parameters])
+        pieces = [part.view_as(parameter) for part, parameter in zip(parts, everything.parameters, strict=True)]
+        everything = replace(everything, clip_norm=self.setting.config.priv_hfl.clip_norm, force=pieces)
         other = None if pseudo is None else self._loss_on(pseudo)
         return train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng, other)
 
@@ -196,36 +190,15 @@ class PrivHFLClient(BaseClient):
 
     def epochs(self) -> Epochs:
         """Return K local steps, the same number for all clients."""
-        settings = self.setting.config
-        return Epochs(
-            epochs=0,
-            batch_size=settings.batch_size,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            steps=settings.priv_hfl.local_steps,
-        )
-
-    def predictor(self) -> Predict:
-        """Return the client's model: before training, `aggregate` is its own too, since no other one is received."""
-        return self.model
-
-    def target_state(self) -> Mapping[str, Tensor]:
-        """Return the target network's values."""
-        return self.model.state_dict()
-
-    def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate after the last round: the mean model, of which the change is received (mean), or the own (chain)."""
-        self._evaluates_mean = self.rule.realisation == "mean"
-        return super().evaluate(parameters, config)
+        return replace(super().epochs(), steps=self.setting.config.priv_hfl.local_steps)
 
     def receive(self, received: SharedArrays, version: int) -> None:
-        """Become what is evaluated after the last round, see `evaluate`."""
-        self._evaluates_mean = self.rule.realisation == "mean"
-        super().receive(received, version)
+        """Become what is evaluated after the last round: the mean model, whose change is received, or the own (chain).
 
-    def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
-        super()._load(parameters, version)
-        if self._evaluates_mean:
+        In a round, `aggregate` is the own model in both forms: no other one is received.
+        """
+        super().receive(received, version)
+        if self.rule.realisation == "mean":
             change = self._mixed(self.received.theta, back=True)
             vector_to_parameters(self._start_vector() + change, self.model.parameters())
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_state
-from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from strategies.engine.base import BaseStrategy
 
@@ -28,6 +27,4 @@ class FedAvg(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the ordinary initial values of the target network."""
-        config, federation = self.setting.config, self.setting.federation
-        target = build_target(config.target, federation.input_shape, federation.num_classes)
-        return {"model": initial_state(target, torch_generator(config.seed, "model"))}
+        return {"model": initial_state(self.new_target(), torch_generator(self.setting.config.seed, "model"))}

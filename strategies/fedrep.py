@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_state
-from hyperfl_flwr.models.targets import build_target
 from strategies.engine.base import BaseStrategy
 
 
@@ -19,6 +18,5 @@ class FedRep(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the ordinary initial values of the feature extractor."""
-        config, federation = self.setting.config, self.setting.federation
-        extractor = build_target(config.target, federation.input_shape, federation.num_classes).extractor
-        return {"extractor": initial_state(extractor, torch_generator(config.seed, "model"))}
+        generator = torch_generator(self.setting.config.seed, "model")
+        return {"extractor": initial_state(self.new_target().extractor, generator)}

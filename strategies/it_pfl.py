@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,7 +24,6 @@ from hyperfl_flwr.models.initialisation import rectifier_parameters
 from hyperfl_flwr.models.server_hypernetwork import ServerRates
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, Question
-from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.training.server_adam import ServerAdam
 from strategies.engine.base import Setting
 from strategies.engine.query_clients import Answers, ask, descriptors_of
@@ -60,7 +59,7 @@ class ITPFL(PFedHN):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.kept: dict[str, Tensor] = {}
-        self._frozen = pack_arrays({})
+        self._frozen: SharedArrays = {}
         self.descriptors: dict[int, Tensor] = {}
         self.descriptor_dimension = self.server.hypernetwork.embedding_dim
         self._asked_for = Answers()
@@ -179,7 +178,7 @@ class ITPFL(PFedHN):
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
         if not self.kept:
             return super()._messages(kind, arrays, clients)
-        self._frozen = arrays
+        self._frozen = unpack_arrays(arrays)
         described = [client for client in clients if client in self.descriptors]
         return super()._messages(kind, pack_arrays({}), described)
 
@@ -192,17 +191,14 @@ class ITPFL(PFedHN):
             self.outcome.away[node] = [client for client in mine if client not in self.descriptors]
         self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire
 
-    def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Reduce as always, and step the encoder along the mean; a frozen one has not travelled."""
-        arrays, weights = super().reduce(exchanges)
-        if arrays is None:
-            return None, weights
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Return the encoder after a step along the mean; a frozen one has not travelled."""
         if self.kept:
-            return self._frozen, weights
-        if self._adam is None:
-            return arrays, weights
-        stepped = self._adam.step(_encoder(self._current), _encoder(unpack_arrays(arrays)))
-        return pack_arrays({ENCODER + name: value.numpy() for name, value in stepped.items()}), weights
+            return self._frozen
+        if self._adam is None or not means:
+            return means
+        stepped = self._adam.step(_encoder(self._current), _encoder(means))
+        return {ENCODER + name: value.numpy() for name, value in stepped.items()}
 
     def server_state(self) -> SharedArrays:
         """Return pFedHN's state, and in the second phase the hypernetwork of before and the descriptors [N, d]."""

@@ -15,7 +15,6 @@ from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
 from strategies.engine.base import BaseStrategy, Setting
@@ -33,10 +32,9 @@ class PFedHN(BaseStrategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        config, method, federation = setting.config, setting.config.pfedhn, setting.federation
-        target = build_target(config.target, federation.input_shape, federation.num_classes)
+        config, method = setting.config, setting.config.pfedhn
         network = DeepHypernetwork(
-            self.generated(target),
+            self.generated(self.new_target()),
             embedding_dim=method.dimension(config.num_clients),
             hidden_width=method.hidden_width,
             hidden_layers=method.hidden_layers,

@@ -9,12 +9,12 @@ With distillation it steps the generator along the mean of the clients' gradient
 every client take that step, which gives all of them the same generator, but for those that were away).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -24,10 +24,8 @@ from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.core.storage import write_arrays
 from hyperfl_flwr.models.generator import Generator, kept_generator_path
 from hyperfl_flwr.models.initialisation import ordinary_parameters
-from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import group_of
-from hyperfl_flwr.server.exchange import Exchange
 from hyperfl_flwr.training.dual_averaging import ChainServer, MeanServer
 from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, effective_rate, stability_warnings
 from strategies.engine.base import BaseStrategy, Setting
@@ -40,16 +38,14 @@ class PrivHFL(BaseStrategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        config, federation = setting.config, setting.federation
-        target = build_target(config.target, federation.input_shape, federation.num_classes)
-        self.size = sum(parameter.numel() for parameter in target.parameters())
-        rule = dual_rule(config.priv_hfl)
+        self.size = sum(parameter.numel() for parameter in self.new_target().parameters())
+        rule = dual_rule(setting.config.priv_hfl)
         self.server: MeanServer | ChainServer
         if rule.realisation == "mean":
             start = torch.zeros(self.size, dtype=torch.float64)
             self.server = MeanServer(rule=rule, consensus=start, total=start)
         else:
-            self.server = ChainServer.start(rule, config.num_clients, self.size)
+            self.server = ChainServer.start(rule, setting.config.num_clients, self.size)
         self._increments: dict[int, Tensor] = {}
 
     @classmethod
@@ -102,24 +98,22 @@ class PrivHFL(BaseStrategy):
         mean = self.server.consensus.numpy().astype(np.float32)
         return pack_arrays({**unpack_arrays(arrays), CHANGES: mean})
 
-    def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def advance(self, means: SharedArrays) -> SharedArrays:
         """Add the changes of those who finished, absent clients counting as zero; advance dual variables and generator.
 
         They advance in a round without any reply as well: a client counts rounds to catch up.
         """
-        self._increments = {}
-        summed, weights = super().reduce(exchanges)
-        means = {} if summed is None else unpack_arrays(summed)
         arrays: SharedArrays = {}
         if isinstance(self.server, ChainServer):
             self.server.advance(self._increments)
+            self._increments = {}
         else:
             changes = torch.tensor(means[CHANGES], dtype=torch.float64) if means else 0.0
             self.server.advance(changes, self.setting.config.num_clients)
             arrays[CHANGES] = self.server.total.numpy().astype(np.float32)
         generator = self._stepped_generator(means)
         self._keep(generator)
-        return pack_arrays(arrays | generator), weights
+        return arrays | generator
 
     def _stepped_generator(self, gradients: SharedArrays) -> SharedArrays:
         """Return the generator's parameters after a step along the mean gradient; as they were if there is none."""

@@ -1,7 +1,6 @@
 """What all clients share: parameter groups, private state, the two accuracies."""
 
 import time
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from clients.engine.context import ClientSetting, keep_model
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
+from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
@@ -23,9 +23,7 @@ from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import Question
-from hyperfl_flwr.training.local_sgd import Epochs, Predict
-
-_NOTHING = np.zeros(0)
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, train_epochs
 
 CHUNK = 2000
 """Images of the global test set that are brought to the device at a time."""
@@ -34,10 +32,11 @@ CHUNK = 2000
 class BaseClient(NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
-    A method's client declares its groups, builds a module for each, and trains. Receiving, merging, storing and sending
-    are done here.
+    A method's client declares its groups, builds a module for each, and trains. By default the groups are the target
+    network or parts of it, and all of it is trained. Receiving, merging, storing and sending are done here.
 
     Attributes:
+        model: The target network; a method without it overrides what uses it.
         shared: Names of the shared groups and how the server reduces each.
         private: Names of the groups that never leave the node.
         generated: Whether a hypernetwork generates parameters of the target network.
@@ -48,22 +47,33 @@ class BaseClient(NumPyClient):
     private: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     joins: ClassVar[bool] = False
+    model: Target
 
     def __init__(self, setting: ClientSetting) -> None:
         self.setting = setting
         self.groups = self.build_groups()
 
-    @abstractmethod
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return a module for each group; its values do not matter and may be on the meta device."""
+        """Return a module for each group; its values do not matter and may be on the meta device.
 
-    @abstractmethod
+        By default these are of the target network, `model`, and its two parts, `extractor` and `classifier`.
+        """
+        self.model = self.new_target()
+        parts = {"model": self.model, "extractor": self.model.extractor, "classifier": self.model.classifier}
+        return {group: parts[group] for group in (*self.shared, *self.private) if group in parts}
+
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the initial values of the private groups: group -> parameters by name."""
+        """Return the initial values of the private groups, by default equal for all clients: group -> values."""
+        seed = self.setting.config.seed
+        return {group: initial_state(self.groups[group], torch_generator(seed, group)) for group in self.private}
 
-    @abstractmethod
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Train the groups' modules in place on the client's data; returns numbers to report."""
+        """Train the modules in place, by default `parameter_sets` for the local epochs; returns numbers to report."""
+        return {"train-loss": train_epochs(self.model, self.parameter_sets(), self.setting.data, self.epochs(), rng)}
+
+    def parameter_sets(self) -> list[ParameterSet]:
+        """Return what is trained and how, by default the whole target network with one rate, without clipping."""
+        return [ParameterSet(parameters=list(self.model.parameters()), learning_rate=self.setting.learning_rate)]
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with the shared ones as constants.
@@ -73,13 +83,13 @@ class BaseClient(NumPyClient):
         """
         raise ValueError(f"clients of {self.setting.config.method} cannot join by training private parts alone")
 
-    @abstractmethod
     def predictor(self) -> Predict:
         """Return the client's model as it is now."""
+        return self.model
 
-    @abstractmethod
     def target_state(self) -> Mapping[str, Tensor]:
         """Return the client's model as it is now: values of the whole target network by name, on the device."""
+        return self.model.state_dict()
 
     def own_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         """Return the client's model after its last local training, as `target_state` does.
@@ -140,7 +150,7 @@ class BaseClient(NumPyClient):
         """
         setting = self.setting
         began = time.perf_counter()
-        self._load(parameters, config["version"])
+        self._load(self._named(parameters), config["version"])
         metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
         evaluated = time.perf_counter()
         self._set_mode(training=True)
@@ -159,8 +169,8 @@ class BaseClient(NumPyClient):
         return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate received parameters with the client's private ones on its test data; see `fit`."""
-        self._load(parameters, config["version"])
+        """Evaluate received parameters with the client's private ones on its test data; see `fit` and `receive`."""
+        self.receive(self._named(parameters), config["version"])
         sums = self._evaluate()
         return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
 
@@ -196,19 +206,22 @@ class BaseClient(NumPyClient):
             ValueError: If the arrays do not fit the client's model.
             StateError: If the private state cannot be read.
         """
-        if problem := layout_problem(dict.fromkeys(keys := self.keys(), _NOTHING), dict.fromkeys(received, _NOTHING)):
+        if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (self.keys(), received))):
             raise ValueError(problem)
-        self._load([received[key] for key in keys], version)
+        self._load(received, version)
 
-    def _load(self, parameters: list[NDArray[Any]], version: int) -> None:
+    def _named(self, parameters: list[NDArray[Any]]) -> SharedArrays:
+        """Return the shared arrays, which came in the order of `keys`, by key."""
         keys = self.keys()
         if len(parameters) != len(keys):
             raise ValueError(f"received {len(parameters)} arrays, expected {len(keys)}: {', '.join(keys)}")
-        received = dict(zip(keys, parameters, strict=True))
+        return dict(zip(keys, parameters, strict=True))
+
+    def _load(self, received: SharedArrays, version: int) -> None:
         if version == INITIAL:
             private = {
                 f"{group}/{name}": tensor
-                for group, tensors in (self.initial_private() if self.private else {}).items()
+                for group, tensors in self.initial_private().items()
                 for name, tensor in tensors.items()
             }
         else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from clients.engine.base import BaseClient
 from clients.fedavg import FedAvgClient
+from clients.fedprox import FedProxClient
 from clients.fedrep import FedRepClient
 from clients.hyperfl import HyperFLClient
 from clients.hyperfl_frozen import HyperFLFrozenClient
@@ -65,6 +66,14 @@ METHODS: Mapping[str, Method] = {
         strategy=FedAvg,
         client=FedAvgClient,
         paper="McMahan et al., AISTATS 2017",
+        leaves="the whole model",
+        learning_rate=0.05,
+    ),
+    "fedprox": Method(
+        title="federated averaging of models that are pulled to the common one in local training",
+        strategy=FedAvg,
+        client=FedProxClient,
+        paper="Li et al., MLSys 2020",
         leaves="the whole model",
         learning_rate=0.05,
     ),

@@ -2,9 +2,10 @@
 
 Geiping, Bauermeister, Droege, Moeller: "Inverting Gradients", NeurIPS 2020: one minus the cosine between the gradient
 of candidate images and the observed one, plus total variation. After several local steps the reply is the known
-weighted sum of the steps' gradients; the candidate's steps are simulated with momentum, weight decay and clipping, and
-differentiated through (section 5 there). The order in which a client drew its batches is unknown: with more samples
-than a batch holds, candidates are taken in a fixed order. Memory and time grow with the number of steps.
+weighted sum of the steps' gradients; the candidate's steps are simulated with momentum, weight decay, clipping and
+FedProx's pull, and differentiated through (section 5 there). The order in which a client drew its batches is unknown:
+with more samples than a batch holds, candidates are taken in a fixed order. Memory and time grow with the number of
+steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from hyperfl_flwr.attacks.base import (
 from hyperfl_flwr.attacks.idlg import recover_labels
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
-from hyperfl_flwr.attacks.readout import Readout, read_out, sgd_scalars
+from hyperfl_flwr.attacks.readout import Readout, local_scalars, read_out
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.runs.observation import Observation
 
@@ -50,7 +51,7 @@ def ig(
     """Reconstruct the images behind an update of the whole network.
 
     Args:
-        observations: Of FedAvg, pFedHN or IT-PFL-HN.
+        observations: Of FedAvg, FedProx, pFedHN or IT-PFL-HN.
         knowledge: The settings.
         settings: Without labels, those of `recover_labels` are taken.
 
@@ -96,12 +97,7 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
 
     names = [name for name, _ in target.named_parameters()]
     gradient_of = grad(loss)
-    _, weights = sgd_scalars(
-        num_steps,
-        learning_rate=knowledge.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-    )
+    _, weights = local_scalars(num_steps, knowledge)
     shares = [float(weight) for weight in weights / weights.sum()]
 
     def simulate(unknowns: Tensors, constants: Tensors) -> Tensors:
@@ -117,6 +113,8 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
                 break
             for name in names:
                 decayed = gradient[name] + knowledge.weight_decay * parameters[name] + constants.get(_FORCE + name, 0.0)
+                if knowledge.pull > 0:
+                    decayed = decayed + knowledge.pull * (parameters[name] - constants[name])
                 buffers[name] = knowledge.momentum * buffers[name] + decayed
                 parameters[name] = parameters[name] - knowledge.learning_rate * buffers[name]
         return mean

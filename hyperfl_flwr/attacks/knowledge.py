@@ -58,6 +58,7 @@ class PublicKnowledge:
         momentum: Of SGD, with buffers that start empty.
         weight_decay: L2 coefficient.
         clip_norm: Largest gradient norm of what is shared; 0 does not clip.
+        pull: FedProx's mu, by which each step is drawn to the received model; 0 for other methods.
         embedding_dim: Of HyperFL's embedding; 0 without.
         hidden_width: Of HyperFL's hypernetwork; 0 without.
         embedding_frozen: Whether HyperFL's embedding and first layer are constants.
@@ -83,6 +84,7 @@ class PublicKnowledge:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float = 0.0
+    pull: float = 0.0
     local_steps: int = 0
     augmented: bool = False
     embedding_dim: int = 0

@@ -1,8 +1,10 @@
 """What a reply says about the feature extractor, read off with linear algebra: no search, no label, no secret.
 
-A step of SGD on parameters X with gradients G_j (after clipping), rate eta, momentum mu, weight decay lambda is linear:
+A step of SGD on parameters X with gradients G_j (after clipping), rate eta, momentum mu, weight decay lambda is linear,
+also with FedProx's pull c:
 
-    b_j = mu b_(j-1) + lambda X_(j-1) + G_j      X_j = X_(j-1) - eta b_j      =>      X_k = a X_0 + sum_j p_j G_j
+    b_j = mu b_(j-1) + lambda X_(j-1) + c (X_(j-1) - X_0) + G_j      X_j = X_(j-1) - eta b_j
+    =>      X_k = a X_0 + sum_j p_j G_j
 
 with scalars a, p_j that depend on the settings alone. So a reply gives `D = (X_k - a X_0) / sum_j p_j = sum_j w_j G_j`,
 the mean of the steps' gradients with the known weights w_j = p_j / sum p, and the gradient itself after one step.
@@ -92,18 +94,29 @@ class Readout:
 
 
 def sgd_scalars(
-    num_steps: int, *, learning_rate: float, momentum: float = 0.0, weight_decay: float = 0.0
+    num_steps: int, *, learning_rate: float, momentum: float = 0.0, weight_decay: float = 0.0, pull: float = 0.0
 ) -> tuple[float, NDArray[np.float64]]:
     """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for torch's SGD with empty buffers at the start."""
     kept, buffered = 1.0, 0.0
     weights, momenta = np.zeros(num_steps), np.zeros(num_steps)
     for step in range(num_steps):
-        buffered = momentum * buffered + weight_decay * kept
+        buffered = momentum * buffered + weight_decay * kept + pull * (kept - 1)
         kept -= learning_rate * buffered
-        momenta = momentum * momenta + weight_decay * weights
+        momenta = momentum * momenta + (weight_decay + pull) * weights
         momenta[step] += 1.0
         weights = weights - learning_rate * momenta
     return kept, weights
+
+
+def local_scalars(num_steps: int, knowledge: PublicKnowledge) -> tuple[float, NDArray[np.float64]]:
+    """Return `sgd_scalars` of the local steps on what is shared."""
+    return sgd_scalars(
+        num_steps,
+        learning_rate=knowledge.learning_rate,
+        momentum=knowledge.momentum,
+        weight_decay=knowledge.weight_decay,
+        pull=knowledge.pull,
+    )
 
 
 def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
@@ -111,12 +124,7 @@ def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict
 
     BatchNorm's running statistics, which have no gradient, are left out, and so are IT-PFL-HN's encoder and embedding.
     """
-    kept, weights = sgd_scalars(
-        knowledge.num_steps(observation.num_examples),
-        learning_rate=knowledge.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-    )
+    kept, weights = local_scalars(knowledge.num_steps(observation.num_examples), knowledge)
     replies_change = knowledge.method in GENERATED
     found = {}
     for key, before in observation.received.items():
@@ -132,7 +140,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     """Read parameters and mean gradient of the target network off one client's reply.
 
     Args:
-        observation: Of FedAvg, FedRep, pFedHN, pFedHN-PC, IT-PFL-HN or HyperFL.
+        observation: Of FedAvg, FedProx, FedRep, pFedHN, pFedHN-PC, IT-PFL-HN or HyperFL.
         knowledge: The settings; they give the weights w_j.
 
     Returns:
@@ -197,12 +205,7 @@ def _of_hypernetwork(
 def _rounding(observation: Observation, knowledge: PublicKnowledge) -> float:
     """Return a bound on the norm of what rounding to float32 in every step adds to the heads' mean gradients."""
     steps = knowledge.num_steps(observation.num_examples)
-    _, weights = sgd_scalars(
-        steps,
-        learning_rate=knowledge.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-    )
+    _, weights = local_scalars(steps, knowledge)
     squared = sum(
         float(np.square(value, dtype=np.float64).sum())
         for key, value in observation.reply.items()

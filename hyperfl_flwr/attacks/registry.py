@@ -52,7 +52,7 @@ ATTACKS: Mapping[str, Attack] = {
     "ig": Attack(
         title="Gradient inversion",
         source="Geiping et al., NeurIPS 2020",
-        methods=("fedavg", "pfedhn", "it-pfl"),
+        methods=("fedavg", "fedprox", "pfedhn", "it-pfl"),
         run=ig.ig,
         defaults=ig.DEFAULTS,
     ),
@@ -66,15 +66,15 @@ ATTACKS: Mapping[str, Attack] = {
     "head-gradient": Attack(
         title="Head-gradient attack",
         source="this project",
-        methods=("hyperfl", "hyperfl-frozen", "fedrep", "pfedhn-pc", "pfedhn", "it-pfl", "fedavg"),
-        sums_of=("hyperfl", "hyperfl-frozen", "fedrep", "fedavg"),
+        methods=("hyperfl", "hyperfl-frozen", "fedrep", "pfedhn-pc", "pfedhn", "it-pfl", "fedavg", "fedprox"),
+        sums_of=("hyperfl", "hyperfl-frozen", "fedrep", "fedavg", "fedprox"),
         run=head_gradient.head_gradient,
         defaults=head_gradient.DEFAULTS,
     ),
     "idlg": Attack(
         title="Label recovery",
         source="Zhao et al., 2020",
-        methods=("fedavg", "pfedhn", "it-pfl"),
+        methods=("fedavg", "fedprox", "pfedhn", "it-pfl"),
         run=idlg.idlg,
         finds_images=False,
     ),

@@ -49,6 +49,7 @@ def public_knowledge(
         momentum=config.momentum,
         weight_decay=weight_decay,
         clip_norm=clip_norm,
+        pull=config.fedprox.mu if config.method == "fedprox" else 0.0,
         embedding_dim=config.hyperfl.embedding_dim if hyperfl else 0,
         hidden_width=config.hyperfl.hidden_width if hyperfl else 0,
         embedding_frozen=hyperfl and config.hyperfl.embedding == "common-frozen",

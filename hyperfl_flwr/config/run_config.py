@@ -18,6 +18,7 @@ from hyperfl_flwr.config.sections import (
     Auto,
     DataConfig,
     Device,
+    FedProxConfig,
     FedRepConfig,
     HyperFLConfig,
     ITPFLConfig,
@@ -127,6 +128,7 @@ class RunConfig(Section):
     data: DataConfig
     hyperfl: HyperFLConfig
     fedrep: FedRepConfig
+    fedprox: FedProxConfig
     pfedhn: PFedHNConfig
     it_pfl: ITPFLConfig
     priv_hfl: PrivHFLConfig

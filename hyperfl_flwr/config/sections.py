@@ -127,6 +127,12 @@ class FedRepConfig(Section):
     clip_norm: NonNegativeFloat
 
 
+class FedProxConfig(Section):
+    """`fedprox.*`: the settings of FedProx alone."""
+
+    mu: NonNegativeFloat
+
+
 class PFedHNConfig(Section):
     """`pfedhn.*`: the settings of pFedHN and pFedHN-PC alone."""
 

@@ -43,13 +43,17 @@ class ParameterSet:
         parameters: Leaf tensors that require a gradient.
         learning_rate: Step size.
         clip_norm: Largest norm of their joint gradient; 0 leaves it as it is.
-        force: Constant tensors that are added to the gradient of each parameter after clipping; none if empty.
+        force: Constant tensors, one per parameter, that are added to the gradients after clipping; none if empty.
+        pull: If positive, `pull` times (parameter - anchor) is added to the gradients after clipping, too.
+        anchor: Constant tensors, one per parameter, towards which `pull` draws; none without.
     """
 
     parameters: Sequence[Tensor]
     learning_rate: float
     clip_norm: float = 0.0
     force: Sequence[Tensor] = ()
+    pull: float = 0.0
+    anchor: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,8 @@ def train_epochs(
 ) -> float:
     """Minimise the mean cross-entropy by SGD, changing the parameters in place.
 
+    A step takes the gradient, clips it, adds force and pull, then weight decay, then momentum.
+
     Args:
         predict: The classifier; it must depend on the parameters of `sets`.
         sets: What is trained, see `ParameterSet`.
@@ -115,9 +121,11 @@ def train_epochs(
         for part in sets:
             if part.clip_norm > 0:
                 torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)
-            for parameter, constant in zip(part.parameters, part.force, strict=False):
-                if parameter.grad is not None:
-                    parameter.grad += constant
+            for number, parameter in enumerate(part.parameters):
+                if parameter.grad is not None and part.force:
+                    parameter.grad += part.force[number]
+                if parameter.grad is not None and part.pull > 0:
+                    parameter.grad.add_(parameter.detach() - part.anchor[number], alpha=part.pull)
         optimiser.step()
         return loss.detach()
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, OWN_ARRAYS, Reduction, Request, own_key, weights_record
@@ -20,12 +22,11 @@ from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.server.exchange import Exchange, match
 from hyperfl_flwr.server.federation import Federation
-from strategies.engine.advice import Advice
+from strategies.engine.hooks import Hooks
 from strategies.engine.observations import observe
 from strategies.engine.replies import read_report, read_training
 from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
 from strategies.engine.round_outcome import Outcome, Refused
-from strategies.novel.protocol import Ways
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,10 @@ class Setting:
     run_directory: str
 
 
-class BaseStrategy(Advice, Ways, Strategy):
+class BaseStrategy(Hooks, Strategy):
     """Samples clients, sends each node one message, and divides the sums that come back once.
 
-    A method's own strategy says with which shared parameters the run starts.
+    A method's own strategy says with which shared parameters the run starts, and overrides `Hooks`.
 
     Args:
         setting: See `Setting`.
@@ -71,9 +72,10 @@ class BaseStrategy(Advice, Ways, Strategy):
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the shared groups' initial values: name -> parameters by name."""
 
-    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
-        """Return what each of some clients is sent alone: its per-client groups, keyed `group/name`."""
-        return {}
+    def new_target(self) -> Target:
+        """Return the target network that the clients train, on the meta device."""
+        federation = self.setting.federation
+        return build_target(self.setting.config.target, federation.input_shape, federation.num_classes)
 
     def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
         """Return all that a client is sent when it is evaluated after the last round, keyed `group/name`.
@@ -83,25 +85,6 @@ class BaseStrategy(Advice, Ways, Strategy):
             client: The client's id.
         """
         return {**unpack_arrays(arrays), **self.own_arrays([client]).get(client, {})}
-
-    def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
-        """Take the per-client groups of the clients that finished a round, by ascending id, into the server's state.
-
-        Args:
-            own: Each client's arrays.
-            num_examples: Their training samples.
-        """
-
-    def server_state(self) -> SharedArrays:
-        """Return the method's own state on the server, for the checkpoint."""
-        return {}
-
-    def load_server_state(self, arrays: SharedArrays) -> None:
-        """Go back to a state that `server_state` returned."""
-
-    def phase(self, server_round: int) -> str:
-        """Return the name of the phase of training that a round is part of; empty where there is but one."""
-        return ""
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the shared groups' initial values as they travel."""
@@ -197,7 +180,8 @@ class BaseStrategy(Advice, Ways, Strategy):
         held at a time, if `exchanges` makes them one by one; per-client groups are held until all have come.
 
         Returns:
-            The new shared parameters and their weights; None and None if no client finished.
+            The shared parameters that `advance` makes of the means, None if they stay as they are; and the weights of
+            the clients that finished, None if none did.
         """
         total = ReproducibleSum(self._current, self.setting.reductions, **self._rounding)
         own: dict[int, SharedArrays] = {}
@@ -214,13 +198,13 @@ class BaseStrategy(Advice, Ways, Strategy):
         self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
         means = total.take_mean(num_examples, num_clients)
         self.outcome.bytes_up = num_bytes(means) + max(map(num_bytes, own.values()), default=0)
-        if not num_clients:
-            return None, None
         if own:
             self.update(dict(sorted(own.items())), examples)
         for result in self.outcome.results:
             self.progress.versions[result.client] = self.progress.round
-        return pack_arrays(means), weights_record(num_examples, num_clients)
+        advanced = self.advance(means if num_clients else {})
+        arrays = pack_arrays(advanced) if num_clients or advanced else None
+        return arrays, weights_record(num_examples, num_clients) if num_clients else None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the clients' evaluations, see `collect`."""

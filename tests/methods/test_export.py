@@ -124,9 +124,9 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
     assert [line.split()[0] for line in done.stdout.splitlines()] == [found.recipe.classes[label] for label in labels]
 
 
-def test_a_global_model_is_fedavgs_alone(kind: str, run: Path) -> None:
+def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
     """Its values are those of the checkpoint; the others have nothing that is the same for all and whole."""
-    if RunConfig.from_flat(settings_of(run), methods=METHODS).method != "fedavg":
+    if RunConfig.from_flat(settings_of(run), methods=METHODS).method not in ("fedavg", "fedprox"):
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
         return

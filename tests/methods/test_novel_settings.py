@@ -30,7 +30,7 @@ PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "i
             "with hyperfl: its clients .* a client without labels has no classifier of its own",
         ),
         ("local", {}, "novel.clients must be 0 with local: its clients keep model to themselves"),
-        ("priv-hfl", {}, "take one of fedavg, pfedhn, it-pfl"),
+        ("priv-hfl", {}, "take one of fedavg, fedprox, pfedhn, it-pfl"),
         ("pfedhn-pc", {}, "keep classifier to themselves"),
         (
             "it-pfl",

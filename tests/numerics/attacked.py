@@ -50,11 +50,13 @@ def arrays_of(module: nn.Module, group: str) -> dict[str, np.ndarray]:
     return {f"{group}/{name}": value.detach().numpy().copy() for name, value in module.named_parameters()}
 
 
-def knowledge_of(method: str, data: Samples, epochs: Epochs, *, clip: float = 0.0, frozen: bool = False):
+def knowledge_of(
+    method: str, data: Samples, epochs: Epochs, *, clip: float = 0.0, pull: float = 0.0, frozen: bool = False
+):
     return PublicKnowledge(
         method=method, target="cnn", input_shape=tuple(data.train_images.shape[1:]), num_classes=10, mean=(MEAN,),
         std=(STD,), local_epochs=epochs.epochs, local_steps=epochs.steps, batch_size=epochs.batch_size,
-        learning_rate=RATE, momentum=epochs.momentum, weight_decay=epochs.weight_decay, clip_norm=clip,
+        learning_rate=RATE, momentum=epochs.momentum, weight_decay=epochs.weight_decay, clip_norm=clip, pull=pull,
         embedding_dim=64, hidden_width=128, embedding_frozen=frozen, initialisation="hyperfan-bias",
     )  # fmt: skip
 
@@ -113,16 +115,18 @@ def hyperfl(
     return Attacked(observation, knowledge_of("hyperfl", data, epochs, clip=clip, frozen=frozen), secrets)
 
 
-def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float = 0.0) -> Attacked:
-    """Run the round of FedAvg, or that of pFedHN or of IT-PFL-HN's model, whose reply is the change."""
+def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float = 0.0, pull: float = 0.0) -> Attacked:
+    """Run the round of FedAvg or FedProx, or that of pFedHN or of IT-PFL-HN's model, whose reply is the change."""
     target = target_for(data)
     before = arrays_of(target, "model")
-    everything = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE, clip_norm=clip)
+    parameters = list(target.parameters())
+    anchor = [parameter.detach().clone() for parameter in parameters]
+    everything = ParameterSet(parameters=parameters, learning_rate=RATE, clip_norm=clip, pull=pull, anchor=anchor)
     train_epochs(target, [everything], data, epochs, np.random.default_rng(0))
     after = arrays_of(target, "model")
     reply = {key: before[key] - after[key] for key in before} if method in GENERATED else after
     observation = Observation(received=before, reply=reply, num_examples=len(data.train_labels))
-    return Attacked(observation, knowledge_of(method, data, epochs, clip=clip), {})
+    return Attacked(observation, knowledge_of(method, data, epochs, clip=clip, pull=pull), {})
 
 
 def it_pfl(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:

@@ -99,7 +99,7 @@ def fit(method, device, tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
-@pytest.mark.parametrize("method", ["fedavg", "hyperfl", "priv-hfl"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "hyperfl", "priv-hfl"])
 def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
     """The CPU's round: parameters to 1e-3 (absolute), losses to 1e-3 (relative); six steps of SGD in float32."""
     on_cpu, on_cuda = (fit(method, device, tmp_path) for device in ("cpu", "cuda"))

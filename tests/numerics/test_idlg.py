@@ -18,7 +18,7 @@ def recovered(client):
     return result.labels
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedhn", "it-pfl"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pfedhn", "it-pfl"])
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_the_label_of_one_image_is_certain(method, epochs):
     """The entries p - onehot(y) are negative at y alone, in every step; ten digits."""

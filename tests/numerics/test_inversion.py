@@ -48,6 +48,7 @@ MAKERS = {
     "fedrep": lambda data: fedrep(data, STEP),
     "pfedhn-pc": lambda data: pfedhn_pc(data, STEP, clip=50.0),
     "fedavg": lambda data: fedavg(data, STEP),
+    "fedprox": lambda data: fedavg(data, replace(STEP, epochs=2), method="fedprox", pull=0.01),
     "pfedhn": lambda data: fedavg(data, STEP, method="pfedhn", clip=50.0),
     "it-pfl": lambda data: it_pfl(data, STEP, clip=50.0),
 }
@@ -59,6 +60,7 @@ MAKERS = {
         ("head-gradient", "hyperfl"),
         ("head-gradient", "pfedhn-pc"),
         ("ig", "fedavg"),
+        ("ig", "fedprox"),
         ("ig", "pfedhn"),
         ("ig", "it-pfl"),
         ("encoder-gradient", "it-pfl"),
@@ -118,20 +120,23 @@ def defended(client, seed, noise_multiplier):
     return replace(client, observation=replace(client.observation, reply=noisy))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pfedhn"])
 def test_several_local_steps_are_simulated(method):
-    """The simulated reply of the true images equals the observed one: momentum, decay, and a clip that acts.
+    """The simulated reply of the true images equals the observed one: momentum, decay, a pull, and a clip that acts.
 
-    Five epochs of one batch for FedAvg, four counted steps for pFedHN. As one step it does not fit.
+    Five epochs of one batch for FedAvg and FedProx, four counted steps for pFedHN. As one step it does not fit, and
+    without FedProx's pull a strong one does not.
     """
     data = samples(*digits(4))
     epochs = Epochs(epochs=5, batch_size=4, momentum=0.5, weight_decay=5e-4, steps=4 * (method == "pfedhn"))
-    client = fedavg(data, epochs, method=method, clip=0.5 * (method == "pfedhn"))
+    client = fedavg(data, epochs, method=method, clip=0.5 * (method == "pfedhn"), pull=20.0 * (method == "fedprox"))
     labels = data.train_labels.numpy()
     fitted = attack_from_truth(client, client.knowledge, data.train_images, labels)
     assert fitted < 1e-6
     one = replace(client.knowledge, local_epochs=1, local_steps=0)
     assert attack_from_truth(client, one, data.train_images, labels) > 1e-4
+    if method == "fedprox":
+        assert attack_from_truth(client, replace(client.knowledge, pull=0.0), data.train_images, labels) > 1e-4
 
 
 def attack_from_truth(client, knowledge, images, labels):

@@ -154,17 +154,18 @@ def test_heads_without_bias_hide_nothing():
         read_heads(change, None)
 
 
+@pytest.mark.parametrize("pull", [0.0, 0.4])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_scalars_are_those_of_torch_sgd(steps):
-    """X_k = a X_0 + sum_j p_j G_j for given gradients, float64, against torch.optim.SGD."""
+def test_scalars_are_those_of_torch_sgd(steps, pull):
+    """X_k = a X_0 + sum_j p_j G_j for given gradients and a pull to X_0, float64, against torch.optim.SGD."""
     settings = {"momentum": 0.6, "weight_decay": 0.07}
     start, gradients = torch.tensor([1.7], dtype=torch.float64), np.linspace(1.0, -2.0, steps)
     parameter = nn.Parameter(start.clone())
     optimiser = torch.optim.SGD([parameter], lr=0.3, **settings)
     for gradient in gradients:
-        parameter.grad = torch.tensor([gradient])
+        parameter.grad = torch.tensor([gradient]) + pull * (parameter.detach() - start)
         optimiser.step()
-    kept, weights = sgd_scalars(steps, learning_rate=0.3, **settings)
+    kept, weights = sgd_scalars(steps, learning_rate=0.3, pull=pull, **settings)
     assert float(parameter.detach()) == pytest.approx(kept * 1.7 + weights @ gradients, rel=1e-12)
 
 

@@ -67,6 +67,8 @@ def test_settings_that_matter_come_from_the_configuration() -> None:
     assert knowledge().embedding_dim == 64
     assert knowledge(method="fedavg").clip_norm == 0.0
     assert knowledge(method="fedavg").embedding_dim == 0
+    assert knowledge(**{"fedprox.mu": 0.3}).pull == knowledge(**{"method": "fedavg", "fedprox.mu": 0.3}).pull == 0.0
+    assert knowledge(**{"method": "fedprox", "fedprox.mu": 0.3}).pull == 0.3
     assert knowledge().num_steps(120) == 15
     assert knowledge(**{"method": "pfedhn", "pfedhn.local-steps": 3}).num_steps(120) == 3
     assert knowledge(**{"method": "it-pfl", "pfedhn.local-steps": 3}).num_steps(120) == 3

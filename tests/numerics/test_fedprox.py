@@ -1,0 +1,194 @@
+"""FedProx: the pull of a step, closed forms of its fixed point, and its special cases."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from federations import exact, last_checkpoint, metrics, small_settings, trained
+from plain import random_samples
+
+from clients.engine.context import ClientSetting
+from clients.fedavg import FedAvgClient
+from clients.fedprox import FedProxClient
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
+
+SHAPE, CLASSES = (1, 8, 8), 10
+KEYS = {"round": 1, "version": 0, "kept-version": 0}
+
+
+def descend(part, loss, steps, *, momentum=0.0, weight_decay=0.0):
+    """Take some steps of the project's SGD along the gradient of `loss` alone: all logits are 0."""
+    epochs = Epochs(epochs=1, batch_size=3, steps=steps, momentum=momentum, weight_decay=weight_decay)
+    data = random_samples(3, (1, 1, 1), 2)
+    train_epochs(lambda images: torch.zeros(len(images), 2), [part], data, epochs, np.random.default_rng(0), loss)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_step_is_gradient_clip_force_and_pull_decay_momentum():
+    """Three steps on 5/2 |y - b|^2 with everything at once, written out; the clip acts, and in no other place fits."""
+    goal, force, anchor = torch.tensor([3.0, -4.0]), torch.tensor([0.3, 0.2]), torch.tensor([-1.0, 2.0])
+    rate, clip, mu, decay, momentum = 0.1, 2.0, 0.7, 0.05, 0.6
+
+    def clipped(gradient):
+        return gradient * min(1.0, clip / (float(gradient.norm()) + 1e-6))
+
+    def by_hand(direction):
+        y, buffer = torch.tensor([1.0, 1.0]), torch.zeros(2)
+        for _ in range(3):
+            buffer = momentum * buffer + direction(y)
+            y = y - rate * buffer
+        return y
+
+    y = torch.tensor([1.0, 1.0], requires_grad=True)
+    part = ParameterSet(
+        parameters=[y], learning_rate=rate, clip_norm=clip, force=[force], pull=mu, anchor=[anchor.clone()]
+    )
+    descend(part, lambda: 2.5 * (y - goal).square().sum(), 3, momentum=momentum, weight_decay=decay)
+    expected = by_hand(lambda y: clipped(5 * (y - goal)) + force + mu * (y - anchor) + decay * y)
+    torch.testing.assert_close(y.detach(), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(part.anchor[0], anchor, rtol=0, atol=0)
+    before_the_clip = by_hand(lambda y: clipped(5 * (y - goal) + mu * (y - anchor)) + force + decay * y)
+    assert float((before_the_clip - expected).norm()) > 0.1
+
+
+A, B, P = np.array([1.0, 2.0, 5.0]), np.array([4.0, -2.0, 3.0]), np.array([0.2, 0.5, 0.3])
+"""Curvatures, minima and shares of three clients: f_i = a_i/2 (y - b_i)^2."""
+
+
+def toy_round(x, mu, rate, steps):
+    """Return the mean of the three clients' models after one round from x."""
+    trained = []
+    for curvature, minimum in zip(A, B, strict=True):
+        y = torch.tensor([x], requires_grad=True)
+        part = ParameterSet(parameters=[y], learning_rate=rate, pull=mu, anchor=[torch.tensor([x])])
+        descend(part, lambda y=y, a=curvature, b=minimum: (a / 2 * (y - b).square()).sum(), steps)
+        trained.append(float(y.detach()))
+    return float(P @ trained)
+
+
+def fixed_point(mu, rate, steps=5):
+    """Return the x that a round leaves where it is: a round of quadratic losses is affine in x."""
+    at_zero, at_one = (toy_round(x, mu, rate, steps) for x in (0.0, 1.0))
+    found = at_zero / (1 - (at_one - at_zero))
+    assert toy_round(found, mu, rate, steps) == pytest.approx(found, rel=1e-12)
+    return found
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
+def test_the_fixed_point_of_quadratic_losses(mu):
+    """Weights of b_i: p_i (1 - rho_i) a_i / (a_i + mu), rho_i = (1 - eta (a_i + mu))^K; a pull moves it."""
+    rate, steps = 0.05, 5
+    found = fixed_point(mu, rate, steps)
+    weights = P * (1 - (1 - rate * (A + mu)) ** steps) * A / (A + mu)
+    assert found == pytest.approx(weights @ B / weights.sum(), rel=1e-11)
+    if mu:
+        assert abs(found - fixed_point(0.0, rate, steps)) > 1e-3
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_strong_pull_leads_to_the_optimum_of_the_mean_loss():
+    """The weights tend to p_i a_i as mu grows (rate 0.5 / mu): the error falls with 1 / mu, that of FedAvg stays."""
+    optimum = (P * A) @ B / (P @ A)
+    errors = [abs(fixed_point(mu, 0.5 / mu) - optimum) for mu in (20.0, 200.0, 2000.0)]
+    assert errors[1] < 0.15 * errors[0]
+    assert errors[2] < 0.15 * errors[1]
+    assert errors[2] < 2e-3
+    assert abs(fixed_point(0.0, 0.05) - optimum) > 0.02
+
+
+def client(kind, folder, changes, target="cnn"):
+    """Return a client with thirty samples, and the parameters and buffers that it receives."""
+    train, test = random_samples(30, SHAPE, CLASSES), random_samples(7, SHAPE, CLASSES, seed=1)
+    data = ClientData(
+        train_images=train.train_images.to(torch.get_default_dtype()),
+        train_labels=train.train_labels,
+        test_images=test.train_images.to(torch.get_default_dtype()),
+        test_labels=test.train_labels,
+        augmentation=None,
+        num_classes=CLASSES,
+    )
+    config = RunConfig.from_flat(default_settings() | {"device": "cpu", "target": target} | changes)
+    member = kind(
+        ClientSetting(
+            config=config,
+            client=0,
+            data=data,
+            device=torch.device("cpu"),
+            state=PrivateState(folder, "experiment", 0),
+            learning_rate=0.1,
+        )
+    )
+    values = initial_state(member.model, torch_generator(0, "model"))
+    return member, {name: values[name] for name in member.model.state_dict()}
+
+
+def fitted(kind, folder, changes, target="cnn"):
+    """Return the model's arrays after one round."""
+    member, values = client(kind, folder, changes, target)
+    arrays, _, _ = member.fit([value.numpy().copy() for value in values.values()], KEYS)
+    return dict(zip(values, arrays, strict=True))
+
+
+@pytest.mark.parametrize("target", ["cnn", "own_networks:with_batchnorm"])
+def test_a_round_is_sgd_on_the_loss_with_the_proximal_term(target, tmp_path):
+    """Six full batches by autograd of f(y) + mu/2 |y - x|^2 over the parameters; running statistics are those of y.
+
+    In float32: 2e-6. Were the anchors the trained tensors themselves, there would be no pull.
+    """
+    mu, changes = 2.0, {"batch-size": 30, "local-epochs": 6, "momentum": 0.5, "weight-decay": 0.02}
+    found = fitted(FedProxClient, tmp_path, changes | {"fedprox.mu": mu}, target)
+    member, values = client(FedAvgClient, tmp_path, changes, target)
+    model, data = member.model, member.setting.data
+    model.load_state_dict({name: value.clone() for name, value in values.items()}, assign=True)
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.02)
+    for _ in range(6):
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(data.train_images), data.train_labels)
+        far = sum((parameter - values[name]).square().sum() for name, parameter in model.named_parameters())
+        (loss + mu / 2 * far).backward()
+        optimiser.step()
+    assert set(found) == set(model.state_dict())
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=0, atol=2e-6, err_msg=name)
+    free = fitted(FedAvgClient, tmp_path, changes, target)
+    moved = {name: math.dist(found[name].ravel(), free[name].ravel()) for name in found}
+    assert min(moved[name] for name, _ in model.named_parameters()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("mu", "steps"),
+    [(0.0, 6), pytest.param(5.0, 1, id="in one step y is x")],
+)
+def test_rounds_that_are_fedavgs_bit_for_bit(mu, steps, tmp_path):
+    """Without a pull, and in a single step, at the beginning of which nothing has moved yet."""
+    changes = {"batch-size": 30, "local-epochs": steps, "momentum": 0.5, "weight-decay": 0.02}
+    target = "own_networks:with_batchnorm"
+    found = fitted(FedProxClient, tmp_path, changes | {"fedprox.mu": mu}, target)
+    assert exact(found) == exact(fitted(FedAvgClient, tmp_path, changes, target))
+
+
+def test_a_federation_without_a_pull_is_fedavgs_bit_for_bit(tmp_path):
+    """Four rounds with three of five clients in each; with mu = 1 the model is another."""
+    runs = {}
+    for method, mu in (("fedavg", 0.01), ("fedprox", 0.0), ("fedprox", 1.0)):
+        settings = {"method": method, "fedprox.mu": mu, "fraction-train": 0.6, "num-rounds": 4, "local-epochs": 2}
+        runs[method, mu] = trained(small_settings(**settings, output=str(tmp_path / f"{method}-{mu}")))
+    (one, progress), (two, other) = (last_checkpoint(runs[key]) for key in (("fedavg", 0.01), ("fedprox", 0.0)))
+    assert (exact(one), progress) == (exact(two), other)
+    assert metrics(runs["fedavg", 0.01]) == metrics(runs["fedprox", 0.0])
+    pulled, _ = last_checkpoint(runs["fedprox", 1.0])
+    assert exact(pulled) != exact(two)
+
+
+def test_a_negative_mu_is_refused():
+    with pytest.raises(ConfigError, match=r"fedprox\.mu must be greater than or equal to 0; got -0\.1"):
+        RunConfig.from_flat(default_settings() | {"fedprox.mu": -0.1})
