@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from clients.engine.split import SplitClient
+from hyperfl_flwr.methods.fedrep import FedRepConfig
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 
@@ -18,11 +19,11 @@ class FedRepClient(SplitClient):
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the classifier."""
-        self.train_classifier(self.setting.config.fedrep.classifier_learning_rate, rounds, rng)
+        self.train_classifier(self.setting.config.section(FedRepConfig).classifier_learning_rate, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss`."""
-        method = self.setting.config.fedrep
+        method = self.setting.config.section(FedRepConfig)
         rates = FedRepRates(
             classifier=method.classifier_learning_rate,
             extractor=self.setting.learning_rate,

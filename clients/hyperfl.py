@@ -12,6 +12,7 @@ from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import number
+from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.protocol.messages import Reduction
@@ -48,7 +49,7 @@ class LastTheta(nn.Module):
 
 def hyperfl_rates(setting: ClientSetting) -> HyperFLRates:
     """Return the step sizes that a run's settings ask for."""
-    method, rate = setting.config.hyperfl, setting.learning_rate
+    method, rate = setting.config.section(HyperFLConfig), setting.learning_rate
     return HyperFLRates(
         classifier=method.classifier_learning_rate,
         hypernetwork=rate,
@@ -68,7 +69,7 @@ class HyperFLClient(BaseClient):
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which is for a metric only."""
-        method = self.setting.config.hyperfl
+        method = self.setting.config.section(HyperFLConfig)
         target = self.new_target()
         self.extractor, self.classifier = target.extractor, target.classifier
         self.embedding = Embedding(method.embedding_dim)
@@ -85,7 +86,7 @@ class HyperFLClient(BaseClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the classifier that all clients start from and, unless `embedding = own`, the common embedding."""
-        seed, method = self.setting.config.seed, self.setting.config.hyperfl
+        seed, method = self.setting.config.seed, self.setting.config.section(HyperFLConfig)
         if method.embedding == "own":
             generator = torch_generator(seed, "own-embedding", self.setting.client)
             v = initial_embedding(method.embedding_dim, method.initialisation, generator)
@@ -146,5 +147,5 @@ class HyperFLClient(BaseClient):
             classifier=self.classifier,
             hypernetwork=self.hypernetwork,
             embedding=self.embedding.v,
-            frozen=self.setting.config.hyperfl.embedding == "common-frozen",
+            frozen=self.setting.config.section(HyperFLConfig).embedding == "common-frozen",
         )

@@ -12,6 +12,7 @@ import torch
 
 from clients.engine.split import SplitClient
 from clients.hyperfl import hyperfl_rates
+from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.fedrep import train_fedrep
@@ -31,7 +32,7 @@ class HyperFLFrozenClient(SplitClient):
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss` and the numbers of the hypernetwork that HyperFL's client does."""
-        config, method = self.setting.config, self.setting.config.hyperfl
+        config, method = self.setting.config, self.setting.config.section(HyperFLConfig)
         hidden = frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
         epochs, squared_norm = self.epochs(), float(hidden.square().sum())
         rates = as_fedrep(hyperfl_rates(self.setting), epochs.weight_decay, squared_norm)

@@ -16,6 +16,8 @@ from torch import nn
 from clients.novel.answers import is_novel, unlabelled
 from clients.pfedhn import PFedHNClient
 from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.methods.it_pfl import ITPFLConfig
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.privacy.private_mean import private_descriptor
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -41,15 +43,15 @@ class ITPFLClient(PFedHNClient):
     def build_groups(self) -> dict[str, nn.Module]:
         """Return encoder, target network, and a table of one embedding [1, d]."""
         config, shape = self.setting.config, self.setting.data.train_images.shape[1:]
-        dimension = config.pfedhn.dimension(config.num_clients)
-        self.encoder = build_encoder(config.target, shape, dimension, config.it_pfl.pooling)
+        dimension = config.section(PFedHNConfig).dimension(config.num_clients)
+        self.encoder = build_encoder(config.target, shape, dimension, config.section(ITPFLConfig).pooling)
         self.embedding = nn.Embedding.from_pretrained(torch.empty(1, dimension, device="meta"), freeze=False)  # type: ignore[no-untyped-call]
         return {"encoder": self.encoder, **super().build_groups(), "embedding": self.embedding}
 
     def travelling(self) -> tuple[str, ...]:
         """Return the groups without the encoder where that is frozen: nobody needs it then."""
         config = self.setting.config
-        frozen = config.it_pfl.fine_tunes(self.setting.round, config.num_rounds)
+        frozen = config.section(ITPFLConfig).fine_tunes(self.setting.round, config.num_rounds)
         return tuple(group for group in self.shared if not (frozen and group == "encoder"))
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
@@ -58,7 +60,7 @@ class ITPFLClient(PFedHNClient):
         Reports `train-loss`, and of the encoder `embedding-distance` |g(D) - t|^2 / d of its target t, as received, and
         `encoder-loss`.
         """
-        settings, method = self.setting.config, self.setting.config.it_pfl
+        settings, method = self.setting.config, self.setting.config.section(ITPFLConfig)
         numbers = super().train(rng)
         if "encoder" not in self.travelling():
             return numbers
@@ -76,7 +78,7 @@ class ITPFLClient(PFedHNClient):
             # Not the model's numbers, so that these are pFedHN's.
             numpy_generator(settings.seed, "encoder", self.setting.client, self.setting.round),
             learning_rate=method.encoder_learning_rate,
-            clip_norm=settings.pfedhn.clip_norm,
+            clip_norm=settings.section(PFedHNConfig).clip_norm,
         )
         return numbers
 

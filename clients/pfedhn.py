@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from clients.engine.split import SplitClient
 from clients.fedavg import FedAvgClient
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 
@@ -24,7 +25,7 @@ class PFedHNClient(FedAvgClient):
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local steps or epochs; reports `train-loss`."""
-        method = self.setting.config.pfedhn
+        method = self.setting.config.section(PFedHNConfig)
         everything = ParameterSet(
             parameters=list(self.model.parameters()),
             learning_rate=self.setting.learning_rate,
@@ -34,7 +35,7 @@ class PFedHNClient(FedAvgClient):
 
     def epochs(self) -> Epochs:
         """Return the local epochs, or the number of local steps that the settings ask for."""
-        return replace(super().epochs(), steps=self.setting.config.pfedhn.local_steps)
+        return replace(super().epochs(), steps=self.setting.config.section(PFedHNConfig).local_steps)
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the change delta = theta - theta'."""

@@ -25,6 +25,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import INITIAL
@@ -71,7 +72,7 @@ class PrivHFLClient(BaseClient):
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
 
     def __init__(self, setting: ClientSetting) -> None:
-        self.rule = dual_rule(setting.config.priv_hfl)
+        self.rule = dual_rule(setting.config.section(PrivHFLConfig))
         self._round, self._version = 1, INITIAL
         self._evaluates_mean = False
         super().__init__(setting)
@@ -84,13 +85,13 @@ class PrivHFLClient(BaseClient):
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
         config, data, nothing = self.setting.config, self.setting.data, Vector(0)
-        if config.priv_hfl.distill:
+        if config.section(PrivHFLConfig).distill:
             shape = tuple(data.train_images.shape[1:])
-            self.generator = Generator(shape, data.num_classes, config.priv_hfl.generator_width)
+            self.generator = Generator(shape, data.num_classes, config.section(PrivHFLConfig).generator_width)
         return {
             "changes": self.received if is_mean else nothing,
             "force": nothing if is_mean else self.received,
-            "generator": self.generator if config.priv_hfl.distill else nothing,
+            "generator": self.generator if config.section(PrivHFLConfig).distill else nothing,
             "model": self.model,
             "accumulated": self.accumulated,
         }
@@ -129,7 +130,7 @@ class PrivHFLClient(BaseClient):
 
     def _train_along(self, force: Tensor, before: Tensor, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
         """Return the change [m] that is sent, and the numbers to report; puts the gradient in the generator's place."""
-        if not self.setting.config.priv_hfl.distill:
+        if not self.setting.config.section(PrivHFLConfig).distill:
             numbers = {"train-loss": self._local_steps(force, rng)}
             return self._upload(before, {}), numbers
         pseudo = self._pseudo_data()
@@ -144,8 +145,8 @@ class PrivHFLClient(BaseClient):
         return PseudoData.draw(
             self.generator,
             torch.bincount(data.train_labels, minlength=data.num_classes),
-            number=settings.priv_hfl.pseudo_samples,
-            balance=settings.priv_hfl.class_balance,
+            number=settings.section(PrivHFLConfig).pseudo_samples,
+            balance=settings.section(PrivHFLConfig).class_balance,
             rng=torch_generator(settings.seed, *path),
         )
 
@@ -157,7 +158,7 @@ class PrivHFLClient(BaseClient):
         everything = ParameterSet(
             parameters=parameters,
             learning_rate=self.setting.learning_rate,
-            clip_norm=self.setting.config.priv_hfl.clip_norm,
+            clip_norm=self.setting.config.section(PrivHFLConfig).clip_norm,
             force=pieces,
         )
         other = None if pseudo is None else self._loss_on(pseudo)
@@ -170,7 +171,7 @@ class PrivHFLClient(BaseClient):
 
     def _mixed(self, vector: Tensor, *, back: bool = False) -> Tensor:
         """Return a vector [m] as it travels, or turned back."""
-        if not self.setting.config.priv_hfl.mixing:
+        if not self.setting.config.section(PrivHFLConfig).mixing:
             return vector
         mixing = mixing_of(self.setting.mixing_key, len(vector))
         return mixing.unmix(vector) if back else mixing.mix(vector)
@@ -201,7 +202,7 @@ class PrivHFLClient(BaseClient):
             batch_size=settings.batch_size,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
-            steps=settings.priv_hfl.local_steps,
+            steps=settings.section(PrivHFLConfig).local_steps,
         )
 
     def predictor(self) -> Predict:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.server.exchange import Exchange
@@ -21,7 +22,7 @@ from strategies.engine.base import BaseStrategy, Setting
 
 def initial_state(setting: Setting) -> tuple[Hypernetwork, dict[str, Tensor], Tensor]:
     """Return what a run starts with: a hypernetwork without values, its parameters by name, the common embedding."""
-    config, federation, method = setting.config, setting.federation, setting.config.hyperfl
+    config, federation, method = setting.config, setting.federation, setting.config.section(HyperFLConfig)
     extractor = build_target(config.target, federation.input_shape, federation.num_classes).extractor
     hypernetwork = Hypernetwork(extractor, embedding_dim=method.embedding_dim, hidden_width=method.hidden_width)
     v = common_embedding(method.embedding_dim, method.initialisation, config.seed)
@@ -49,7 +50,7 @@ class HyperFL(WithEmbedding):
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Reduce as always; with `embedding = common-frozen` the first layer is a constant, free of rounding."""
         arrays, weights = super().reduce(exchanges)
-        if arrays is not None and self.setting.config.hyperfl.embedding == "common-frozen":
+        if arrays is not None and self.setting.config.section(HyperFLConfig).embedding == "common-frozen":
             for name in ("hidden.weight", "hidden.bias"):
                 arrays[f"hypernetwork/{name}"] = Array(self._current[f"hypernetwork/{name}"])
         return arrays, weights

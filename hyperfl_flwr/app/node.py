@@ -11,7 +11,7 @@ from flwr.app import ConfigRecordValues, Context
 from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.node_config import Owner, is_simulated, state_folder
 from hyperfl_flwr.core.device import resolve_device
@@ -20,6 +20,7 @@ from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_own_data
 from hyperfl_flwr.data.sample_format import normalisation_text
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.targets import build_target
@@ -44,7 +45,7 @@ class NodeApp:
     def __init__(self, context: Context) -> None:
         self.owner = Owner.of(context.node_config)
         self.simulated = is_simulated(context)
-        self.config = resolved(self.owner.applied_to(context, METHODS))
+        self.config = resolved(self.owner.applied_to(context))
         self.has_owners_data = self.config.dataset != context.run_config["dataset"]
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
@@ -89,7 +90,7 @@ class NodeApp:
         """
         if foreign := sorted(set(request.clients) - set(self.clients)):
             raise RefusalError(f"this node hosts the clients {self.clients}, asked for {foreign}")
-        client_class = METHODS[self.config.method].client
+        client_class = client_of(self.config.method)
         data = self.data()
         states, key = self._states(request), self._mixing_key(request.experiment)
 
@@ -112,7 +113,7 @@ class NodeApp:
             ConfigError: If the run mixes, and a node with an owner has no good key file.
         """
         file = self.owner.mixing_key_file
-        if not self.config.priv_hfl.mixing or (not file and self.simulated):
+        if not self.config.section(PrivHFLConfig).mixing or (not file and self.simulated):
             return b""
         if not file:
             text = (

@@ -7,7 +7,7 @@ group, no image, no label.
 import math
 from dataclasses import dataclass
 
-from hyperfl_flwr.models.encoder import Pooling
+from hyperfl_flwr.core.setting_types import Pooling
 from hyperfl_flwr.models.layers.dropout import has_dropout
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.dual_averaging import DualRule

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
@@ -21,11 +20,14 @@ from hyperfl_flwr.attacks.scoring import Comparison, compare
 from hyperfl_flwr.audit.history import Followed, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable
 from hyperfl_flwr.audit.record_round import Observed, Target, View, leaked_activations, record_round, view
-from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, nearest
+from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.methods.it_pfl import ITPFLConfig
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.metrics.distributions import rank_correlation
 from hyperfl_flwr.models.custom.provenance import find_kept, find_model
 from hyperfl_flwr.runs.run_directory import settings_of
@@ -120,7 +122,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "audit.clients": ",".join(map(str, range(number))),
         "audit.rounds": "all",
     }
-    config = resolved(RunConfig.from_flat(wanted, methods=METHODS))
+    config = resolved(RunConfig.from_flat(wanted))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
     clients = attackable(config) if options.by_neighbours else range(number)
     target = Target(
@@ -139,7 +141,7 @@ def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar
 
 def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return what `auto` became in a trained run; with the local steps of the attacked round it may become another."""
-    numbers = resolved(RunConfig.from_flat(settings_of(trained), methods=METHODS)).flat()
+    numbers = resolved(RunConfig.from_flat(settings_of(trained))).flat()
     return {key: numbers[key] for key in TRAINING_AUTOS if settings[key] == "auto"}
 
 
@@ -172,10 +174,10 @@ def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
     """
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     possible = attacks_on(target.config.method, summed=target.summed)
-    if target.config.method == "priv-hfl" and not target.config.priv_hfl.distill:
+    if target.config.method == "priv-hfl" and not target.config.section(PrivHFLConfig).distill:
         possible = [name for name in possible if not ATTACKS[name].of_generator]
         method = f"{method} without distillation"
-    if target.config.it_pfl.fine_tunes(target.round, target.config.num_rounds):
+    if target.config.section(ITPFLConfig).fine_tunes(target.round, target.config.num_rounds):
         possible = [name for name in possible if not ATTACKS[name].of_encoder]
     if target.by_neighbours:
         possible = [name for name in possible if name == "dual-difference"]

@@ -16,6 +16,7 @@ import numpy as np
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.runs.observation import Observation, load_observation, observation_path
 from hyperfl_flwr.training.dual_averaging import KAPPA
@@ -30,7 +31,7 @@ def attackable(config: RunConfig) -> Sequence[int]:
     Raises:
         ConfigError: If end clients do not see what this module says.
     """
-    method = config.priv_hfl
+    method = config.section(PrivHFLConfig)
     wanted = (config.method, method.realisation, method.order) == ("priv-hfl", "chain", "alternating")
     if not wanted or method.projection or method.mixing or method.distill or config.num_clients < 2:
         raise ConfigError(
@@ -64,7 +65,7 @@ def seen_by_neighbours(config: RunConfig, clients: Sequence[int], folder: Path) 
         spy = _spies(config.num_clients)[client]
         own = load_observation(observation_path(folder, 1, spy))
         force = read_arrays(_next_path(folder, spy))[0][FORCE].astype(np.float64)
-        change = (own.reply[FORCE] - force / (KAPPA * dual_rule(config.priv_hfl).step)).astype(np.float32)
+        change = (own.reply[FORCE] - force / (KAPPA * dual_rule(config.section(PrivHFLConfig)).step)).astype(np.float32)
         found.append(
             Observation(
                 received={FORCE: np.zeros_like(change)},

@@ -13,13 +13,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.attacks.scoring import verdict
 from hyperfl_flwr.audit.audit import Finding, images_of
 from hyperfl_flwr.audit.record_round import Target
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.images import Lpips, similarity
 from hyperfl_flwr.results.report import STYLE
 from hyperfl_flwr.runs import manifest

@@ -5,18 +5,28 @@ machine and its data have no effect, see `Owner.applied_to`.
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from flwr.app import Context
 from flwr.supercore.utils import get_flwr_home
 from pydantic import ValidationError, field_validator
 
-from hyperfl_flwr.config.run_config import RunConfig, explain, nearest
-from hyperfl_flwr.config.sections import Auto, Device, NonNegative, NonNegativeFloat, Positive, Section, absolute
+from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.settings import (
+    AbsolutePath,
+    Auto,
+    Device,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    Section,
+    setting,
+)
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_own, own_path
 
@@ -40,44 +50,63 @@ def state_folder(owners: Scalar | None, run_directory: str, *, simulated: bool) 
 class Owner(Section):
     """The keys of a node config; those that are missing are the owner's to leave open.
 
-    Attributes:
-        partition_id: The node's number.
-        num_partitions: Number of nodes.
-        data: `npz:FILE`, `folder:PATH` or the name of a data set; empty for the run's.
-        data_root: Where named data sets and relative paths are looked up.
-        device: As the run's setting.
-        threads: As the run's setting.
-        state_dir: Folder of what stays on the node; empty for one in FLWR_HOME.
-        max_message_mb: Largest message that is taken, in units of 10^6 bytes; 0 for any.
-        mixing_key_file: A file whose content all nodes share, and the server does not have.
-        keep_model: Whether the clients' models stay on the node's disk, for its owner; None: where there is one.
-        simulated: See `SIMULATED`.
-        novel_data: This and the next are of a node that takes a model on demand, see `clients.novel.node`.
-        novel_output: Likewise.
-        novel_epsilon: Likewise.
-        novel_delta: Likewise.
+    `simulated` is `SIMULATED`; what begins with `novel` is of a node that takes a model on demand, see
+    `clients.novel.node`.
     """
 
-    partition_id: NonNegative | None = None
-    num_partitions: Positive | None = None
-    data: str = ""
-    data_root: str = ""
-    device: Device = "auto"
-    threads: Auto | Positive = "auto"
-    state_dir: str = ""
-    max_message_mb: NonNegativeFloat = 0
-    mixing_key_file: str = ""
-    keep_model: bool | None = None
-    simulated: bool = False
-    novel_data: str = ""
-    novel_output: str = ""
-    novel_epsilon: float | None = None
-    novel_delta: float | None = None
+    title: ClassVar[str] = "The owner of a node"
 
-    @field_validator("data_root", "state_dir", "mixing_key_file", "novel_data", "novel_output")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        return absolute(value)
+    partition_id: NonNegative | None = setting(None, "Number of the node, from 0.", values="whole number ≥ 0")
+    num_partitions: Positive | None = setting(
+        None,
+        "Number P of nodes; with the node's number it decides which clients the node hosts.",
+        values="whole number ≥ 1",
+    )
+    data: str = setting(
+        "",
+        "The node's data. Left open: the named data set of the run, which cannot name files.",
+        values="`npz:FILE`, `folder:PATH`, one of `hyperfl datasets`",
+    )
+    data_root: AbsolutePath = setting(
+        "",
+        "Where named data sets and relative paths are looked up. Left open: your cache folder.",
+        values="absolute path",
+    )
+    device: Device = setting(
+        "auto",
+        "Where the node's clients train; `auto` if left open, whatever the run says.",
+        values="`auto`, `cpu`, `cuda`, `cuda:NUMBER`",
+    )
+    threads: Auto | Positive = setting("auto", "Torch threads; `auto` if left open, whatever the run says.")
+    state_dir: AbsolutePath = setting(
+        "",
+        "Folder of the private state, the decoded images and the ledger. Left open: `hyperfl-state` in FLWR_HOME.",
+        values="absolute path",
+    )
+    max_message_mb: NonNegativeFloat = setting(
+        0,
+        "Larger messages, in units of 10^6 bytes, are refused before their arrays are unpacked; 0: any. The SuperNode "
+        "has received them by then.",
+    )
+    mixing_key_file: AbsolutePath = setting(
+        "",
+        "For `priv-hfl.mixing`: a file of at least 16 random bytes that all nodes have and the server has not.",
+        values="absolute path",
+    )
+    keep_model: bool | None = setting(
+        None,
+        "Whether the clients' models stay in `state-dir` for their owner, who can export them. Left open: `true`.",
+        values="`true`, `false`",
+    )
+    simulated: bool = False
+    novel_data: AbsolutePath = setting(
+        "", "Data of a novel client, which takes a model on demand and trains nothing.", values="absolute path"
+    )
+    novel_output: AbsolutePath = setting("", "Folder of its model.", values="absolute path")
+    novel_epsilon: float | None = setting(
+        None, "Privacy budget ε of the noise on its descriptor; 0: no noise.", values="number ≥ 0"
+    )
+    novel_delta: float | None = setting(None, "Privacy parameter δ of that noise.", values="number in (0, 1)")
 
     @field_validator("data")
     @classmethod
@@ -101,7 +130,7 @@ class Owner(Section):
             keys = sorted({str(detail["loc"][0]) for detail in error.errors()})
             known = [str(field.alias) for field in cls.model_fields.values() if field.alias != SIMULATED]
             raise ConfigError(
-                "in the node config, " + explain(error, known, "; known are " + ", ".join(known)),
+                "in the node config, " + explain(error.errors(), known, "; known are " + ", ".join(known)),
                 public=f"its owner must repair {', '.join(keys)} in the node config; the node's log says more",
             ) from None
 
@@ -110,15 +139,11 @@ class Owner(Section):
         """Whether the node's data are a file or folder that nobody else has."""
         return is_own(self.data)
 
-    def applied_to(self, context: Context, methods: Collection[str]) -> RunConfig:
+    def applied_to(self, context: Context) -> RunConfig:
         """Return the run's settings with those in their place that are the owner's.
 
         Where there is an owner, data root, device and threads are the owner's even if left open, and the server cannot
         name a file or folder to be read. In a simulation the run's settings hold unless the node config has others.
-
-        Args:
-            context: Flower's context.
-            methods: Names that `method` may have.
 
         Raises:
             ConfigError: If the run's settings are wrong.
@@ -130,7 +155,7 @@ class Owner(Section):
             given = {key: value for key, value in given.items() if key in context.node_config}
         elif not self.data and is_own(str(run.get("dataset", ""))):
             raise RefusalError("the run names a file or folder; each node's owner does, by data in the node config")
-        return RunConfig.from_flat(run | given | ({"dataset": self.data} if self.data else {}), methods=methods)
+        return RunConfig.from_flat(run | given | ({"dataset": self.data} if self.data else {}))
 
     def refuse_large(self, num_bytes: int) -> None:
         """Refuse a message of so many bytes if it is larger than the owner allows.

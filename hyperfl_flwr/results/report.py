@@ -9,10 +9,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hyperfl_flwr.app.methods import METHODS, Method
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.method import Method
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_figure
 from hyperfl_flwr.runs.run_data import RunData
@@ -116,8 +118,8 @@ def _travelled(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _groups(method: Method) -> str:
-    shared = ", ".join(f"{name} ({reduction.value})" for name, reduction in method.client.shared.items())
-    private = ", ".join(method.client.private)
+    shared = ", ".join(f"{name} ({reduction.value})" for name, reduction in client_of(method.name).shared.items())
+    private = ", ".join(client_of(method.name).private)
     return (
         f"Leaves a client: {method.leaves}. Shared parameter groups, and how the server reduces them: "
         f"{shared or 'none'}. Groups that never leave the node: {private or 'none'}."

@@ -7,7 +7,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 
 
 class Advice:
-    """The numbers that a method recommends and the settings that it warns of; none, if it does not say otherwise."""
+    """The numbers that a method recommends, the settings that it refuses, and those that it warns of; none here."""
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
@@ -17,6 +17,18 @@ class Advice:
             config: The run's settings; `learning-rate` is a number.
         """
         return {}
+
+    @classmethod
+    def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
+        """Refuse settings that the method cannot follow, alone or on such data; ranges are checked before.
+
+        Args:
+            config: The run's settings.
+            input_shape: Of a sample: (channels, height, width), or (D,) of feature vectors.
+
+        Raises:
+            hyperfl_flwr.core.errors.ConfigError: Naming the setting and what is wrong with it.
+        """
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:

@@ -24,6 +24,7 @@ from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.runs.run_directory import settings_of
 from hyperfl_flwr.training.dual_stability import dual_rule
@@ -68,7 +69,9 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
     target = make_target(base | passes(base, options), options, run)
     assert (attacked_round(target), target.num_steps) == (3, 1)
-    assert dual_rule(target.config.priv_hfl) == dual_rule(resolved(RunConfig.from_flat(settings_of(run))).priv_hfl)
+    assert dual_rule(target.config.section(PrivHFLConfig)) == dual_rule(
+        resolved(RunConfig.from_flat(settings_of(run))).priv_hfl
+    )
     observed = Followed(record_round(target, tmp_path).paths, run)
     names = [name for name, _ in build_structure(target.knowledge()).named_parameters()]
     for client, observation in enumerate(observed):

@@ -10,13 +10,13 @@ from federations import NUM_CLIENTS, Call, Federate, Settings, outcome, plain_gr
 
 from clients.engine.context import client_setting
 from hyperfl_flwr.app import server as server_app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.resolved import resolution, resolved
 from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.settings import requested
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
@@ -27,7 +27,7 @@ MakeSettings = Callable[..., Settings]
 
 
 def config_of(method: str, **changes: object) -> RunConfig:
-    return RunConfig.from_flat(small_settings(method=method, **changes), methods=METHODS)  # type: ignore[arg-type]
+    return RunConfig.from_flat(small_settings(method=method, **changes))  # type: ignore[arg-type]
 
 
 def edit_manifest(run: Path, change: Callable[[dict[str, object]], None]) -> None:
@@ -147,7 +147,7 @@ def test_a_run_goes_on_at_its_own_rate_when_auto_means_another(
         monkeypatch.setitem(METHODS, "hyperfl", replace(METHODS["hyperfl"], learning_rate=0.5))  # type: ignore[arg-type]
     assert settings_of(run)["learning-rate"] == rate
     # `flwr run` with the app's defaults, which say auto: refused, for it would train at another rate.
-    plain = RunConfig.from_flat(read_manifest(run)["settings"] | {"resume": str(run), "num-rounds": 2}, methods=METHODS)
+    plain = RunConfig.from_flat(read_manifest(run)["settings"] | {"resume": str(run), "num-rounds": 2})
     with pytest.raises(RunDirectoryError, match=f"learning-rate was {rate}, now {METHODS['hyperfl'].learning_rate}"):
         server_app.run(plain_grid(2, plain.flat()), plain)
     resume(run, 2)

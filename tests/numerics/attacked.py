@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.attacks.knowledge import GENERATED, EncoderKnowledge, PublicKnowledge
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Initialisation
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_embedding, initial_hypernetwork
 from hyperfl_flwr.models.initialisation import ordinary_parameters, rectifier_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Observation

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.launch.processes import kill_all, process_table
+from hyperfl_flwr.methods import METHODS
 
 pytestmark = pytest.mark.slow
 

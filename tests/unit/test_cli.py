@@ -10,9 +10,9 @@ import pytest
 from federations import Call, Federate, last_checkpoint
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.data.registry import DATASETS
+from hyperfl_flwr.methods import METHODS
 
 
 def write_npz(path: Path, **changes: object) -> None:
@@ -169,11 +169,6 @@ def test_documents_link_to_what_exists() -> None:
             target = link.split(")")[0]
             if not target.startswith("http"):
                 assert (document.parent / target.partition("#")[0]).exists(), f"{document.name} links to {target}"
-
-
-def test_every_setting_is_documented() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    assert not [key for key in default_settings() if f"`{key}`" not in text]
 
 
 def test_a_summary_is_json(federate: Federate) -> None:

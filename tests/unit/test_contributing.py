@@ -17,15 +17,16 @@ from torch import nn
 from clients.fedavg import FedAvgClient
 from experiments import study
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.app.methods import METHODS, Method
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.method import Method
 from hyperfl_flwr.data.class_names import CLASS_NAMES
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sources.torchvision import TORCHVISION_FILES
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import TARGETS, build_target
 from hyperfl_flwr.runs.observation import Observation
