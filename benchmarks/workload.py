@@ -158,7 +158,6 @@ def client_round(work: Workload, program: str, folder: Path) -> Round:
         data=data,
         device=torch.device("cpu"),
         state=PrivateState(folder, "benchmark", 0),
-        learning_rate=work.learning_rate,
     )
 
     def ours() -> float:
@@ -251,7 +250,7 @@ def _tensors(arrays: SharedArrays) -> dict[str, Tensor]:
 def _private(work: Workload, data: ClientData) -> State:
     setting = ClientSetting(
         config=work.config(), client=0, data=data, device=torch.device("cpu"),
-        state=PrivateState(Path(), "", 0), learning_rate=work.learning_rate,
+        state=PrivateState(Path(), "", 0),
     )  # fmt: skip
     groups = client_of(work.method)(setting).initial_private()
     return {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}

@@ -12,7 +12,7 @@ from hyperfl_flwr.training.local_sgd import ParameterSet, Predict, train_epochs
 
 
 class FedAvgClient(BaseClient):
-    """E epochs of SGD on all layers with one rate, without clipping."""
+    """Trains all layers with one rate; FedAvg itself does not clip."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}
 
@@ -26,8 +26,12 @@ class FedAvgClient(BaseClient):
         return {}
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local epochs; reports `train-loss`, the mean of the last one."""
-        everything = ParameterSet(parameters=list(self.model.parameters()), learning_rate=self.setting.learning_rate)
+        """Run the local epochs or steps; reports `train-loss`, the mean of the last one."""
+        everything = ParameterSet(
+            parameters=list(self.model.parameters()),
+            learning_rate=self.steps.learning_rate,
+            clip_norm=self.steps.clip_norm,
+        )
         loss = train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng)
         return {"train-loss": loss}
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from clients.engine.split import SplitClient
 from clients.fedavg import FedAvgClient
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
+from hyperfl_flwr.training.public_training import LocalSteps
 
 
 class PFedHNClient(FedAvgClient):
@@ -23,19 +23,11 @@ class PFedHNClient(FedAvgClient):
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.PER_CLIENT}
     generated: ClassVar[bool] = True
 
-    def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local steps or epochs; reports `train-loss`."""
-        method = self.setting.config.section(PFedHNConfig)
-        everything = ParameterSet(
-            parameters=list(self.model.parameters()),
-            learning_rate=self.setting.learning_rate,
-            clip_norm=method.clip_norm,
-        )
-        return {"train-loss": train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng)}
-
-    def epochs(self) -> Epochs:
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
         """Return the local epochs, or the number of local steps that the settings ask for."""
-        return replace(super().epochs(), steps=self.setting.config.section(PFedHNConfig).local_steps)
+        method = config.section(PFedHNConfig)
+        return replace(super().local_steps(config), steps=method.local_steps, clip_norm=method.clip_norm)
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the change delta = theta - theta'."""

@@ -13,6 +13,7 @@ place.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator
@@ -35,7 +37,8 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.distillation import PseudoData
 from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, train_epochs
+from hyperfl_flwr.training.local_sgd import ParameterSet, Predict, train_epochs
+from hyperfl_flwr.training.public_training import DualForm, GeneratorForm, LocalSteps, PublicTraining
 
 
 class Vector(nn.Module):
@@ -70,6 +73,25 @@ class PrivHFLClient(BaseClient):
         "generator": Reduction.MEAN,
     }
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
+
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
+        """Return K local steps, the same number for all clients."""
+        method = config.section(PrivHFLConfig)
+        return replace(super().local_steps(config), epochs=0, steps=method.local_steps, clip_norm=method.clip_norm)
+
+    @classmethod
+    def public_training(cls, config: RunConfig) -> PublicTraining:
+        """Return the steps, how the multipliers move, and with distillation the form of the generator."""
+        method = config.section(PrivHFLConfig)
+        generator = GeneratorForm(
+            width=method.generator_width, pseudo_samples=method.pseudo_samples, class_balance=method.class_balance
+        )
+        return replace(
+            super().public_training(config),
+            dual=DualForm(rule=dual_rule(method), mixed=method.mixing),
+            generator=generator if method.distill else None,
+        )
 
     def __init__(self, setting: ClientSetting) -> None:
         self.rule = dual_rule(setting.config.section(PrivHFLConfig))
@@ -157,8 +179,8 @@ class PrivHFLClient(BaseClient):
             begin += parameter.numel()
         everything = ParameterSet(
             parameters=parameters,
-            learning_rate=self.setting.learning_rate,
-            clip_norm=self.setting.config.section(PrivHFLConfig).clip_norm,
+            learning_rate=self.steps.learning_rate,
+            clip_norm=self.steps.clip_norm,
             force=pieces,
         )
         other = None if pseudo is None else self._loss_on(pseudo)
@@ -193,17 +215,6 @@ class PrivHFLClient(BaseClient):
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return change and gradient, which are protected already."""
         return trained
-
-    def epochs(self) -> Epochs:
-        """Return K local steps, the same number for all clients."""
-        settings = self.setting.config
-        return Epochs(
-            epochs=0,
-            batch_size=settings.batch_size,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            steps=settings.section(PrivHFLConfig).local_steps,
-        )
 
     def predictor(self) -> Predict:
         """Return the client's model: before training, `aggregate` is its own too, since no other one is received."""

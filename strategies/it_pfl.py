@@ -19,6 +19,7 @@ from torch import Tensor
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initialisation import rectifier_parameters
@@ -83,6 +84,11 @@ class ITPFL(PFedHN):
         """Return `embeddings` or `fine-tuning`."""
         config = self.setting.config
         return FINE_TUNING if config.section(ITPFLConfig).fine_tunes(server_round, config.num_rounds) else EMBEDDINGS
+
+    @classmethod
+    def only_round(cls) -> Mapping[str, Scalar]:
+        """Return that no round is of the second phase, in which the encoder does not travel."""
+        return {"it-pfl.fine-tune-rounds": 0}
 
     @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:

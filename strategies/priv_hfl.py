@@ -62,6 +62,11 @@ class PrivHFL(BaseStrategy):
         return {"priv-hfl.dual-step": step, "priv-hfl.sigma": sigma}
 
     @classmethod
+    def steps_setting(cls, num_steps: int) -> Mapping[str, Scalar]:
+        """Return K."""
+        return {"priv-hfl.local-steps": num_steps}
+
+    @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
         """Refuse a generator of feature vectors."""
         if config.section(PrivHFLConfig).distill and len(input_shape) != 3:

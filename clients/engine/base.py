@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clients.engine.context import ClientSetting, keep_model
+from clients.engine.local_training import LocalTraining
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.layers.dropout import seed_dropout
@@ -23,7 +24,7 @@ from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import Question
-from hyperfl_flwr.training.local_sgd import Epochs, Predict
+from hyperfl_flwr.training.local_sgd import Predict
 
 _NOTHING = np.zeros(0)
 
@@ -31,7 +32,7 @@ CHUNK = 2000
 """Images of the global test set that are brought to the device at a time."""
 
 
-class BaseClient(NumPyClient):
+class BaseClient(LocalTraining, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains. Receiving, merging, storing and sending
@@ -108,16 +109,6 @@ class BaseClient(NumPyClient):
         """Return the target network for the client's data, on the meta device."""
         data = self.setting.data
         return build_target(self.setting.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
-
-    def epochs(self) -> Epochs:
-        """Return the local epochs that the run's settings ask for."""
-        config = self.setting.config
-        return Epochs(
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -20,7 +20,6 @@ from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_own_data
 from hyperfl_flwr.data.sample_format import normalisation_text
-from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.targets import build_target
@@ -112,8 +111,8 @@ class NodeApp:
         Raises:
             ConfigError: If the run mixes, and a node with an owner has no good key file.
         """
-        file = self.owner.mixing_key_file
-        if not self.config.section(PrivHFLConfig).mixing or (not file and self.simulated):
+        file, dual = self.owner.mixing_key_file, client_of(self.config.method).public_training(self.config).dual
+        if dual is None or not dual.mixed or (not file and self.simulated):
             return b""
         if not file:
             text = (

@@ -24,7 +24,7 @@ scaled initialisation 2e-5 after five steps on one image and 4e-3 after the 60 s
 torch's initialisation 0.2 after 25 steps on 40 images, where theta is mostly what z moves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +33,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.attacks.knowledge import GENERATED, PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.core.method import Form
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Arrays, Observation
+from hyperfl_flwr.training.public_training import LocalSteps
 
 CLASSIFIER = "classifier"
 EXTRACTOR = "extractor"
@@ -53,7 +55,14 @@ _ACTIVE = 1e-4
 _STATISTICS = (".running_mean", ".running_var")
 
 _BESIDE = ("encoder/", "embedding/")
-"""What IT-PFL-HN's clients send beside the change of the model; it tells nothing of the target network."""
+"""Groups that tell nothing of the target network."""
+
+_AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
+    "values": lambda start, reply: reply,
+    "increase": lambda start, reply: start + reply,
+    "decrease": lambda start, reply: start - reply,
+}
+"""Makes the parameters after local training of those before and of what was sent."""
 
 _RIDGE = 1e-4
 """How much more the heads' z is trusted than the first layer's v, as a ratio of errors."""
@@ -106,25 +115,25 @@ def sgd_scalars(
     return kept, weights
 
 
+def scalars_of(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float64]]:
+    """Return `sgd_scalars` of so many of a client's steps."""
+    return sgd_scalars(
+        number, learning_rate=steps.learning_rate, momentum=steps.momentum, weight_decay=steps.weight_decay
+    )
+
+
 def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
     """Return `sum_j w_j G_j` of every shared parameter of target or hypernetwork in float64, by `group/name`.
 
-    BatchNorm's running statistics, which have no gradient, are left out, and so are IT-PFL-HN's encoder and embedding.
+    BatchNorm's running statistics, which have no gradient, are left out, and so are an encoder and its targets.
     """
-    kept, weights = sgd_scalars(
-        knowledge.num_steps(observation.num_examples),
-        learning_rate=knowledge.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-    )
-    replies_change = knowledge.method in GENERATED
+    kept, weights = scalars_of(knowledge.steps, knowledge.num_steps(observation.num_examples))
     found = {}
     for key, before in observation.received.items():
         if key.endswith(_STATISTICS) or key.startswith(_BESIDE):
             continue
         start, reply = _tensor(before), _tensor(observation.reply[key])
-        after = start - reply if replies_change else reply
-        found[key] = (after - kept * start) / weights.sum()
+        found[key] = (_AFTER[knowledge.form](start, reply) - kept * start) / weights.sum()
     return found
 
 
@@ -132,14 +141,15 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     """Read parameters and mean gradient of the target network off one client's reply.
 
     Args:
-        observation: Of FedAvg, FedRep, pFedHN, pFedHN-PC, IT-PFL-HN or HyperFL.
+        observation: Of a model, a feature extractor or a hypernetwork.
         knowledge: The settings; they give the weights w_j.
 
     Returns:
-        See `Readout`. HyperFL's is exact up to rounding after one step, and for `embedding_frozen` after any number.
+        See `Readout`. A hypernetwork's is exact up to rounding after one step, and after any number if the embedding is
+        frozen.
 
     Raises:
-        ValueError: If the arrays are not those of the method, or the reply does not differ from the broadcast.
+        ValueError: If the arrays are others, or the reply does not differ from the broadcast.
     """
     means = mean_gradients(observation, knowledge)
     if not any(bool(value.any()) for value in means.values()):
@@ -150,7 +160,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     names = {key: next((new + key[len(old):] for old, new in prefixes.items() if key.startswith(old)), "")
              for key in means}  # fmt: skip
     if unknown := [key for key, name in names.items() if not name]:
-        raise ValueError(f"there is no reading for the arrays {', '.join(unknown)} of {knowledge.method}")
+        raise ValueError(f"there is no reading for the arrays {', '.join(unknown)}")
     return Readout(
         parameters={name: _tensor(observation.received[key]).float() for key, name in names.items()},
         gradient={name: means[key].float() for key, name in names.items()},
@@ -166,7 +176,8 @@ def _of_hypernetwork(
     change = {key.partition("/")[2]: value for key, value in means.items()}
     steps = knowledge.num_steps(observation.num_examples)
     embedding, of_first_layer = None, None
-    if not knowledge.embedding_frozen and bool(change["hidden.weight"].any()):
+    form = knowledge.training.hypernetwork
+    if not (form and form.embedding_frozen) and bool(change["hidden.weight"].any()):
         embedding = read_embedding(change)
         of_first_layer = torch.relu(start["hidden.weight"] @ embedding + start["hidden.bias"])
     hidden, gradient, singular = read_heads(change, of_first_layer)
@@ -197,12 +208,7 @@ def _of_hypernetwork(
 def _rounding(observation: Observation, knowledge: PublicKnowledge) -> float:
     """Return a bound on the norm of what rounding to float32 in every step adds to the heads' mean gradients."""
     steps = knowledge.num_steps(observation.num_examples)
-    _, weights = sgd_scalars(
-        steps,
-        learning_rate=knowledge.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-    )
+    _, weights = scalars_of(knowledge.steps, steps)
     squared = sum(
         float(np.square(value, dtype=np.float64).sum())
         for key, value in observation.reply.items()

@@ -18,7 +18,7 @@ from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.audit.neighbour_view import keep_next, seen_by_neighbours
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.custom.provenance import find_kept
 from hyperfl_flwr.runs.checkpoint import Checkpoints
@@ -90,7 +90,6 @@ class Target:
                 num_classes=dataset.num_classes,
                 mean=dataset.mean,
                 std=dataset.std,
-                learning_rate=number(self.config.learning_rate),
                 augmented=dataset.augment,
             )
         except ValueError as error:

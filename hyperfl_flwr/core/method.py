@@ -75,3 +75,7 @@ class Method:
     client: str
     strategy: str
     settings: tuple[type[Section], ...] = ()
+
+    def sent(self, settings: Settings, server_round: int) -> list[Upload]:
+        """Return what is uploaded with some settings, in a round from 1 on."""
+        return [upload for upload in self.uploads if upload.sent(settings, server_round)]

@@ -162,7 +162,6 @@ def restored_client(found: Restored, client: int) -> BaseClient:
             data=data,
             device=torch.device("cpu"),
             state=PrivateState(found.run / "clients", found.experiment, client),
-            learning_rate=0.0,
             mixing_key=seed_for(found.config.seed, "mixing").to_bytes(8, "big"),  # a simulation's
             mean=found.recipe.mean,
             std=found.recipe.std,

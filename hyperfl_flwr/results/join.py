@@ -23,7 +23,7 @@ from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import ClientData, normalised
@@ -248,7 +248,6 @@ def _member(shared: Shared, data: ClientData, output: Path, device: torch.device
             data=data.to(device),
             device=device,
             state=PrivateState(output, shared.experiment, 0),  # nothing is stored
-            learning_rate=number(shared.config.learning_rate),
             mean=shared.recipe.mean,
             std=shared.recipe.std,
             classes=shared.recipe.classes,

@@ -19,6 +19,16 @@ class Advice:
         return {}
 
     @classmethod
+    def steps_setting(cls, num_steps: int) -> Mapping[str, Scalar]:
+        """Return the setting that asks for so many local steps, where the method has one instead of `local-epochs`."""
+        return {}
+
+    @classmethod
+    def only_round(cls) -> Mapping[str, Scalar]:
+        """Return the settings with which the only round of a run is one in which clients upload all that they do."""
+        return {}
+
+    @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
         """Refuse settings that the method cannot follow, alone or on such data; ranges are checked before.
 

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from federations import NUM_CLIENTS, Call, Federate, Settings, outcome, plain_grid, small_settings
 
 from clients.engine.context import client_setting
 from hyperfl_flwr.app import server as server_app
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolution, resolved
 from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig
 from hyperfl_flwr.core.device import resolve_device
@@ -78,8 +80,9 @@ def test_a_run_trains_with_the_methods_rate(method: str, federate: Federate) -> 
 def test_nothing_trains_with_an_auto(tmp_path: Path) -> None:
     config = config_of("hyperfl")
     data, state = load_federated_data(config.data_settings()), PrivateState(tmp_path, "", 0)
+    client = client_of("hyperfl")(client_setting(config, data, 0, resolve_device("cpu"), state))
     with pytest.raises(ValueError, match="still auto"):
-        client_setting(config, data, 0, resolve_device("cpu"), state)
+        client.train(np.random.default_rng(0))
 
 
 def test_the_manifest_the_log_and_the_report_tell(federate: Federate) -> None:

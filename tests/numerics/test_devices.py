@@ -63,7 +63,7 @@ def test_what_must_hold_is_said(num_gpus, name, message, monkeypatch):
 
 def fit(method, device, tmp_path):
     """Return (shared arrays, numbers, private arrays) of one client's round on a device."""
-    changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device}
+    changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device, "learning-rate": 0.01}
     config = resolved(RunConfig.from_flat(default_settings() | changes))
     rng = np.random.default_rng(0)
     images = [torch.from_numpy(rng.standard_normal((num, 1, 28, 28)).astype(np.float32)) for num in (50, 30)]
@@ -81,9 +81,7 @@ def fit(method, device, tmp_path):
     arrays = unpack_arrays(strategy.initial_arrays())
     state = PrivateState(tmp_path / device, "", 0)
     where = resolve_device(device)
-    client = client_of(method)(
-        ClientSetting(config=config, client=0, data=data.to(where), device=where, state=state, learning_rate=0.01)
-    )
+    client = client_of(method)(ClientSetting(config=config, client=0, data=data.to(where), device=where, state=state))
     keys = client.keys()
     shared, _, numbers = client.fit([arrays[key] for key in keys], {"round": 1, "version": 0, "kept-version": 0})
     return dict(zip(keys, shared, strict=True)), numbers, state.load(1) if client.private else {}

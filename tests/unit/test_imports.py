@@ -17,6 +17,7 @@ from strategies.pfedhn import PFedHN
     [
         ("hyperfl_flwr.app.client", "flwr.superlink.grid, matplotlib, ray, scipy.optimize, scipy.stats, sklearn"),
         ("hyperfl_flwr.cli.main", "flwr, matplotlib, pydantic, torch"),
+        ("hyperfl_flwr.methods, hyperfl_flwr.config.run_config", "flwr, matplotlib, scipy, torch"),
         (
             "hyperfl_flwr.deploy.provision, hyperfl_flwr.deploy.register, "
             "hyperfl_flwr.deploy.check_server, hyperfl_flwr.deploy.admission",
@@ -74,7 +75,6 @@ import sys
 from federations import plain_grid, small_settings
 from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.app.methods import METHODS
 
 server_app.plot_run = lambda _: None
 for method in sys.argv[2:]:
