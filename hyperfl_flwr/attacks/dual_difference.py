@@ -27,7 +27,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.ig import invert
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.readout import Readout, scalars_of
+from hyperfl_flwr.attacks.readout import Readout, sgd_scalars
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
@@ -112,7 +112,7 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
 
 def _mean_gradient(change: Tensor, theta: Tensor, steps: int, knowledge: PublicKnowledge) -> Tensor:
     """Return `sum_j w_j (G_j + force)` [m] from the change of a model theta in some steps."""
-    kept, weights = scalars_of(knowledge.steps, steps)
+    kept, weights = sgd_scalars(knowledge.steps, steps)
     return (change + (1 - kept) * theta) / float(weights.sum())
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction, vmap_ready
 from hyperfl_flwr.attacks.head_gradient import invert
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, scalars_of
+from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, sgd_scalars
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.runs.observation import Arrays, Observation
 from hyperfl_flwr.training.public_training import LocalSteps
@@ -54,7 +54,7 @@ def read_encoder(observation: Observation, steps: LocalSteps) -> dict[str, Tenso
     Raises:
         ValueError: If the encoder has not changed.
     """
-    kept, weights = scalars_of(steps, steps.number(observation.num_examples))
+    kept, weights = sgd_scalars(steps, steps.number(observation.num_examples))
     before, after = encoder_arrays(observation.received), encoder_arrays(observation.reply)
     found = {
         name: ((after[name].double() - kept * value.double()) / weights.sum()).float() for name, value in before.items()

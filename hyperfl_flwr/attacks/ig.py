@@ -28,7 +28,7 @@ from hyperfl_flwr.attacks.base import (
 from hyperfl_flwr.attacks.idlg import recover_labels
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
-from hyperfl_flwr.attacks.readout import Readout, read_out, scalars_of
+from hyperfl_flwr.attacks.readout import Readout, read_out, sgd_scalars
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.runs.observation import Observation
 
@@ -97,7 +97,7 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
     names = [name for name, _ in target.named_parameters()]
     gradient_of = grad(loss)
     steps = knowledge.steps
-    _, weights = scalars_of(steps, num_steps)
+    _, weights = sgd_scalars(steps, num_steps)
     shares = [float(weight) for weight in weights / weights.sum()]
 
     def simulate(unknowns: Tensors, constants: Tensors) -> Tensors:

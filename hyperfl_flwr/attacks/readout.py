@@ -100,26 +100,17 @@ class Readout:
         return any(name.startswith(f"{CLASSIFIER}.") for name in self.parameters)
 
 
-def sgd_scalars(
-    num_steps: int, *, learning_rate: float, momentum: float = 0.0, weight_decay: float = 0.0
-) -> tuple[float, NDArray[np.float64]]:
-    """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for torch's SGD with empty buffers at the start."""
+def sgd_scalars(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float64]]:
+    """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for k of torch's steps with empty buffers at the start."""
     kept, buffered = 1.0, 0.0
-    weights, momenta = np.zeros(num_steps), np.zeros(num_steps)
-    for step in range(num_steps):
-        buffered = momentum * buffered + weight_decay * kept
-        kept -= learning_rate * buffered
-        momenta = momentum * momenta + weight_decay * weights
+    weights, momenta = np.zeros(number), np.zeros(number)
+    for step in range(number):
+        buffered = steps.momentum * buffered + steps.weight_decay * kept
+        kept -= steps.learning_rate * buffered
+        momenta = steps.momentum * momenta + steps.weight_decay * weights
         momenta[step] += 1.0
-        weights = weights - learning_rate * momenta
+        weights = weights - steps.learning_rate * momenta
     return kept, weights
-
-
-def scalars_of(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float64]]:
-    """Return `sgd_scalars` of so many of a client's steps."""
-    return sgd_scalars(
-        number, learning_rate=steps.learning_rate, momentum=steps.momentum, weight_decay=steps.weight_decay
-    )
 
 
 def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
@@ -127,7 +118,7 @@ def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict
 
     BatchNorm's running statistics, which have no gradient, are left out, and so are an encoder and its targets.
     """
-    kept, weights = scalars_of(knowledge.steps, knowledge.num_steps(observation.num_examples))
+    kept, weights = sgd_scalars(knowledge.steps, knowledge.num_steps(observation.num_examples))
     found = {}
     for key, before in observation.received.items():
         if key.endswith(_STATISTICS) or key.startswith(_BESIDE):
@@ -208,7 +199,7 @@ def _of_hypernetwork(
 def _rounding(observation: Observation, knowledge: PublicKnowledge) -> float:
     """Return a bound on the norm of what rounding to float32 in every step adds to the heads' mean gradients."""
     steps = knowledge.num_steps(observation.num_examples)
-    _, weights = scalars_of(knowledge.steps, steps)
+    _, weights = sgd_scalars(knowledge.steps, steps)
     squared = sum(
         float(np.square(value, dtype=np.float64).sum())
         for key, value in observation.reply.items()

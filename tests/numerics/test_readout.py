@@ -17,6 +17,7 @@ from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_hypernetwork
 from hyperfl_flwr.runs.observation import Observation
 from hyperfl_flwr.training.local_sgd import Epochs
+from hyperfl_flwr.training.public_training import LocalSteps
 
 ONE_STEP = Epochs(epochs=1, batch_size=8)
 
@@ -168,7 +169,7 @@ def test_scalars_are_those_of_torch_sgd(steps):
     for gradient in gradients:
         parameter.grad = torch.tensor([gradient])
         optimiser.step()
-    kept, weights = sgd_scalars(steps, learning_rate=0.3, **settings)
+    kept, weights = sgd_scalars(LocalSteps(epochs=1, batch_size=1, learning_rate=0.3, **settings), steps)
     assert float(parameter.detach()) == pytest.approx(kept * 1.7 + weights @ gradients, rel=1e-12)
 
 
