@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.plain import PLAIN, PlainSettings, State, plain_round
 from clients.engine.context import ClientSetting
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
@@ -29,7 +29,7 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
-from strategies.engine.base import BaseStrategy, Setting
+from strategies.engine.base import BaseStrategy
 
 LEARNING_RATES = {28: 0.01, 32: 0.02}
 """HyperFL's, by image side."""
@@ -86,7 +86,7 @@ class Workload:
 
     def config(self) -> RunConfig:
         """Return the same, checked."""
-        return resolved(RunConfig.from_flat(self.settings(), methods=METHODS))
+        return resolved(RunConfig.from_flat(self.settings()))
 
     def plain_settings(self) -> PlainSettings:
         """Return the plain loop's settings."""
@@ -131,16 +131,7 @@ def strategy(work: Workload, num_nodes: int = 1) -> BaseStrategy:
         )
         for number in range(num_nodes)
     ]
-    method = METHODS[work.method]
-    return method.strategy(
-        Setting(
-            config=work.config(),
-            federation=Federation(nodes),
-            reductions=method.client.shared,
-            experiment="0" * 16,
-            run_directory="/nowhere",
-        )
-    )
+    return new_strategy(work.config(), Federation(nodes), experiment="0" * 16, run_directory="/nowhere")
 
 
 def initial_arrays(work: Workload) -> SharedArrays:
@@ -160,18 +151,17 @@ def client_round(work: Workload, program: str, folder: Path) -> Round:
         folder: For the private state.
     """
     received, data = initial_arrays(work), client_data(work)
-    config, method = work.config(), METHODS[work.method]
+    config = work.config()
     setting = ClientSetting(
         config=config,
         client=0,
         data=data,
         device=torch.device("cpu"),
         state=PrivateState(folder, "benchmark", 0),
-        learning_rate=work.learning_rate,
     )
 
     def ours() -> float:
-        client = method.client(setting)
+        client = client_of(work.method)(setting)
         parameters = [received[key] for key in client.keys()]  # noqa: SIM118 - a client is no dict
         _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
         return float(metrics["train-loss"])
@@ -241,7 +231,7 @@ def in_process_rounds(work: Workload, num_rounds: int, dataset: Path, folder: Pa
 
 
 def _on(work: Workload, dataset: Path, changes: dict[str, Scalar] | None = None) -> RunConfig:
-    return RunConfig.from_flat(work.settings() | {"dataset": f"npz:{dataset}"} | (changes or {}), methods=METHODS)
+    return RunConfig.from_flat(work.settings() | {"dataset": f"npz:{dataset}"} | (changes or {}))
 
 
 def _rounds(times: Sequence[tuple[float, float]], losses: Sequence[float]) -> Rounds:
@@ -260,7 +250,7 @@ def _tensors(arrays: SharedArrays) -> dict[str, Tensor]:
 def _private(work: Workload, data: ClientData) -> State:
     setting = ClientSetting(
         config=work.config(), client=0, data=data, device=torch.device("cpu"),
-        state=PrivateState(Path(), "", 0), learning_rate=work.learning_rate,
+        state=PrivateState(Path(), "", 0),
     )  # fmt: skip
-    groups = METHODS[work.method].client(setting).initial_private()
+    groups = client_of(work.method)(setting).initial_private()
     return {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}

@@ -8,6 +8,6 @@ from hyperfl_flwr.protocol.messages import Reduction
 
 
 class FedAvgClient(BaseClient):
-    """E epochs of SGD on all layers with one rate, without clipping."""
+    """Trains all layers with one rate; FedAvg itself does not clip."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}

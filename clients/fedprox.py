@@ -8,16 +8,15 @@ epochs: the partial work of slow ones, the paper's second subject, is left out. 
 from dataclasses import replace
 
 from clients.fedavg import FedAvgClient
-from hyperfl_flwr.training.local_sgd import ParameterSet
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.methods.fedprox import FedProxConfig
+from hyperfl_flwr.training.public_training import LocalSteps
 
 
 class FedProxClient(FedAvgClient):
     """Adds mu (y - x) to the gradient of each step; with mu = 0 it is FedAvg's. Buffers of BatchNorm are not pulled."""
 
-    def parameter_sets(self) -> list[ParameterSet]:
-        """Return FedAvg's, anchored to copies of the received parameters."""
-        mu = self.setting.config.fedprox.mu
-        return [
-            replace(part, pull=mu, anchor=[parameter.detach().clone() for parameter in part.parameters])
-            for part in super().parameter_sets()
-        ]
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
+        """Return FedAvg's steps, pulled to the received model."""
+        return replace(super().local_steps(config), pull=config.section(FedProxConfig).mu)

@@ -1,13 +1,17 @@
 """FedRep's client: shares the feature extractor, keeps the classifier (Collins et al., ICML 2021, algorithm 1)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from clients.engine.split import SplitClient
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.methods.fedrep import FedRepConfig
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
+from hyperfl_flwr.training.public_training import LocalSteps
 
 
 class FedRepClient(SplitClient):
@@ -16,18 +20,23 @@ class FedRepClient(SplitClient):
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
     joins: ClassVar[bool] = True
 
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
+        """Return the passes that train the extractor."""
+        return replace(super().local_steps(config), clip_norm=config.section(FedRepConfig).clip_norm)
+
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the classifier."""
-        self.train_classifier(self.setting.config.fedrep.classifier_learning_rate, rounds, rng)
+        self.train_classifier(self.setting.config.section(FedRepConfig).classifier_learning_rate, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss`."""
-        method = self.setting.config.fedrep
+        method = self.setting.config.section(FedRepConfig)
         rates = FedRepRates(
             classifier=method.classifier_learning_rate,
-            extractor=self.setting.learning_rate,
+            extractor=self.steps.learning_rate,
             classifier_epochs=method.classifier_epochs,
-            clip_norm=method.clip_norm,
+            clip_norm=self.steps.clip_norm,
         )
         extractor, classifier = self.model.extractor, self.model.classifier
         return {"train-loss": train_fedrep(extractor, classifier, self.setting.data, self.epochs(), rates, rng)}

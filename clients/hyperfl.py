@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -9,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from clients.engine.base import BaseClient
-from clients.engine.context import ClientSetting
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import number
+from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.finetune_private import join_hyperfl
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
 from hyperfl_flwr.training.local_sgd import Predict
+from hyperfl_flwr.training.public_training import HypernetworkForm, LocalSteps, PublicTraining
 
 
 class Embedding(nn.Module):
@@ -46,12 +49,12 @@ class LastTheta(nn.Module):
         self.register_buffer("theta", torch.empty(num_weights, device="meta"))
 
 
-def hyperfl_rates(setting: ClientSetting) -> HyperFLRates:
+def hyperfl_rates(config: RunConfig) -> HyperFLRates:
     """Return the step sizes that a run's settings ask for."""
-    method, rate = setting.config.hyperfl, setting.learning_rate
+    method = config.section(HyperFLConfig)
     return HyperFLRates(
         classifier=method.classifier_learning_rate,
-        hypernetwork=rate,
+        hypernetwork=number(config.learning_rate),
         embedding=number(method.embedding_learning_rate),
         clip_norm=method.clip_norm,
         factored=method.head_optimiser == "factored",
@@ -66,9 +69,26 @@ class HyperFLClient(BaseClient):
     generated: ClassVar[bool] = True
     joins: ClassVar[bool] = True
 
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
+        """Return the passes that train the hypernetwork."""
+        return replace(super().local_steps(config), clip_norm=config.section(HyperFLConfig).clip_norm)
+
+    @classmethod
+    def public_training(cls, config: RunConfig) -> PublicTraining:
+        """Return the steps, and the form of the hypernetwork."""
+        method = config.section(HyperFLConfig)
+        form = HypernetworkForm(
+            embedding_dim=method.embedding_dim,
+            hidden_width=method.hidden_width,
+            initialisation=method.initialisation,
+            embedding_frozen=method.embedding == "common-frozen",
+        )
+        return replace(super().public_training(config), hypernetwork=form)
+
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which is for a metric only."""
-        method = self.setting.config.hyperfl
+        method = self.setting.config.section(HyperFLConfig)
         target = self.new_target()
         self.extractor, self.classifier = target.extractor, target.classifier
         self.embedding = Embedding(method.embedding_dim)
@@ -85,7 +105,7 @@ class HyperFLClient(BaseClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the classifier that all clients start from and, unless `embedding = own`, the common embedding."""
-        seed, method = self.setting.config.seed, self.setting.config.hyperfl
+        seed, method = self.setting.config.seed, self.setting.config.section(HyperFLConfig)
         if method.embedding == "own":
             generator = torch_generator(seed, "own-embedding", self.setting.client)
             v = initial_embedding(method.embedding_dim, method.initialisation, generator)
@@ -104,7 +124,7 @@ class HyperFLClient(BaseClient):
 
         `theta-change` is the distance of theta from the client's after its last round, absent in its first.
         """
-        loss = train_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting), rng)
+        loss = train_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting.config), rng)
         state = health(self.hypernetwork, self.embedding.v)
         change = float((state.theta - self.last.theta).norm())
         self.last.theta = state.theta
@@ -118,7 +138,7 @@ class HyperFLClient(BaseClient):
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train embedding and classifier."""
-        join_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting), rounds, rng)
+        join_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting.config), rounds, rng)
 
     def predictor(self) -> Predict:
         """Return the target network with theta generated once."""
@@ -146,5 +166,5 @@ class HyperFLClient(BaseClient):
             classifier=self.classifier,
             hypernetwork=self.hypernetwork,
             embedding=self.embedding.v,
-            frozen=self.setting.config.hyperfl.embedding == "common-frozen",
+            frozen=self.setting.config.section(HyperFLConfig).embedding == "common-frozen",
         )

@@ -5,17 +5,33 @@ may travel in the place of the hypernetwork.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from clients.engine.split import SplitClient
 from clients.hyperfl import hyperfl_rates
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.fedrep import train_fedrep
+from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.hyperfl import as_fedrep
+from hyperfl_flwr.training.local_sgd import Epochs
+from hyperfl_flwr.training.public_training import LocalSteps
+
+
+def _hidden(config: RunConfig) -> Tensor:
+    """Return the constant z [p]."""
+    method = config.section(HyperFLConfig)
+    return frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
+
+
+def _rates(config: RunConfig) -> FedRepRates:
+    return as_fedrep(hyperfl_rates(config), config.weight_decay, float(_hidden(config).square().sum()))
 
 
 class HyperFLFrozenClient(SplitClient):
@@ -25,22 +41,31 @@ class HyperFLFrozenClient(SplitClient):
     generated: ClassVar[bool] = True
     joins: ClassVar[bool] = True
 
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
+        """Return the passes that train theta, at the rates at which the heads of a hypernetwork would move it."""
+        rates, plain = _rates(config), super().local_steps(config)
+        decay = plain.weight_decay if rates.weight_decay is None else rates.weight_decay
+        return replace(plain, learning_rate=rates.extractor, clip_norm=rates.clip_norm, weight_decay=decay)
+
+    def epochs(self) -> Epochs:
+        """Return the local epochs as the settings have them, which train the classifier."""
+        return super().local_steps(self.setting.config)
+
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the classifier."""
-        self.train_classifier(hyperfl_rates(self.setting).classifier, rounds, rng)
+        self.train_classifier(hyperfl_rates(self.setting.config).classifier, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss` and the numbers of the hypernetwork that HyperFL's client does."""
-        config, method = self.setting.config, self.setting.config.hyperfl
-        hidden = frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
-        epochs, squared_norm = self.epochs(), float(hidden.square().sum())
-        rates = as_fedrep(hyperfl_rates(self.setting), epochs.weight_decay, squared_norm)
+        config = self.setting.config
+        hidden, rates = _hidden(config), _rates(config)
         extractor, classifier = self.model.extractor, self.model.classifier
-        loss = train_fedrep(extractor, classifier, self.setting.data, epochs, rates, rng)
+        loss = train_fedrep(extractor, classifier, self.setting.data, self.epochs(), rates, rng)
         theta = torch.cat([parameter.detach().flatten() for parameter in extractor.parameters()])
         return {
             "train-loss": loss,
-            "hidden-squared-norm": squared_norm,
+            "hidden-squared-norm": float(hidden.square().sum()),
             "hidden-active-units": float((hidden > 0).sum()),
             "theta-norm": float(theta.norm()),
         }

@@ -15,13 +15,28 @@ from torch import nn
 
 from clients.novel.answers import is_novel, unlabelled
 from clients.pfedhn import PFedHNClient
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.methods.it_pfl import ITPFLConfig
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.privacy.private_mean import private_descriptor
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, Question
 from hyperfl_flwr.training.encoder import train_encoder
+from hyperfl_flwr.training.public_training import EncoderForm, LocalSteps, PublicTraining
+
+
+def encoder_steps(config: RunConfig) -> LocalSteps:
+    """Return the steps on the encoder that a run's settings ask for."""
+    method, of_model = config.section(ITPFLConfig), PFedHNClient.local_steps(config)
+    return replace(
+        of_model,
+        steps=method.encoder_steps or of_model.steps,
+        batch_size=method.encoder_batch_size,
+        learning_rate=method.encoder_learning_rate,
+    )
 
 
 class ITPFLClient(PFedHNClient):
@@ -38,18 +53,24 @@ class ITPFLClient(PFedHNClient):
         "embedding": Reduction.PER_CLIENT,
     }
 
+    @classmethod
+    def public_training(cls, config: RunConfig) -> PublicTraining:
+        """Return the steps on the model, and how the encoder is trained."""
+        form = EncoderForm(pooling=config.section(ITPFLConfig).pooling, steps=encoder_steps(config))
+        return replace(super().public_training(config), encoder=form)
+
     def build_groups(self) -> dict[str, nn.Module]:
         """Return encoder, target network, and a table of one embedding [1, d]."""
         config, shape = self.setting.config, self.setting.data.train_images.shape[1:]
-        dimension = config.pfedhn.dimension(config.num_clients)
-        self.encoder = build_encoder(config.target, shape, dimension, config.it_pfl.pooling)
+        dimension = config.section(PFedHNConfig).dimension(config.num_clients)
+        self.encoder = build_encoder(config.target, shape, dimension, config.section(ITPFLConfig).pooling)
         self.embedding = nn.Embedding.from_pretrained(torch.empty(1, dimension, device="meta"), freeze=False)  # type: ignore[no-untyped-call]
         return {"encoder": self.encoder, **super().build_groups(), "embedding": self.embedding}
 
     def travelling(self) -> tuple[str, ...]:
         """Return the groups without the encoder where that is frozen: nobody needs it then."""
         config = self.setting.config
-        frozen = config.it_pfl.fine_tunes(self.setting.round, config.num_rounds)
+        frozen = config.section(ITPFLConfig).fine_tunes(self.setting.round, config.num_rounds)
         return tuple(group for group in self.shared if not (frozen and group == "encoder"))
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
@@ -58,13 +79,10 @@ class ITPFLClient(PFedHNClient):
         Reports `train-loss`, and of the encoder `embedding-distance` |g(D) - t|^2 / d of its target t, as received, and
         `encoder-loss`.
         """
-        settings, method = self.setting.config, self.setting.config.it_pfl
         numbers = super().train(rng)
         if "encoder" not in self.travelling():
             return numbers
-        epochs = replace(
-            self.epochs(), steps=method.encoder_steps or self.epochs().steps, batch_size=method.encoder_batch_size
-        )
+        steps, seed = encoder_steps(self.setting.config), self.setting.config.seed
         embedding, data = self.embedding.weight[0].detach(), self.setting.data
         distance = self.encoder.descriptor(data.train_images) - embedding
         numbers["embedding-distance"] = float(distance.square().mean())
@@ -72,11 +90,11 @@ class ITPFLClient(PFedHNClient):
             self.encoder,
             embedding,
             data,
-            epochs,
+            steps,
             # Not the model's numbers, so that these are pFedHN's.
-            numpy_generator(settings.seed, "encoder", self.setting.client, self.setting.round),
-            learning_rate=method.encoder_learning_rate,
-            clip_norm=settings.pfedhn.clip_norm,
+            numpy_generator(seed, "encoder", self.setting.client, self.setting.round),
+            learning_rate=steps.learning_rate,
+            clip_norm=steps.clip_norm,
         )
         return numbers
 

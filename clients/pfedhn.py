@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from clients.engine.base import BaseClient
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet
+from hyperfl_flwr.training.public_training import LocalSteps
 
 
 class PFedHNClient(BaseClient):
@@ -20,13 +22,11 @@ class PFedHNClient(BaseClient):
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.PER_CLIENT}
     generated: ClassVar[bool] = True
 
-    def parameter_sets(self) -> list[ParameterSet]:
-        """Return the whole target network, clipped."""
-        return [replace(part, clip_norm=self.setting.config.pfedhn.clip_norm) for part in super().parameter_sets()]
-
-    def epochs(self) -> Epochs:
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
         """Return the local epochs, or the number of local steps that the settings ask for."""
-        return replace(super().epochs(), steps=self.setting.config.pfedhn.local_steps)
+        method = config.section(PFedHNConfig)
+        return replace(super().local_steps(config), steps=method.local_steps, clip_norm=method.clip_norm)
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the change delta = theta - theta'."""

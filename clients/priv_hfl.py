@@ -26,7 +26,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import INITIAL
@@ -36,7 +38,8 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.distillation import PseudoData
 from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
-from hyperfl_flwr.training.local_sgd import Epochs, train_epochs
+from hyperfl_flwr.training.local_sgd import train_epochs
+from hyperfl_flwr.training.public_training import DualForm, GeneratorForm, LocalSteps, PublicTraining
 
 
 class Vector(nn.Module):
@@ -72,8 +75,27 @@ class PrivHFLClient(BaseClient):
     }
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
 
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
+        """Return K local steps, the same number for all clients."""
+        method = config.section(PrivHFLConfig)
+        return replace(super().local_steps(config), epochs=0, steps=method.local_steps, clip_norm=method.clip_norm)
+
+    @classmethod
+    def public_training(cls, config: RunConfig) -> PublicTraining:
+        """Return the steps, how the multipliers move, and with distillation the form of the generator."""
+        method = config.section(PrivHFLConfig)
+        generator = GeneratorForm(
+            width=method.generator_width, pseudo_samples=method.pseudo_samples, class_balance=method.class_balance
+        )
+        return replace(
+            super().public_training(config),
+            dual=DualForm(rule=dual_rule(method), mixed=method.mixing),
+            generator=generator if method.distill else None,
+        )
+
     def __init__(self, setting: ClientSetting) -> None:
-        self.rule = dual_rule(setting.config.priv_hfl)
+        self.rule = dual_rule(setting.config.section(PrivHFLConfig))
         self._round, self._version = 1, INITIAL
         super().__init__(setting)
 
@@ -85,13 +107,13 @@ class PrivHFLClient(BaseClient):
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
         config, data, nothing = self.setting.config, self.setting.data, Vector(0)
-        if config.priv_hfl.distill:
+        if config.section(PrivHFLConfig).distill:
             shape = tuple(data.train_images.shape[1:])
-            self.generator = Generator(shape, data.num_classes, config.priv_hfl.generator_width)
+            self.generator = Generator(shape, data.num_classes, config.section(PrivHFLConfig).generator_width)
         return {
             "changes": self.received if is_mean else nothing,
             "force": nothing if is_mean else self.received,
-            "generator": self.generator if config.priv_hfl.distill else nothing,
+            "generator": self.generator if config.section(PrivHFLConfig).distill else nothing,
             "model": self.model,
             "accumulated": self.accumulated,
         }
@@ -130,7 +152,7 @@ class PrivHFLClient(BaseClient):
 
     def _train_along(self, force: Tensor, before: Tensor, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
         """Return the change [m] that is sent, and the numbers to report; puts the gradient in the generator's place."""
-        if not self.setting.config.priv_hfl.distill:
+        if not self.setting.config.section(PrivHFLConfig).distill:
             numbers = {"train-loss": self._local_steps(force, rng)}
             return self._upload(before, {}), numbers
         pseudo = self._pseudo_data()
@@ -145,8 +167,8 @@ class PrivHFLClient(BaseClient):
         return PseudoData.draw(
             self.generator,
             torch.bincount(data.train_labels, minlength=data.num_classes),
-            number=settings.priv_hfl.pseudo_samples,
-            balance=settings.priv_hfl.class_balance,
+            number=settings.section(PrivHFLConfig).pseudo_samples,
+            balance=settings.section(PrivHFLConfig).class_balance,
             rng=torch_generator(settings.seed, *path),
         )
 
@@ -154,7 +176,7 @@ class PrivHFLClient(BaseClient):
         (everything,) = self.parameter_sets()
         parts = torch.split(force, [parameter.numel() for parameter in everything.parameters])
         pieces = [part.view_as(parameter) for part, parameter in zip(parts, everything.parameters, strict=True)]
-        everything = replace(everything, clip_norm=self.setting.config.priv_hfl.clip_norm, force=pieces)
+        everything = replace(everything, force=pieces)
         other = None if pseudo is None else self._loss_on(pseudo)
         return train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng, other)
 
@@ -165,7 +187,7 @@ class PrivHFLClient(BaseClient):
 
     def _mixed(self, vector: Tensor, *, back: bool = False) -> Tensor:
         """Return a vector [m] as it travels, or turned back."""
-        if not self.setting.config.priv_hfl.mixing:
+        if not self.setting.config.section(PrivHFLConfig).mixing:
             return vector
         mixing = mixing_of(self.setting.mixing_key, len(vector))
         return mixing.unmix(vector) if back else mixing.mix(vector)
@@ -187,10 +209,6 @@ class PrivHFLClient(BaseClient):
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return change and gradient, which are protected already."""
         return trained
-
-    def epochs(self) -> Epochs:
-        """Return K local steps, the same number for all clients."""
-        return replace(super().epochs(), steps=self.setting.config.priv_hfl.local_steps)
 
     def receive(self, received: SharedArrays, version: int) -> None:
         """Become what is evaluated after the last round: the mean model, whose change is received, or the own (chain).

@@ -73,7 +73,7 @@ class AttackedCell(BaseModel):
             found = cls.model_validate(dict(settings))
         except ValidationError as error:
             known = [str(field.alias) for field in cls.model_fields.values()]
-            raise ConfigError(explain(error, known)) from None
+            raise ConfigError(explain(error.errors(), known)) from None
         if found.name not in ATTACKS:
             raise ConfigError(f"attack.name must be one of {', '.join(ATTACKS)}, got {found.name!r}")
         return found

@@ -33,10 +33,10 @@ from pathlib import Path
 
 from experiments.attack_cell import PREFIX, AttackedCell
 from experiments.study_axes import Expected, Line, Settings, read_expected, read_lines, runs_of, with_grid
-from hyperfl_flwr.app.methods import METHODS
-from hyperfl_flwr.config.run_config import RunConfig, default_settings, nearest
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.toml_files import flatten
 
 FOLDER = Path(__file__).parent
@@ -169,9 +169,7 @@ def _cell(row: str, column: str, seed: int, settings: Settings) -> Cell:
         AttackedCell.of(attack)
     else:  # what is left of a column's attack belongs to nothing
         attack = {}
-    config = RunConfig.from_flat(
-        {key: value for key, value in settings.items() if not key.startswith(PREFIX)}, methods=METHODS
-    )
+    config = RunConfig.from_flat({key: value for key, value in settings.items() if not key.startswith(PREFIX)})
     return Cell(row=row, column=column, seed=seed, config=config, attack=attack)
 
 

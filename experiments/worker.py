@@ -19,7 +19,6 @@ from typing import Any
 
 from experiments.attack_cell import run_attack
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
@@ -52,7 +51,7 @@ def _read(tasks: "queue.SimpleQueue[str]") -> None:
 def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
     """Run once; returns what went wrong, and tells what it waits for."""
     try:
-        config = RunConfig.from_flat(document["settings"], methods=METHODS)
+        config = RunConfig.from_flat(document["settings"])
         find_model(config.target, Path(config.resume) if config.resume else None)
         with CoreSlots() as slots:
             wanted = 1 if config.threads == "auto" else config.threads

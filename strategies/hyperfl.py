@@ -12,6 +12,7 @@ from torch import Tensor
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from strategies.engine.base import BaseStrategy
@@ -22,7 +23,11 @@ class WithEmbedding(BaseStrategy):
 
     def initial_state(self) -> tuple[Hypernetwork, dict[str, Tensor], Tensor]:
         """Return a hypernetwork without values, its initial parameters by name, and the common embedding."""
-        config, method, extractor = self.setting.config, self.setting.config.hyperfl, self.new_target().extractor
+        config, method, extractor = (
+            self.setting.config,
+            self.setting.config.section(HyperFLConfig),
+            self.new_target().extractor,
+        )
         hypernetwork = Hypernetwork(extractor, embedding_dim=method.embedding_dim, hidden_width=method.hidden_width)
         v = common_embedding(method.embedding_dim, method.initialisation, config.seed)
         generator = torch_generator(config.seed, "hypernetwork")
@@ -44,7 +49,7 @@ class HyperFL(WithEmbedding):
 
     def advance(self, means: SharedArrays) -> SharedArrays:
         """Return the means; with `embedding = common-frozen` the first layer is a constant, free of rounding."""
-        if self.setting.config.hyperfl.embedding != "common-frozen":
+        if self.setting.config.section(HyperFLConfig).embedding != "common-frozen":
             return means
         first = ("hypernetwork/hidden.weight", "hypernetwork/hidden.bias")
         return {key: self._current[key] if key in first else mean for key, mean in means.items()}

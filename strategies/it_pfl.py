@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initialisation import rectifier_parameters
 from hyperfl_flwr.models.server_hypernetwork import ServerRates
@@ -65,27 +67,45 @@ class ITPFL(PFedHN):
         self._asked_for = Answers()
         config = setting.config
         encoder = build_encoder(
-            config.target, setting.federation.input_shape, self.descriptor_dimension, config.it_pfl.pooling
+            config.target,
+            setting.federation.input_shape,
+            self.descriptor_dimension,
+            config.section(ITPFLConfig).pooling,
         )
         self._initial_encoder = rectifier_parameters(encoder, torch_generator(config.seed, "encoder"))
         self._adam = (
-            ServerAdam(self._initial_encoder, config.it_pfl.encoder_server_learning_rate)
-            if config.it_pfl.encoder_optimiser == "adam"
+            ServerAdam(self._initial_encoder, config.section(ITPFLConfig).encoder_server_learning_rate)
+            if config.section(ITPFLConfig).encoder_optimiser == "adam"
             else None
         )
 
     def phase(self, server_round: int) -> str:
         """Return `embeddings` or `fine-tuning`."""
         config = self.setting.config
-        return FINE_TUNING if config.it_pfl.fine_tunes(server_round, config.num_rounds) else EMBEDDINGS
+        return FINE_TUNING if config.section(ITPFLConfig).fine_tunes(server_round, config.num_rounds) else EMBEDDINGS
+
+    @classmethod
+    def only_round(cls) -> Mapping[str, Scalar]:
+        """Return that no round is of the second phase, in which the encoder does not travel."""
+        return {"it-pfl.fine-tune-rounds": 0}
+
+    @classmethod
+    def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
+        """Refuse noise on descriptors that are made of maxima."""
+        novel, pooling = config.novel, config.section(ITPFLConfig).pooling
+        if novel.clients and any(novel.budgets) and pooling != "mean":
+            raise ConfigError(
+                f"novel.epsilons = {novel.epsilons} needs it-pfl.pooling = mean, got {pooling}: of a maximum over "
+                f"samples one sample can move the descriptor without bound, so that no noise hides it"
+            )
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return whether no round is left that trains the encoder."""
-        if not config.it_pfl.fine_tunes(1, config.num_rounds):
+        if not config.section(ITPFLConfig).fine_tunes(1, config.num_rounds):
             return ()
         return [
-            f"it-pfl.fine-tune-rounds = {config.it_pfl.fine_tune_rounds} leaves none of num-rounds = "
+            f"it-pfl.fine-tune-rounds = {config.section(ITPFLConfig).fine_tune_rounds} leaves none of num-rounds = "
             f"{config.num_rounds} to train the encoder"
         ]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -32,7 +33,7 @@ class PFedHN(BaseStrategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        config, method = setting.config, setting.config.pfedhn
+        config, method = setting.config, setting.config.section(PFedHNConfig)
         network = DeepHypernetwork(
             self.generated(self.new_target()),
             embedding_dim=method.dimension(config.num_clients),
@@ -59,7 +60,7 @@ class PFedHN(BaseStrategy):
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
         """Return the length, the rates and the initial spread of the embeddings, and the hypernetwork's rate."""
-        method, rates = config.pfedhn, cls.rates
+        method, rates = config.section(PFedHNConfig), cls.rates
         rate = rates.learning_rate if method.server_learning_rate == "auto" else method.server_learning_rate
         decay = method.server_weight_decay
         return {

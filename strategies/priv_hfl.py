@@ -19,9 +19,11 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, number
 from hyperfl_flwr.core.storage import write_arrays
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator, kept_generator_path
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
@@ -39,7 +41,7 @@ class PrivHFL(BaseStrategy):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.size = sum(parameter.numel() for parameter in self.new_target().parameters())
-        rule = dual_rule(setting.config.priv_hfl)
+        rule = dual_rule(setting.config.section(PrivHFLConfig))
         self.server: MeanServer | ChainServer
         if rule.realisation == "mean":
             start = torch.zeros(self.size, dtype=torch.float64)
@@ -52,14 +54,28 @@ class PrivHFL(BaseStrategy):
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
         """Return the dual's step, and the regulariser with which a multiplier forgets a tenth in each round."""
         rate = effective_rate(number(config.learning_rate), config.momentum)
-        step, sigma = default_dual(config.priv_hfl, rate, config.fraction_train)
+        step, sigma = default_dual(config.section(PrivHFLConfig), rate, config.fraction_train)
         return {"priv-hfl.dual-step": step, "priv-hfl.sigma": sigma}
+
+    @classmethod
+    def steps_setting(cls, num_steps: int) -> Mapping[str, Scalar]:
+        """Return K."""
+        return {"priv-hfl.local-steps": num_steps}
+
+    @classmethod
+    def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
+        """Refuse a generator of feature vectors."""
+        if config.section(PrivHFLConfig).distill and len(input_shape) != 3:
+            raise ConfigError(
+                f"priv-hfl.distill makes images (channels, height, width), the data are vectors of the shape "
+                f"{input_shape}; set it to false"
+            )
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return under which settings errors grow."""
         rate = effective_rate(number(config.learning_rate), config.momentum)
-        return stability_warnings(config.priv_hfl, rate, config.fraction_train, config.num_rounds)
+        return stability_warnings(config.section(PrivHFLConfig), rate, config.fraction_train, config.num_rounds)
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return S = 0 (mean) and the generator (distillation); the clients make their first model from the seed."""
@@ -67,8 +83,10 @@ class PrivHFL(BaseStrategy):
         groups: dict[str, Mapping[str, Tensor]] = {}
         if isinstance(self.server, MeanServer):
             groups["changes"] = {"theta": torch.zeros(self.size)}
-        if config.priv_hfl.distill:
-            generator = Generator(federation.input_shape, federation.num_classes, config.priv_hfl.generator_width)
+        if config.section(PrivHFLConfig).distill:
+            generator = Generator(
+                federation.input_shape, federation.num_classes, config.section(PrivHFLConfig).generator_width
+            )
             groups[GENERATOR] = ordinary_parameters(generator, torch_generator(config.seed, GENERATOR))
         return groups
 
@@ -117,7 +135,7 @@ class PrivHFL(BaseStrategy):
 
     def _stepped_generator(self, gradients: SharedArrays) -> SharedArrays:
         """Return the generator's parameters after a step along the mean gradient; as they were if there is none."""
-        rate = np.float32(self.setting.config.priv_hfl.generator_learning_rate)
+        rate = np.float32(self.setting.config.section(PrivHFLConfig).generator_learning_rate)
         return {
             key: value - rate * gradients[key] if key in gradients else value
             for key, value in self._current.items()
@@ -126,7 +144,7 @@ class PrivHFL(BaseStrategy):
 
     def _keep(self, generator: SharedArrays) -> None:
         """Keep a copy of the generator, in the rounds that the settings ask for."""
-        every, current = self.setting.config.priv_hfl.keep_generators, self.progress.round
+        every, current = self.setting.config.section(PrivHFLConfig).keep_generators, self.progress.round
         if generator and every and current % every == 0:
             path = kept_generator_path(Path(self.setting.run_directory), current)
             path.parent.mkdir(exist_ok=True)

@@ -15,7 +15,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 import hyperfl_flwr.app.server
 from hyperfl_flwr.__main__ import main
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch import subprocess_call
@@ -95,7 +94,7 @@ def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             if not plots:
                 patch.setattr(hyperfl_flwr.app.server, "plot_run", lambda _: None)
-            config = RunConfig.from_flat(settings, methods=METHODS)
+            config = RunConfig.from_flat(settings)
             return hyperfl_flwr.app.server.run(grid(num_nodes, settings), config)
 
     return run

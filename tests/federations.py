@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 
 import hyperfl_flwr.app.server
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.setting_types import Scalar
@@ -74,7 +73,7 @@ def trained(settings: Settings) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hyperfl_flwr.app.server, "plot_run", lambda _: None)
         patch.setattr(os, "fsync", lambda _: None)
-        return hyperfl_flwr.app.server.run(plain_grid(1, settings), RunConfig.from_flat(settings, methods=METHODS))
+        return hyperfl_flwr.app.server.run(plain_grid(1, settings), RunConfig.from_flat(settings))
 
 
 def round_of(message: Message) -> int:

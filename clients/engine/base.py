@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clients.engine.context import ClientSetting, keep_model
+from clients.engine.local_training import LocalTraining
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
@@ -23,13 +24,15 @@ from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import Question
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, train_epochs
+from hyperfl_flwr.training.local_sgd import ParameterSet, Predict, train_epochs
+
+_NOTHING = np.zeros(0)
 
 CHUNK = 2000
 """Images of the global test set that are brought to the device at a time."""
 
 
-class BaseClient(NumPyClient):
+class BaseClient(LocalTraining, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains. By default the groups are the target
@@ -72,8 +75,17 @@ class BaseClient(NumPyClient):
         return {"train-loss": train_epochs(self.model, self.parameter_sets(), self.setting.data, self.epochs(), rng)}
 
     def parameter_sets(self) -> list[ParameterSet]:
-        """Return what is trained and how, by default the whole target network with one rate, without clipping."""
-        return [ParameterSet(parameters=list(self.model.parameters()), learning_rate=self.setting.learning_rate)]
+        """Return what is trained and how, by default the whole target network by `steps`, anchored where it is now."""
+        steps, parameters = self.steps, list(self.model.parameters())
+        return [
+            ParameterSet(
+                parameters=parameters,
+                learning_rate=steps.learning_rate,
+                clip_norm=steps.clip_norm,
+                pull=steps.pull,
+                anchor=[parameter.detach().clone() for parameter in parameters] if steps.pull > 0 else (),
+            )
+        ]
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with the shared ones as constants.
@@ -118,16 +130,6 @@ class BaseClient(NumPyClient):
         """Return the target network for the client's data, on the meta device."""
         data = self.setting.data
         return build_target(self.setting.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
-
-    def epochs(self) -> Epochs:
-        """Return the local epochs that the run's settings ask for."""
-        config = self.setting.config
-        return Epochs(
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -8,7 +8,6 @@ from flwr.app import ConfigScalar as Scalar
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.setting_types import number
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData
 from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.data.sample_format import title_of
@@ -27,7 +26,6 @@ class ClientSetting:
         data: Its samples, on `device`.
         device: Where it trains.
         state: Its private arrays on the node's disk.
-        learning_rate: Of what is shared.
         global_test: All test images of the data set and their labels, where they are evaluated after the last round.
         mixing_key: Of the run, for methods that mix what they share; empty without.
         mean: Per channel, with which the images are normalised.
@@ -42,7 +40,6 @@ class ClientSetting:
     data: ClientData
     device: torch.device
     state: PrivateState
-    learning_rate: float
     global_test: tuple[Tensor, Tensor] | None = None
     mixing_key: bytes = b""
     mean: Sequence[float] = ()
@@ -67,7 +64,6 @@ def client_setting(
         data=data.client(client).to(device),
         device=device,
         state=state,
-        learning_rate=number(config.learning_rate),
         global_test=data.global_test if config.data.global_test else None,
         mixing_key=mixing_key,
         mean=data.dataset.mean,

@@ -13,10 +13,11 @@ from matplotlib.ticker import MaxNLocator
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
 from experiments.runner import Begun, is_finished, seeds_in
 from experiments.study import Cell, Study
-from hyperfl_flwr.app.methods import METHODS
-from hyperfl_flwr.config.run_config import nearest
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.runs.plots import labels_figure, save
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 
@@ -68,7 +69,7 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
             "embeddings stay with the clients; to read them from the private files of these simulated ones, "
             "add --open-private-state"
         )
-    with_some = [cell for cell in finished if "embedding" in METHODS[cell.config.method].client.private]
+    with_some = [cell for cell in finished if "embedding" in client_of(cell.config.method).private]
     if not with_some:
         raise RunDirectoryError(f"no finished cell in {folder} is of a method whose clients keep embeddings")
     from experiments.figures.embeddings import pictures_of  # deferred: only these pictures need scikit-learn, a second
@@ -83,7 +84,7 @@ def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
 
     pictures = []
     for cell in cells:
-        if cell.config.priv_hfl.distill and cell.config.priv_hfl.keep_generators:
+        if cell.config.section(PrivHFLConfig).distill and cell.config.section(PrivHFLConfig).keep_generators:
             pictures.append(folder / f"pseudo-data-{cell.row}-{cell.column}-seed-{cell.seed}.png")
             draw_pseudo_data(cell.folder(folder), pictures[-1])
     if not pictures:

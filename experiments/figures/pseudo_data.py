@@ -25,12 +25,12 @@ from matplotlib.ticker import MaxNLocator
 from sklearn.covariance import LedoitWolf
 from sklearn.decomposition import PCA
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator, kept_generators
 from hyperfl_flwr.runs.run_data import require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest
@@ -76,7 +76,7 @@ class PseudoStudy:
 
     def __init__(self, run: Path) -> None:
         require_dataset(run)
-        self.config = RunConfig.from_flat(read_manifest(run)["settings"], methods=METHODS)
+        self.config = RunConfig.from_flat(read_manifest(run)["settings"])
         self.paths = kept_generators(run)
         if not self.paths:
             raise RunDirectoryError(f"{run} has kept no generators; run it with priv-hfl.keep-generators = 1")
@@ -88,7 +88,7 @@ class PseudoStudy:
         They are made in batches of `priv-hfl.pseudo-samples` of all classes alike, whose statistics BatchNorm needs.
         """
         dataset = self.data.dataset
-        width = self.config.priv_hfl.generator_width
+        width = self.config.section(PrivHFLConfig).generator_width
         generator = Generator(dataset.input_shape, dataset.num_classes, width)
         arrays, _ = read_arrays(self.paths[number])
         generator.load_state_dict({name: torch.from_numpy(value) for name, value in arrays.items()}, assign=True)
@@ -97,7 +97,9 @@ class PseudoStudy:
         order = torch.randperm(len(labels), generator=rng)
         made = torch.empty(len(labels), *dataset.input_shape)
         with torch.no_grad():
-            for chosen in torch.tensor_split(order, -(-len(order) // self.config.priv_hfl.pseudo_samples)):
+            for chosen in torch.tensor_split(
+                order, -(-len(order) // self.config.section(PrivHFLConfig).pseudo_samples)
+            ):
                 noise = torch.randn(len(chosen), NOISE_DIM, generator=rng)
                 made[chosen] = generator(noise, labels[chosen])
         images: Images = made.view(dataset.num_classes, per_class, *dataset.input_shape).numpy()

@@ -39,8 +39,8 @@ def run(
 ) -> Run:
     """Train a federation, simulated or on a deployment, and wait for its end.
 
-    What is None is as by default (docs/configuration.md). Processes of their own check the settings and train; they are
-    ended when an exception, Ctrl-C among them, leaves this function.
+    What is None is as by default (docs/reference/settings.md). Processes of their own check the settings and train;
+    they are ended when an exception, Ctrl-C among them, leaves this function.
 
     Args:
         method: Name of the method.

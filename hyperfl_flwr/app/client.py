@@ -13,11 +13,12 @@ from flwr.app import Context, Message
 
 from clients.engine import adapter
 from clients.novel.node import NovelNode
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.node import NodeApp
 from hyperfl_flwr.config.node_config import NOVEL_DATA, NodeConfig, is_simulated, state_folder
 from hyperfl_flwr.core.errors import RefusalError, for_others
 from hyperfl_flwr.flower.log import log
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import Book, RecordedApp
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable
@@ -44,11 +45,10 @@ def book_of(message: Message, context: Context) -> Book | None:
         folder = Request.of(message.content).run_directory
     # A novel client trains nothing: its descriptor is an it-pfl client's, whatever method the run's settings name.
     name = ON_DEMAND if NOVEL_DATA in context.node_config else str(context.run_config.get("method"))
-    method = METHODS.get(name)
     return Book(
         method=name,
         ledger=Ledger(state_folder(context.node_config.get("state-dir"), folder, simulated=simulated)),
-        private=method.client.private if method else (),
+        private=client_of(name).private if name in METHODS else (),
         send_details=simulated,
     )
 

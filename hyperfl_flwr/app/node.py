@@ -11,7 +11,7 @@ from flwr.app import ConfigRecordValues
 from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.node_config import NodeConfig, state_folder
 from hyperfl_flwr.core.device import resolve_device
@@ -46,7 +46,7 @@ class NodeApp:
     def __init__(self, node: NodeConfig, run_config: Mapping[str, Scalar]) -> None:
         self.node = node
         self.simulated = node.simulated
-        self.config = resolved(node.applied_to(run_config, METHODS))
+        self.config = resolved(node.applied_to(run_config))
         self.has_owners_data = self.config.dataset != run_config["dataset"]
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
@@ -91,7 +91,7 @@ class NodeApp:
         """
         if foreign := sorted(set(request.clients) - set(self.clients)):
             raise RefusalError(f"this node hosts the clients {self.clients}, asked for {foreign}")
-        client_class = METHODS[self.config.method].client
+        client_class = client_of(self.config.method)
         data = self.data()
         states, key = self._states(request), self._mixing_key(request.experiment)
 
@@ -113,8 +113,8 @@ class NodeApp:
         Raises:
             ConfigError: If the run mixes, and a node with an owner has no good key file.
         """
-        file = self.node.mixing_key_file
-        if not self.config.priv_hfl.mixing or (not file and self.simulated):
+        file, dual = self.node.mixing_key_file, client_of(self.config.method).public_training(self.config).dual
+        if dual is None or not dual.mixed or (not file and self.simulated):
             return b""
         if not file:
             text = (

@@ -7,10 +7,12 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.restore import method_of, restored
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.models.model_spec import Recipe
 from strategies.it_pfl import FINE_TUNING, ITPFL
 from strategies.novel.on_demand import Served, serve
@@ -51,8 +53,8 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
             in a checkpoint.
         HyperFLError: If the checkpoint is damaged, or data are missing that only the data set can tell.
     """
-    name, method = method_of(run)
-    if not issubclass(method.strategy, ITPFL):
+    name = method_of(run)
+    if not issubclass(strategy_of(name), ITPFL):
         raise RunDirectoryError(f"{run} is a run of {name}; only it-pfl makes models on demand")
     found = restored(run, changes)
     strategy, config = found.strategy, found.config
@@ -60,7 +62,9 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
         raise ValueError("the strategy of it-pfl is another one")
     _refuse_first_phase(run, strategy)
     recipe = Recipe(
-        **vars(found.recipe), pooling=config.it_pfl.pooling, descriptor_length=strategy.descriptor_dimension
+        **vars(found.recipe),
+        pooling=config.section(ITPFLConfig).pooling,
+        descriptor_length=strategy.descriptor_dimension,
     )
     return Source(config=config, strategy=strategy, encoder=found.arrays, recipe=recipe, notes=_notes(run, strategy))
 
@@ -68,7 +72,7 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
 def _refuse_first_phase(run: Path, strategy: ITPFL) -> None:
     if strategy.kept:
         return
-    reached, wanted = strategy.progress.round, strategy.setting.config.it_pfl.fine_tune_rounds
+    reached, wanted = strategy.progress.round, strategy.setting.config.section(ITPFLConfig).fine_tune_rounds
     remedy = "resume the run to its end" if wanted else "run it with it-pfl.fine-tune-rounds above 0"
     raise RunDirectoryError(
         f"{run} has not tuned its hypernetwork to descriptors: its last checkpoint, after round {reached}, is of the "
@@ -83,5 +87,5 @@ def _notes(run: Path, strategy: ITPFL) -> tuple[str, ...]:
     done = progress.round - (progress.last_phase_after or 0)
     return (
         f"{run} has come to round {progress.round} of {config.num_rounds} only: {done} of "
-        f"{config.it_pfl.fine_tune_rounds} rounds of {FINE_TUNING}",
+        f"{config.section(ITPFLConfig).fine_tune_rounds} rounds of {FINE_TUNING}",
     )

@@ -9,10 +9,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import class_names
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.federation import Federation
 
@@ -22,9 +23,8 @@ LONGEST = 40
 
 def resolved(config: RunConfig) -> RunConfig:
     """Return settings in which a number stands in the place of every `auto` that decides what the method trains."""
-    method = METHODS[config.method]
-    config = _filled(config, {"learning-rate": method.learning_rate})
-    return _filled(config, method.strategy.automatic(config))
+    config = _filled(config, {"learning-rate": METHODS[config.method].learning_rate})
+    return _filled(config, strategy_of(config.method).automatic(config))
 
 
 def _filled(config: RunConfig, numbers: Mapping[str, Scalar]) -> RunConfig:

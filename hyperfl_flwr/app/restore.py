@@ -6,13 +6,14 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord
 
-from hyperfl_flwr.app.methods import METHODS, Method
+from hyperfl_flwr.app.methods import new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import DATASETS, class_names, load_dataset
 from hyperfl_flwr.data.sample_format import HALF
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.custom.provenance import find_kept
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.runs.checkpoint import Checkpoints
@@ -20,7 +21,7 @@ from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, settings_of
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
-from strategies.engine.base import BaseStrategy, Setting
+from strategies.engine.base import BaseStrategy
 from strategies.engine.recorded import restore
 
 
@@ -32,7 +33,6 @@ class Restored:
         run: Its folder.
         experiment: Its identity.
         config: Its settings.
-        method: Its method.
         strategy: As it was then.
         arrays: The shared groups, keyed `group/name`.
         data: What it was trained on.
@@ -43,7 +43,6 @@ class Restored:
     run: Path
     experiment: str
     config: RunConfig
-    method: Method
     strategy: BaseStrategy
     arrays: ArrayRecord
     data: RunData
@@ -63,8 +62,8 @@ class Restored:
         return (f"{self.run} has come to round {self.round} of {self.config.num_rounds} only",)
 
 
-def method_of(run: Path) -> tuple[str, Method]:
-    """Return name and method of a run.
+def method_of(run: Path) -> str:
+    """Return the name of a run's method.
 
     Raises:
         RunDirectoryError: If the folder is no run folder, or this version does not know the method.
@@ -72,7 +71,7 @@ def method_of(run: Path) -> tuple[str, Method]:
     name = str(read_manifest(run)["settings"].get("method"))
     if name not in METHODS:
         raise RunDirectoryError(f"{run} is a run of {name!r}, which this version of hyperfl-flwr does not know")
-    return name, METHODS[name]
+    return name
 
 
 def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored:
@@ -86,30 +85,21 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
         RunDirectoryError: If the folder is no run folder, or has no checkpoint.
         HyperFLError: If the checkpoint is damaged, or data are missing that only the data set can tell.
     """
-    _, method = method_of(run)
+    method_of(run)  # or says that it is unknown
     manifest = read_manifest(run)
-    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes or {}), methods=METHODS))
+    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes or {})))
     find_kept(config.target, run)
     checkpoints = Checkpoints(run / "checkpoints")
     if not (rounds := checkpoints.rounds()):
         raise RunDirectoryError(f"{run} has no checkpoint yet; wait for one, or resume the run")
     data = RunData.read(manifest)
     recipe = _recipe_of_nodes(run, config, data) if data.source == "nodes" else _recipe(config)
-    strategy = method.strategy(
-        Setting(
-            config=config,
-            federation=_no_federation(recipe),
-            reductions=method.client.shared,
-            experiment=manifest["experiment"],
-            run_directory=str(run),
-        )
-    )
+    strategy = new_strategy(config, _no_federation(recipe), experiment=manifest["experiment"], run_directory=str(run))
     arrays = restore(strategy, checkpoints, rounds[-1])
     return Restored(
         run=run,
         experiment=manifest["experiment"],
         config=config,
-        method=method,
         strategy=strategy,
         arrays=arrays,
         data=data,

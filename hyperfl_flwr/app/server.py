@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from hyperfl_flwr.app.methods import METHODS, check_novel, check_target
+from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import in_words, resolution, resolved
 from hyperfl_flwr.config.run_config import RunConfig
@@ -26,7 +26,6 @@ from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_na
 from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.server.federation import refuse_strange_model
 from hyperfl_flwr.server.membership import Roster, Say
-from strategies.engine.base import Setting
 from strategies.engine.recorded import RecordedStrategy
 from strategies.novel.assess import assess_novel_clients
 
@@ -37,7 +36,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config describes, or make models on demand with one that was trained."""
     replace_dead_actors()
-    config = RunConfig.from_flat(context.run_config, methods=METHODS)
+    config = RunConfig.from_flat(context.run_config)
     if config.personalize.run:
         for line in personalize(grid, Path(config.personalize.run)):
             log(logging.INFO, "%s", line)
@@ -82,8 +81,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         refuse_used_directory(path)
         federation = roster.gather()
         refuse_strange_model(federation, config.target)
-        check_target(config, federation.input_shape, federation.num_classes)
-        check_novel(config, federation.input_shape)
+        check_run(config, federation.input_shape, federation.num_classes)
         directory = RunDirectory.create(path)
         directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
         keep_model(config.target, directory.path)
@@ -91,12 +89,12 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
     else:
         directory = RunDirectory(Path(config.resume))
         try:
-            last_round = resume_round(config, resolved(config), keeps_state=bool(METHODS[config.method].client.private))
+            last_round = resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
             federation = roster.gather(resumed=True)
-            check_novel(config, federation.input_shape)
             refuse_strange_model(federation, config.target)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
             refuse_other_model(read_manifest(directory.path), config.target)
+            check_run(config, federation.input_shape, federation.num_classes)
         except BaseException:
             directory.close()
             raise
@@ -107,16 +105,8 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
 
 
 def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirectory, last_round: int) -> None:
-    method = METHODS[config.method]
-    inner = method.strategy(
-        Setting(
-            config=config,
-            federation=roster.federation,
-            reductions=method.client.shared,
-            experiment=read_manifest(directory.path)["experiment"],
-            run_directory=str(directory.path),
-        )
-    )
+    experiment = read_manifest(directory.path)["experiment"]
+    inner = new_strategy(config, roster.federation, experiment=experiment, run_directory=str(directory.path))
     strategy = RecordedStrategy(inner, directory, announce, roster)
     arrays = strategy.resume(last_round) if last_round else inner.initial_arrays()
     result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)

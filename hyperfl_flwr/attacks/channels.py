@@ -115,9 +115,7 @@ def head_rows(observation: Observation, knowledge: PublicKnowledge) -> Tensor:
     change = mean_gradients(observation, knowledge)
     names = [f"hypernetwork/{name}" for name in ("head_weight", "head_bias")]
     if missing := [name for name in names if name not in change]:
-        raise ValueError(
-            f"channels are in the heads of a hypernetwork; the reply of {knowledge.method} has no {missing}"
-        )
+        raise ValueError(f"channels are in the heads of a hypernetwork; the reply has no {missing}")
     return torch.cat([change[names[0]], change[names[1]][None]])
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.ig import invert
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
-from hyperfl_flwr.attacks.readout import Readout, local_scalars
+from hyperfl_flwr.attacks.readout import Readout, sgd_scalars
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
@@ -43,22 +43,24 @@ def dual_difference(
     """Reconstruct the images behind the change of a client's model.
 
     Args:
-        observations: Of PRIV-HFL, with all that was seen of the same clients before.
+        observations: Of changes of kept models, with all that was seen of the same clients before.
         knowledge: The settings, with the dual's rule and the seed.
         settings: Without labels, those of `recover_labels` are taken.
     """
     if settings.labels is not None or not all(_halves(each, knowledge) for each in observations):
         return invert(observations, knowledge, settings, read_change)
     doubled = [replace(each, num_examples=2 * each.num_examples) for each in observations]
-    wider = replace(knowledge, batch_size=2 * knowledge.batch_size, clip_norm=knowledge.clip_norm / 2)
-    results = invert(doubled, wider, settings, _read_halves)
+    steps = knowledge.steps
+    twice = replace(steps, batch_size=2 * steps.batch_size, clip_norm=steps.clip_norm / 2)
+    results = invert(doubled, knowledge.with_steps(twice), settings, _read_halves)
     return [replace(result, labels=None) for result in results]  # the pseudo-data's are among them
 
 
 def _halves(observation: Observation, knowledge: PublicKnowledge) -> bool:
     """Say whether the change is one step on all of the client's images and on as many pseudo-data."""
-    number, size = observation.num_examples, knowledge.batch_size
-    return knowledge.num_steps(number) == 1 and number <= size and number == min(size, knowledge.pseudo_samples)
+    number, size, generator = observation.num_examples, knowledge.steps.batch_size, knowledge.training.generator
+    is_one_step = knowledge.num_steps(number) == 1 and number <= size
+    return is_one_step and generator is not None and number == min(size, generator.pseudo_samples)
 
 
 def _read_halves(observation: Observation, knowledge: PublicKnowledge) -> Readout:
@@ -80,12 +82,11 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
         `priv-hfl.mixing`, clipping or noise have changed.
 
     Raises:
-        ValueError: If the settings are not PRIV-HFL's, or the client has learned nothing.
+        ValueError: If the clients have no dual variables, or the client has learned nothing.
     """
-    if knowledge.dual is None:
-        raise ValueError(f"{knowledge.method} has no dual variables to follow")
-    key = _KEYS[knowledge.dual.realisation]
-    moved, force = _followed(observation, knowledge.dual, key)
+    rule = _rule(knowledge)
+    key = _KEYS[rule.realisation]
+    moved, force = _followed(observation, rule, key)
     start = _start(knowledge)
     theta = _vector(start) + moved
     change = _array(observation, key)
@@ -104,14 +105,14 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
             "gradient-norm": float(gradient.norm()),
             "force-norm": float(force.norm()),
             "moved-norm": float(moved.norm()),
-            "mixture": float(knowledge.pseudo_samples > 0),
+            "mixture": float(knowledge.training.generator is not None),
         },
     )
 
 
 def _mean_gradient(change: Tensor, theta: Tensor, steps: int, knowledge: PublicKnowledge) -> Tensor:
     """Return `sum_j w_j (G_j + force)` [m] from the change of a model theta in some steps."""
-    kept, weights = local_scalars(steps, knowledge)
+    kept, weights = sgd_scalars(knowledge.steps, steps)
     return (change + (1 - kept) * theta) / float(weights.sum())
 
 
@@ -134,13 +135,17 @@ def model_after(observation: Observation, knowledge: PublicKnowledge) -> dict[st
     """Return the client's model at the end of the round, float32 by parameter name: the first one and all changes.
 
     Raises:
-        ValueError: If the settings are not PRIV-HFL's.
+        ValueError: If the clients have no dual variables.
     """
-    if knowledge.dual is None:
-        raise ValueError(f"{knowledge.method} has no changes to add up")
-    key, start = _KEYS[knowledge.dual.realisation], _start(knowledge)
+    key, start = _KEYS[_rule(knowledge).realisation], _start(knowledge)
     changes = torch.stack([_array(seen, key) for seen in (*observation.earlier, observation)])
     return _named(_vector(start) + changes.sum(dim=0), start)
+
+
+def _rule(knowledge: PublicKnowledge) -> DualRule:
+    if knowledge.training.dual is None:
+        raise ValueError("clients whose models are followed need dual variables, and these have none")
+    return knowledge.training.dual.rule
 
 
 def _start(knowledge: PublicKnowledge) -> dict[str, Tensor]:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction, vmap_ready
 from hyperfl_flwr.attacks.head_gradient import invert
-from hyperfl_flwr.attacks.knowledge import EncoderKnowledge, PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, sgd_scalars
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.runs.observation import Arrays, Observation
+from hyperfl_flwr.training.public_training import LocalSteps
 
 ENCODER, _PHI = "encoder/", "body."
 
@@ -29,36 +30,31 @@ def encoder_gradient(
     """Reconstruct the images behind an encoder's update.
 
     Args:
-        observations: Of IT-PFL-HN's first phase.
+        observations: With an encoder that was trained.
         knowledge: The settings.
         settings: Labels are ignored.
 
     Raises:
         ValueError: If no encoder has travelled, or it has not changed.
     """
-    training = knowledge.encoder
-    if training is None or not all(encoder_arrays(each.reply) for each in observations):
+    form = knowledge.training.encoder
+    if form is None or not all(encoder_arrays(each.reply) for each in observations):
         raise ValueError("there is no encoder in what the clients send")
-    phi = vmap_ready(build_encoder(knowledge.target, knowledge.input_shape, 1, training.pooling)).body
+    phi = vmap_ready(build_encoder(knowledge.target, knowledge.input_shape, 1, form.pooling)).body
 
     def read(observation: Observation) -> Readout:
-        return _of_phi(observation, knowledge, training)
+        return _of_phi(observation, form.steps)
 
     return invert(observations, read, knowledge, settings, phi)
 
 
-def read_encoder(observation: Observation, knowledge: PublicKnowledge, training: EncoderKnowledge) -> dict[str, Tensor]:
+def read_encoder(observation: Observation, steps: LocalSteps) -> dict[str, Tensor]:
     """Return the mean gradient of the encoder's steps by parameter name, float32; exact after one step.
 
     Raises:
         ValueError: If the encoder has not changed.
     """
-    kept, weights = sgd_scalars(
-        training.num_steps(observation.num_examples),
-        learning_rate=training.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-    )
+    kept, weights = sgd_scalars(steps, steps.number(observation.num_examples))
     before, after = encoder_arrays(observation.received), encoder_arrays(observation.reply)
     found = {
         name: ((after[name].double() - kept * value.double()) / weights.sum()).float() for name, value in before.items()
@@ -73,9 +69,9 @@ def encoder_arrays(arrays: Arrays) -> dict[str, Tensor]:
     return {k.removeprefix(ENCODER): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(ENCODER)}
 
 
-def _of_phi(observation: Observation, knowledge: PublicKnowledge, training: EncoderKnowledge) -> Readout:
+def _of_phi(observation: Observation, steps: LocalSteps) -> Readout:
     """Return parameters and gradient of phi under the names of an extractor."""
-    both = encoder_arrays(observation.received), read_encoder(observation, knowledge, training)
+    both = encoder_arrays(observation.received), read_encoder(observation, steps)
     parameters, gradient = (
         {f"{EXTRACTOR}.{k.removeprefix(_PHI)}": value for k, value in values.items() if k.startswith(_PHI)}
         for values in both
@@ -83,6 +79,6 @@ def _of_phi(observation: Observation, knowledge: PublicKnowledge, training: Enco
     return Readout(
         parameters=parameters,
         gradient=gradient,
-        num_steps=training.num_steps(observation.num_examples),
+        num_steps=steps.number(observation.num_examples),
         num_examples=observation.num_examples,
     )

@@ -37,6 +37,7 @@ from hyperfl_flwr.attacks.generator_labels import (
     GENERATOR,
     columns,
     generator_arrays,
+    generator_form,
     label_shares,
     labels_of_round,
     networks,
@@ -63,7 +64,7 @@ def generator_dlg(
     """Estimate each client's label counts, and rebuild the pseudo-data of the round.
 
     Args:
-        observations: Of PRIV-HFL with distillation, with all that was seen of the same clients before.
+        observations: Of a generator's gradient, with all that was seen of the same clients before.
         knowledge: The settings.
         settings: Labels are ignored, which are the private images'.
 
@@ -73,12 +74,13 @@ def generator_dlg(
     Raises:
         ValueError: If there is no generator's gradient.
     """
+    form = generator_form(knowledge)
     shares = [label_shares(each, knowledge, settings.seed) for each in observations]
     counts = [
-        private_counts(each, observation.num_examples, knowledge.class_balance)
+        private_counts(each, observation.num_examples, form.class_balance)
         for each, observation in zip(shares, observations, strict=True)
     ]
-    if knowledge.pseudo_samples > MOST_SEARCHED:
+    if form.pseudo_samples > MOST_SEARCHED:
         nothing = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
         results = [Reconstruction(images=nothing, findings=_findings(each)) for each in observations]
     else:
@@ -126,7 +128,7 @@ def _search(
     observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
 ) -> list[Reconstruction]:
     """Search for the noise behind each gradient."""
-    number, device = knowledge.pseudo_samples, settings.device
+    number, device = generator_form(knowledge).pseudo_samples, settings.device
     generator, target = networks(knowledge)
 
     def prepare(chosen: Sequence[Observation], _: Sequence[IntArray | None]) -> Batch:
@@ -158,7 +160,7 @@ def _first_mixture(number: int, rng: torch.Generator) -> Tensor:
 def _constants(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
     model = {_MODEL + name: value for name, value in model_after(observation, knowledge).items()}
     generator = {GENERATOR + name: value for name, value in generator_arrays(observation.received).items()}
-    directions, offset = noise_space(observation, knowledge.pseudo_samples)
+    directions, offset = noise_space(observation, generator_form(knowledge).pseudo_samples)
     return {**model, **generator, _DIRECTIONS: directions, _OFFSET: offset}
 
 

@@ -27,6 +27,7 @@ from hyperfl_flwr.models.generator import NOISE_DIM, Generator
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.runs.observation import Arrays, Observation
 from hyperfl_flwr.training.distillation import PseudoData
+from hyperfl_flwr.training.public_training import GeneratorForm
 
 GENERATOR = "generator/"
 
@@ -86,9 +87,20 @@ def _own_columns(observation: Observation, knowledge: PublicKnowledge, rng: torc
     return found
 
 
+def generator_form(knowledge: PublicKnowledge) -> GeneratorForm:
+    """Return what is known of the clients' generator.
+
+    Raises:
+        ValueError: If they train none.
+    """
+    if knowledge.training.generator is None:
+        raise ValueError("there is no generator in what the clients send")
+    return knowledge.training.generator
+
+
 def networks(knowledge: PublicKnowledge) -> tuple[Generator, Target]:
     """Return generator and target without values, for use under `torch.func.vmap`."""
-    generator = Generator(knowledge.input_shape, knowledge.num_classes, knowledge.generator_width)
+    generator = Generator(knowledge.input_shape, knowledge.num_classes, generator_form(knowledge).width)
     return vmap_ready(generator), build_structure(knowledge)
 
 
@@ -124,7 +136,7 @@ def labels_of_round(observation: Observation, knowledge: PublicKnowledge, seed: 
     """Return the likely labels [P] of one round's pseudo-data, ascending."""
     shares = _shares_of_round(observation, knowledge, torch_generator(seed, "labels", len(observation.earlier)))
     present = (columns(observation) != 0).any(axis=0)
-    return likely_labels(shares, np.asarray(present), knowledge.pseudo_samples)
+    return likely_labels(shares, np.asarray(present), generator_form(knowledge).pseudo_samples)
 
 
 def columns(observation: Observation) -> FloatArray:

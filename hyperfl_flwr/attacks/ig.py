@@ -29,7 +29,7 @@ from hyperfl_flwr.attacks.base import (
 from hyperfl_flwr.attacks.idlg import recover_labels
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Tensors
-from hyperfl_flwr.attacks.readout import Readout, local_scalars, read_out
+from hyperfl_flwr.attacks.readout import Readout, read_out, sgd_scalars
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.runs.observation import Observation
 
@@ -51,7 +51,7 @@ def ig(
     """Reconstruct the images behind an update of the whole network.
 
     Args:
-        observations: Of FedAvg, FedProx, pFedHN or IT-PFL-HN.
+        observations: Of whole models.
         knowledge: The settings.
         settings: Without labels, those of `recover_labels` are taken.
 
@@ -97,7 +97,8 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
 
     names = [name for name, _ in target.named_parameters()]
     gradient_of = grad(loss)
-    _, weights = local_scalars(num_steps, knowledge)
+    steps = knowledge.steps
+    _, weights = sgd_scalars(steps, num_steps)
     shares = [float(weight) for weight in weights / weights.sum()]
 
     def simulate(unknowns: Tensors, constants: Tensors) -> Tensors:
@@ -105,18 +106,18 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
         buffers = {name: torch.zeros_like(value) for name, value in parameters.items()}
         mean = dict(buffers)
         for step, share in enumerate(shares):
-            samples = _batch_of(step, unknowns[IMAGES].shape[0], knowledge.batch_size)
+            samples = _batch_of(step, unknowns[IMAGES].shape[0], steps.batch_size)
             gradient = gradient_of(parameters, unknowns[IMAGES][samples], constants[_LABELS][samples])
-            gradient = _clipped(gradient, knowledge.clip_norm)
+            gradient = _clipped(gradient, steps.clip_norm)
             mean = {name: mean[name] + share * gradient[name] for name in names}
             if step + 1 == num_steps:
                 break
             for name in names:
-                decayed = gradient[name] + knowledge.weight_decay * parameters[name] + constants.get(_FORCE + name, 0.0)
-                if knowledge.pull > 0:
-                    decayed = decayed + knowledge.pull * (parameters[name] - constants[name])
-                buffers[name] = knowledge.momentum * buffers[name] + decayed
-                parameters[name] = parameters[name] - knowledge.learning_rate * buffers[name]
+                decayed = gradient[name] + steps.weight_decay * parameters[name] + constants.get(_FORCE + name, 0.0)
+                if steps.pull > 0:
+                    decayed = decayed + steps.pull * (parameters[name] - constants[name])
+                buffers[name] = steps.momentum * buffers[name] + decayed
+                parameters[name] = parameters[name] - steps.learning_rate * buffers[name]
         return mean
 
     return simulate

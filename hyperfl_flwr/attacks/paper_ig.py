@@ -116,12 +116,15 @@ def _compressed(means: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
 
 def _first_values(knowledge: PublicKnowledge, width: int, num_soft: int) -> Callable[[torch.Generator], Tensors]:
     """Return a function that draws v and phi as a client's are at the start, and soft labels for some images."""
+    form = knowledge.training.hypernetwork
+    if form is None:
+        raise ValueError("the attack searches for the embedding of a hypernetwork, and clients train none")
 
     def draw(generator: torch.Generator) -> Tensors:
         bound = width**-0.5
-        embedding = torch.randn(knowledge.embedding_dim, generator=generator)
+        embedding = torch.randn(form.embedding_dim, generator=generator)
         values = {
-            "embedding": embedding / (1.0 if knowledge.initialisation == "torch" else embedding.norm()),
+            "embedding": embedding / (1.0 if form.initialisation == "torch" else embedding.norm()),
             "weight": torch.empty(knowledge.num_classes, width).uniform_(-bound, bound, generator=generator),
             "bias": torch.empty(knowledge.num_classes).uniform_(-bound, bound, generator=generator),
         }

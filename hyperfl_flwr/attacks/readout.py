@@ -26,7 +26,7 @@ scaled initialisation 2e-5 after five steps on one image and 4e-3 after the 60 s
 torch's initialisation 0.2 after 25 steps on 40 images, where theta is mostly what z moves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +35,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyperfl_flwr.attacks.knowledge import GENERATED, PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
+from hyperfl_flwr.core.method import Form
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Arrays, Observation
+from hyperfl_flwr.training.public_training import LocalSteps
 
 CLASSIFIER = "classifier"
 EXTRACTOR = "extractor"
@@ -55,7 +57,14 @@ _ACTIVE = 1e-4
 _STATISTICS = (".running_mean", ".running_var")
 
 _BESIDE = ("encoder/", "embedding/")
-"""What IT-PFL-HN's clients send beside the change of the model; it tells nothing of the target network."""
+"""Groups that tell nothing of the target network."""
+
+_AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
+    "values": lambda start, reply: reply,
+    "increase": lambda start, reply: start + reply,
+    "decrease": lambda start, reply: start - reply,
+}
+"""Makes the parameters after local training of those before and of what was sent."""
 
 _RIDGE = 1e-4
 """How much more the heads' z is trusted than the first layer's v, as a ratio of errors."""
@@ -93,46 +102,31 @@ class Readout:
         return any(name.startswith(f"{CLASSIFIER}.") for name in self.parameters)
 
 
-def sgd_scalars(
-    num_steps: int, *, learning_rate: float, momentum: float = 0.0, weight_decay: float = 0.0, pull: float = 0.0
-) -> tuple[float, NDArray[np.float64]]:
-    """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for torch's SGD with empty buffers at the start."""
+def sgd_scalars(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float64]]:
+    """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for k of torch's steps with empty buffers at the start."""
     kept, buffered = 1.0, 0.0
-    weights, momenta = np.zeros(num_steps), np.zeros(num_steps)
-    for step in range(num_steps):
-        buffered = momentum * buffered + weight_decay * kept + pull * (kept - 1)
-        kept -= learning_rate * buffered
-        momenta = momentum * momenta + (weight_decay + pull) * weights
+    weights, momenta = np.zeros(number), np.zeros(number)
+    for step in range(number):
+        buffered = steps.momentum * buffered + steps.weight_decay * kept + steps.pull * (kept - 1)
+        kept -= steps.learning_rate * buffered
+        momenta = steps.momentum * momenta + (steps.weight_decay + steps.pull) * weights
         momenta[step] += 1.0
-        weights = weights - learning_rate * momenta
+        weights = weights - steps.learning_rate * momenta
     return kept, weights
-
-
-def local_scalars(num_steps: int, knowledge: PublicKnowledge) -> tuple[float, NDArray[np.float64]]:
-    """Return `sgd_scalars` of the local steps on what is shared."""
-    return sgd_scalars(
-        num_steps,
-        learning_rate=knowledge.learning_rate,
-        momentum=knowledge.momentum,
-        weight_decay=knowledge.weight_decay,
-        pull=knowledge.pull,
-    )
 
 
 def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
     """Return `sum_j w_j G_j` of every shared parameter of target or hypernetwork in float64, by `group/name`.
 
-    BatchNorm's running statistics, which have no gradient, are left out, and so are IT-PFL-HN's encoder and embedding.
+    BatchNorm's running statistics, which have no gradient, are left out, and so are an encoder and its targets.
     """
-    kept, weights = local_scalars(knowledge.num_steps(observation.num_examples), knowledge)
-    replies_change = knowledge.method in GENERATED
+    kept, weights = sgd_scalars(knowledge.steps, knowledge.num_steps(observation.num_examples))
     found = {}
     for key, before in observation.received.items():
         if key.endswith(_STATISTICS) or key.startswith(_BESIDE):
             continue
         start, reply = _tensor(before), _tensor(observation.reply[key])
-        after = start - reply if replies_change else reply
-        found[key] = (after - kept * start) / weights.sum()
+        found[key] = (_AFTER[knowledge.form](start, reply) - kept * start) / weights.sum()
     return found
 
 
@@ -140,14 +134,15 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     """Read parameters and mean gradient of the target network off one client's reply.
 
     Args:
-        observation: Of FedAvg, FedProx, FedRep, pFedHN, pFedHN-PC, IT-PFL-HN or HyperFL.
+        observation: Of a model, a feature extractor or a hypernetwork.
         knowledge: The settings; they give the weights w_j.
 
     Returns:
-        See `Readout`. HyperFL's is exact up to rounding after one step, and for `embedding_frozen` after any number.
+        See `Readout`. A hypernetwork's is exact up to rounding after one step, and after any number if the embedding is
+        frozen.
 
     Raises:
-        ValueError: If the arrays are not those of the method, or the reply does not differ from the broadcast.
+        ValueError: If the arrays are others, or the reply does not differ from the broadcast.
     """
     means = mean_gradients(observation, knowledge)
     if not any(bool(value.any()) for value in means.values()):
@@ -158,7 +153,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     names = {key: next((new + key[len(old):] for old, new in prefixes.items() if key.startswith(old)), "")
              for key in means}  # fmt: skip
     if unknown := [key for key, name in names.items() if not name]:
-        raise ValueError(f"there is no reading for the arrays {', '.join(unknown)} of {knowledge.method}")
+        raise ValueError(f"there is no reading for the arrays {', '.join(unknown)}")
     return Readout(
         parameters={name: _tensor(observation.received[key]).float() for key, name in names.items()},
         gradient={name: means[key].float() for key, name in names.items()},
@@ -174,7 +169,8 @@ def _of_hypernetwork(
     change = {key.partition("/")[2]: value for key, value in means.items()}
     steps = knowledge.num_steps(observation.num_examples)
     embedding, of_first_layer = None, None
-    if not knowledge.embedding_frozen and bool(change["hidden.weight"].any()):
+    form = knowledge.training.hypernetwork
+    if not (form and form.embedding_frozen) and bool(change["hidden.weight"].any()):
         embedding = read_embedding(change)
         of_first_layer = torch.relu(start["hidden.weight"] @ embedding + start["hidden.bias"])
     hidden, gradient, singular = read_heads(change, of_first_layer)
@@ -205,7 +201,7 @@ def _of_hypernetwork(
 def _rounding(observation: Observation, knowledge: PublicKnowledge) -> float:
     """Return a bound on the norm of what rounding to float32 in every step adds to the heads' mean gradients."""
     steps = knowledge.num_steps(observation.num_examples)
-    _, weights = local_scalars(steps, knowledge)
+    _, weights = sgd_scalars(knowledge.steps, steps)
     squared = sum(
         float(np.square(value, dtype=np.float64).sum())
         for key, value in observation.reply.items()

@@ -1,6 +1,6 @@
 """The table of attacks: a new one is one file and one row."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hyperfl_flwr.attacks import (
@@ -15,6 +15,7 @@ from hyperfl_flwr.attacks import (
 )
 from hyperfl_flwr.attacks.base import Run
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation
+from hyperfl_flwr.core.method import Part, Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,90 +25,96 @@ class Attack:
     Attributes:
         title: For tables and figures.
         source: Where it comes from.
-        methods: Names of the methods whose single uploads it applies to.
-        sums_of: Names of the methods whose sum of uploads it applies to.
-        follows: Whether it needs what was seen of a client in all rounds before.
-        told_hidden: Whether it is told HyperFL's activation z of each client, which single uploads give away.
+        needs: Parts of an upload, one of which it needs, see `hyperfl_flwr.core.method.Part`.
         run: The attack.
+        on_uploads: Whether it applies to the upload of one client.
+        on_sums: Whether it applies to the sum of the uploads of clients that start from the same parameters.
+        follows: Whether it needs what was seen of a client in all rounds before.
+        by_neighbours: Whether a client can run it that sees its neighbour in a chain.
+        told_hidden: Whether it is told HyperFL's activation z of each client, which single uploads give away.
         defaults: Its own optimisation; None where it searches for nothing.
         finds_images: Whether its results have images.
-        of_generator: Whether it needs the gradient of a generator, which clients that distil send.
-        of_encoder: Whether it needs a trained encoder, which IT-PFL-HN's clients send in the first phase.
     """
 
     title: str
     source: str
-    methods: tuple[str, ...]
+    needs: tuple[Part, ...]
     run: Run
-    sums_of: tuple[str, ...] = ()
+    on_uploads: bool = True
+    on_sums: bool = False
     follows: bool = False
+    by_neighbours: bool = False
     told_hidden: bool = False
     defaults: Optimisation | None = None
     finds_images: bool = True
-    of_generator: bool = False
-    of_encoder: bool = False
+
+    def applies_to(self, uploads: Iterable[Upload], *, summed: bool = False) -> bool:
+        """Say whether it applies to what a client sends, or to the sum of what all clients send."""
+        if not (self.on_sums if summed else self.on_uploads):
+            return False
+        return any(each.part in self.needs and not (summed and each.own_start) for each in uploads)
 
 
 ATTACKS: Mapping[str, Attack] = {
     "ig": Attack(
         title="Gradient inversion",
         source="Geiping et al., NeurIPS 2020",
-        methods=("fedavg", "fedprox", "pfedhn", "it-pfl"),
+        needs=("model",),
         run=ig.ig,
         defaults=ig.DEFAULTS,
     ),
     "ig-paper": Attack(
         title="Gradient inversion, all private parts searched for",
         source="Guo et al., AAAI 2025",
-        methods=("hyperfl",),
+        needs=("hypernetwork",),
         run=paper_ig.paper_ig,
         defaults=paper_ig.DEFAULTS,
     ),
     "head-gradient": Attack(
         title="Head-gradient attack",
         source="this project",
-        methods=("hyperfl", "hyperfl-frozen", "fedrep", "pfedhn-pc", "pfedhn", "it-pfl", "fedavg", "fedprox"),
-        sums_of=("hyperfl", "hyperfl-frozen", "fedrep", "fedavg", "fedprox"),
+        needs=("model", "extractor", "hypernetwork"),
+        on_sums=True,
         run=head_gradient.head_gradient,
         defaults=head_gradient.DEFAULTS,
     ),
     "idlg": Attack(
         title="Label recovery",
         source="Zhao et al., 2020",
-        methods=("fedavg", "fedprox", "pfedhn", "it-pfl"),
+        needs=("model",),
         run=idlg.idlg,
         finds_images=False,
     ),
     "encoder-gradient": Attack(
         title="Head-gradient attack on the encoder",
         source="this project",
-        methods=("it-pfl",),
+        needs=("encoder",),
         run=encoder_gradient.encoder_gradient,
         defaults=head_gradient.DEFAULTS,
-        of_encoder=True,
     ),
     "dual-difference": Attack(
         title="Gradient inversion on followed models",
         source="this project",
-        methods=("priv-hfl",),
+        needs=("kept-model",),
         follows=True,
+        by_neighbours=True,
         run=dual_difference.dual_difference,
         defaults=ig.DEFAULTS,
     ),
     "generator-dlg": Attack(
         title="Pseudo-data and label counts from the generator's gradient",
         source="Zhu et al., NeurIPS 2019; the reading: this project",
-        methods=("priv-hfl",),
+        needs=("generator",),
         follows=True,
         run=generator_dlg.generator_dlg,
         defaults=generator_dlg.DEFAULTS,
-        of_generator=True,
     ),
     "channels-known": Attack(
         title="Channels of a sum, activations known",
         source="this project",
-        methods=(),
-        sums_of=("hyperfl",),
+        needs=("hypernetwork",),
+        on_uploads=False,
+        on_sums=True,
         told_hidden=True,
         run=channels.channels_known,
         defaults=head_gradient.DEFAULTS,
@@ -115,8 +122,9 @@ ATTACKS: Mapping[str, Attack] = {
     "channels-ica": Attack(
         title="Channels of a sum, by independent components",
         source="this project",
-        methods=(),
-        sums_of=("hyperfl",),
+        needs=("hypernetwork",),
+        on_uploads=False,
+        on_sums=True,
         run=channels.channels_ica,
         defaults=head_gradient.DEFAULTS,
     ),
@@ -124,6 +132,7 @@ ATTACKS: Mapping[str, Attack] = {
 """Attacks by name."""
 
 
-def attacks_on(method: str, *, summed: bool = False) -> list[str]:
-    """Return the names of the attacks on a method's single uploads, or on their sum, in the order of the table."""
-    return [name for name, attack in ATTACKS.items() if method in (attack.sums_of if summed else attack.methods)]
+def attacks_on(uploads: Iterable[Upload], *, summed: bool = False) -> list[str]:
+    """Return the names of the attacks on what a client sends, or on the sum of it, in the order of the table."""
+    uploads = list(uploads)
+    return [name for name, attack in ATTACKS.items() if attack.applies_to(uploads, summed=summed)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
@@ -21,14 +21,17 @@ from hyperfl_flwr.attacks.scoring import Comparison, compare
 from hyperfl_flwr.audit.history import Followed, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable
 from hyperfl_flwr.audit.record_round import Observed, Target, View, leaked_activations, record_round, view
-from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, nearest
+from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.distributions import rank_correlation
 from hyperfl_flwr.models.custom.provenance import find_kept, find_model
 from hyperfl_flwr.runs.run_directory import settings_of
+from strategies.engine.base import BaseStrategy
 
 Images = NDArray[np.float32]
 
@@ -104,9 +107,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         raise ConfigError(f"the number of images must be a multiple of the samples per client, {samples}")
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
-    fresh: dict[str, Scalar] = {
-        "num-clients": number, "data.partition": "iid", "num-rounds": 1, "it-pfl.fine-tune-rounds": 0,
-    }  # fmt: skip
+    fresh = {"num-clients": number, "data.partition": "iid", "num-rounds": 1, **_strategy(settings).only_round()}
     wanted: dict[str, Scalar] = {
         **settings,
         **(fresh if trained is None else _numbers_of(trained, settings)),
@@ -120,7 +121,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "audit.clients": ",".join(map(str, range(number))),
         "audit.rounds": "all",
     }
-    config = resolved(RunConfig.from_flat(wanted, methods=METHODS))
+    config = resolved(RunConfig.from_flat(wanted))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
     clients = attackable(config) if options.by_neighbours else range(number)
     target = Target(
@@ -131,15 +132,20 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
 
 
 def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
-    """Return PRIV-HFL's number of local steps that is `local-epochs` passes over a client's images, as a setting."""
+    """Return the method's setting that makes a client's steps `local-epochs` passes over its images, if it has one."""
     batch_size = int(settings["batch-size"])
-    samples = options.samples or batch_size
-    return {"priv-hfl.local-steps": int(settings["local-epochs"]) * math.ceil(samples / batch_size)}
+    num_steps = int(settings["local-epochs"]) * math.ceil((options.samples or batch_size) / batch_size)
+    return dict(_strategy(settings).steps_setting(num_steps))
+
+
+def _strategy(settings: Mapping[str, Scalar]) -> type[BaseStrategy]:
+    """Return the server's side of the method of some settings; ConfigError if there is no such method."""
+    return strategy_of(RunConfig.from_flat(default_settings() | {"method": settings["method"]}).method)
 
 
 def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return what `auto` became in a trained run; with the local steps of the attacked round it may become another."""
-    numbers = resolved(RunConfig.from_flat(settings_of(trained), methods=METHODS)).flat()
+    numbers = resolved(RunConfig.from_flat(settings_of(trained))).flat()
     return {key: numbers[key] for key in TRAINING_AUTOS if settings[key] == "auto"}
 
 
@@ -171,14 +177,12 @@ def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
         ConfigError: If one is unknown, or does not apply.
     """
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
-    possible = attacks_on(target.config.method, summed=target.summed)
-    if target.config.method == "priv-hfl" and not target.config.priv_hfl.distill:
-        possible = [name for name in possible if not ATTACKS[name].of_generator]
-        method = f"{method} without distillation"
-    if target.config.it_pfl.fine_tunes(target.round, target.config.num_rounds):
-        possible = [name for name in possible if not ATTACKS[name].of_encoder]
-    if target.by_neighbours:
-        possible = [name for name in possible if name == "dual-difference"]
+    row = METHODS[target.config.method]
+    uploads = row.sent(target.config, target.round)
+    able = attacks_on(uploads, summed=target.summed)
+    possible = [name for name in able if ATTACKS[name].by_neighbours or not target.by_neighbours]
+    if missing := [upload.part for upload in row.uploads if upload not in uploads]:
+        method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
     for name in names:
         if name not in ATTACKS:
             raise ConfigError(f"there is no attack {name!r}; known: {', '.join(ATTACKS)}{nearest(name, ATTACKS)}")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.audit.record_round import Observed, Target
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
@@ -51,7 +50,7 @@ def require_history(target: Target) -> None:
     """
     config = target.config
     if target.trained is not None:
-        config = RunConfig.from_flat(settings_of(target.trained), methods=METHODS)
+        config = RunConfig.from_flat(settings_of(target.trained))
     before = range(1, attacked_round(target))
     if all(config.audit.covers(client, number) for client in target.clients for number in before):
         return

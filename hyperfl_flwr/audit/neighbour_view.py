@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.runs.observation import Observation, load_observation, observation_path
-from hyperfl_flwr.training.dual_averaging import KAPPA
-from hyperfl_flwr.training.dual_stability import dual_rule
+from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule
 
 FORCE = "force/theta"
 
@@ -30,14 +30,19 @@ def attackable(config: RunConfig) -> Sequence[int]:
     Raises:
         ConfigError: If end clients do not see what this module says.
     """
-    method = config.priv_hfl
-    wanted = (config.method, method.realisation, method.order) == ("priv-hfl", "chain", "alternating")
-    if not wanted or method.projection or method.mixing or method.distill or config.num_clients < 2:
+    training = client_of(config.method).public_training(config)
+    dual, distils = training.dual, training.generator is not None
+    if dual is None or dual.mixed or distils or not _tells(dual.rule) or config.num_clients < 2:
         raise ConfigError(
             "clients see their neighbours in priv-hfl with priv-hfl.realisation = chain, the alternating order and at "
             "least two clients; the audit of it takes no projection, mixing or distillation"
         )
     return sorted(_spies(config.num_clients))
+
+
+def _tells(rule: DualRule) -> bool:
+    """Say whether an end client's force is its first multiplier, of the difference of two clients."""
+    return rule.realisation == "chain" and rule.order == "alternating" and not rule.projection
 
 
 def _spies(num_clients: int) -> dict[int, int]:
@@ -58,13 +63,19 @@ def seen_by_neighbours(config: RunConfig, clients: Sequence[int], folder: Path) 
         config: Of the run.
         clients: Clients next to an end.
         folder: Holds what was recorded of the first round, and what `keep_next` has kept.
+
+    Raises:
+        ValueError: If the method has no dual variables.
     """
+    dual = client_of(config.method).public_training(config).dual
+    if dual is None:
+        raise ValueError("clients without dual variables do not see their neighbours")
     found = []
     for client in clients:
         spy = _spies(config.num_clients)[client]
         own = load_observation(observation_path(folder, 1, spy))
         force = read_arrays(_next_path(folder, spy))[0][FORCE].astype(np.float64)
-        change = (own.reply[FORCE] - force / (KAPPA * dual_rule(config.priv_hfl).step)).astype(np.float32)
+        change = (own.reply[FORCE] - force / (KAPPA * dual.rule.step)).astype(np.float32)
         found.append(
             Observation(
                 received={FORCE: np.zeros_like(change)},

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS, check_target
+from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import read_out
@@ -18,7 +18,7 @@ from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.audit.neighbour_view import keep_next, seen_by_neighbours
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
-from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.custom.provenance import find_kept
 from hyperfl_flwr.runs.checkpoint import Checkpoints
@@ -28,7 +28,6 @@ from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
-from strategies.engine.base import Setting
 from strategies.engine.recorded import restore
 
 EXPERIMENT = "0" * 16
@@ -83,7 +82,7 @@ class Target:
             ConfigError: If no attack of this project applies to the data or to the target network.
         """
         dataset = self.data().dataset
-        check_target(self.config, dataset.input_shape, dataset.num_classes)
+        check_run(self.config, dataset.input_shape, dataset.num_classes)
         try:
             return public_knowledge(
                 self.config,
@@ -91,7 +90,6 @@ class Target:
                 num_classes=dataset.num_classes,
                 mean=dataset.mean,
                 std=dataset.std,
-                learning_rate=number(self.config.learning_rate),
                 augmented=dataset.augment,
             )
         except ValueError as error:
@@ -178,25 +176,17 @@ def record_round(target: Target, folder: Path) -> Observed:
     Raises:
         RunFailedError: If a client fails.
     """
-    config, method = target.config, METHODS[target.config.method]
+    config = target.config
     grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
     federation = handshake(grid, config.hosted_clients, config.node_timeout)
     experiment = read_manifest(target.trained)["experiment"] if target.trained else EXPERIMENT
-    strategy = method.strategy(
-        Setting(
-            config=config,
-            federation=federation,
-            reductions=method.client.shared,
-            experiment=experiment,
-            run_directory=str(folder),
-        )
-    )
+    strategy = new_strategy(config, federation, experiment=experiment, run_directory=str(folder))
     current = target.round
     if target.trained is None:
         arrays = strategy.initial_arrays()
     else:
         arrays = restore(strategy, Checkpoints(target.trained / "checkpoints"), current - 1)
-        if method.client.private:
+        if client_of(config.method).private:
             shutil.copytree(target.trained / "clients", folder / "clients")
     messages = strategy.configure_train(current, arrays, ConfigRecord(), grid)
     strategy.reduce(exchange(grid, messages, config.round_timeout))
@@ -225,7 +215,7 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
         )
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
     require_dataset(run)
-    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes), methods=METHODS))
+    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes)))
     find_kept(config.target, run)
     observed = Observed(last)
     clients, number = [each.client for each in observed], observed[0].round

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.attacks.scoring import verdict
 from hyperfl_flwr.audit.audit import Finding, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
@@ -18,6 +17,7 @@ from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
 from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.images import Lpips, similarity
 from hyperfl_flwr.pages.figures import image_source
 from hyperfl_flwr.pages.render import NOTHING, Settings, counted, plain, write_page

@@ -182,10 +182,15 @@ def _with_error(found: Mapping[str, Any]) -> str:
 def list_attacks() -> None:
     """List the attacks."""
     from hyperfl_flwr.attacks.registry import ATTACKS
+    from hyperfl_flwr.methods import METHODS
 
     listed = Table("name", "what it is", "source", "on", "on sums of")
     for name, attack in ATTACKS.items():
-        listed.add_row(name, attack.title, attack.source, ", ".join(attack.methods), ", ".join(attack.sums_of))
+        single, summed = (
+            ", ".join(method.name for method in METHODS.values() if attack.applies_to(method.uploads, summed=summed))
+            for summed in (False, True)
+        )
+        listed.add_row(name, attack.title, attack.source, single, summed)
     out.print(listed)
 
 

@@ -22,6 +22,7 @@ from hyperfl_flwr.cli.export import exports
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.personalize import personal
 from hyperfl_flwr.cli.sample_folders import folders
+from hyperfl_flwr.cli.settings import listings
 from hyperfl_flwr.cli.tensorboard import boards
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -41,6 +42,7 @@ cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")
 cli.add_typer(ledgers)
 cli.add_typer(doctors)
+cli.add_typer(listings)
 cli.add_typer(boards)
 cli.add_typer(folders)
 cli.add_typer(exports)
@@ -152,7 +154,7 @@ def report(
 @cli.command()
 def methods() -> None:
     """List the methods."""
-    from hyperfl_flwr.app.methods import METHODS
+    from hyperfl_flwr.methods import METHODS
 
     table = Table("name", "what it does", "leaves the client", "learning rate", "paper", "state")
     for name, method in METHODS.items():
@@ -169,17 +171,6 @@ def datasets() -> None:
     for name, info in DATASETS.items():
         size = f"{info.download_mb} MB" if info.download_mb else "none"
         table.add_row(name, info.title, str(info.num_classes or "any"), _shape(info.input_shape), size, info.source)
-    out.print(table)
-
-
-@cli.command()
-def settings() -> None:
-    """List all settings with their defaults."""
-    from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, default_settings
-
-    table = Table("setting", "default", "may change on --resume")
-    for key, value in default_settings().items():
-        table.add_row(key, repr(value), "yes" if key in RESUMABLE_CHANGES else "")
     out.print(table)
 
 

@@ -5,26 +5,29 @@ machine and its data have no effect, see `NodeConfig.applied_to`.
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import ClassVar, Self
 
 from flwr.app import Context
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ValidationError, ValidationInfo, field_validator
 
-from hyperfl_flwr.config.run_config import RunConfig, explain, nearest
-from hyperfl_flwr.config.sections import (
+from hyperfl_flwr.config.run_config import RunConfig, explain
+from hyperfl_flwr.core.errors import ConfigError, RefusalError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.settings import (
     Auto,
     Device,
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
+    Probability,
     Section,
     absolute,
+    setting,
 )
-from hyperfl_flwr.core.errors import ConfigError, RefusalError
-from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import is_own, own_path
 from hyperfl_flwr.flower.home import get_flwr_home
@@ -55,39 +58,61 @@ class NodeConfig(Section):
 
     Paths must be absolute, unless the validation context names a `folder` (a `Path`): relative paths then start there.
 
-    Attributes:
-        partition_id: The node's number, from 0.
-        num_partitions: Number of nodes.
-        data: `npz:FILE`, `folder:PATH` or the name of a data set; empty for the run's.
-        data_root: Folder of named data sets; at run time also where a relative path in `data` starts.
-        device: As the run's setting.
-        threads: As the run's setting.
-        state_dir: Folder of what stays on the node; empty for one in FLWR_HOME.
-        keep_model: Whether clients' models are kept in the state folder; None for yes, except in a simulation.
-        max_message_mb: Largest message that the node accepts, in units of 10^6 bytes; 0 for no limit.
-        mixing_key_file: A file with a secret that all nodes share and the server does not have.
-        novel_data: Samples of a novel client, which takes a model on demand (`clients.novel.node`); empty for an
-            ordinary node.
-        novel_output: Folder of the novel client's results.
-        novel_epsilon: Epsilon of the noise on its descriptor; None for no noise.
-        novel_delta: Delta of that noise, above 0 and below 1; None without noise.
-        simulated: See `SIMULATED`.
+    The keys that begin with `novel` are of a novel client's node, see `clients.novel.node`; `simulated` is `SIMULATED`.
     """
 
-    partition_id: NonNegative | None = None
-    num_partitions: Positive | None = None
-    data: str = ""
-    data_root: str = ""
-    device: Device = "auto"
-    threads: Auto | Positive = "auto"
-    state_dir: str = ""
-    keep_model: bool | None = None
-    max_message_mb: NonNegativeFloat = 0
-    mixing_key_file: str = ""
-    novel_data: str = ""
-    novel_output: str = ""
-    novel_epsilon: PositiveFloat | None = None
-    novel_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    title: ClassVar[str] = "The owner of a node"
+
+    partition_id: NonNegative | None = setting(None, "Number of the node, from 0.", values="whole number ≥ 0")
+    num_partitions: Positive | None = setting(
+        None,
+        "Number P of nodes; with the node's number it decides which clients the node hosts.",
+        values="whole number ≥ 1",
+    )
+    data: str = setting(
+        "",
+        "The node's data. Left open: the named data set of the run, which cannot name files.",
+        values="`npz:FILE`, `folder:PATH`, one of `hyperfl datasets`",
+    )
+    data_root: str = setting(
+        "",
+        "Where named data sets and relative paths are looked up. Left open: your cache folder.",
+        values="absolute path",
+    )
+    device: Device = setting(
+        "auto",
+        "Where the node's clients train; `auto` if left open, whatever the run says.",
+        values="`auto`, `cpu`, `cuda`, `cuda:NUMBER`",
+    )
+    threads: Auto | Positive = setting("auto", "Torch threads; `auto` if left open, whatever the run says.")
+    state_dir: str = setting(
+        "",
+        "Folder of the private state, the decoded images and the ledger. Left open: `hyperfl-state` in FLWR_HOME.",
+        values="absolute path",
+    )
+    keep_model: bool | None = setting(
+        None,
+        "Whether the clients' models stay in `state-dir` for their owner, who can export them. Left open: `true`.",
+        values="`true`, `false`",
+    )
+    max_message_mb: NonNegativeFloat = setting(
+        0,
+        "Larger messages, in units of 10^6 bytes, are refused before their arrays are unpacked; 0: any. The SuperNode "
+        "has received them by then.",
+    )
+    mixing_key_file: str = setting(
+        "",
+        "For `priv-hfl.mixing`: a file of at least 16 random bytes that all nodes have and the server has not.",
+        values="absolute path",
+    )
+    novel_data: str = setting(
+        "", "Data of a novel client, which takes a model on demand and trains nothing.", values="absolute path"
+    )
+    novel_output: str = setting("", "Folder of its model.", values="absolute path")
+    novel_epsilon: PositiveFloat | None = setting(
+        None, "Privacy budget ε of the noise on its descriptor. Left open: no noise.", values="number > 0"
+    )
+    novel_delta: Probability | None = setting(None, "Privacy parameter δ of that noise.", values="number in (0, 1)")
     simulated: bool = False
 
     @field_validator("data_root", "state_dir", "mixing_key_file", "novel_data", "novel_output")
@@ -120,7 +145,7 @@ class NodeConfig(Section):
             keys = sorted({str(detail["loc"][0]) for detail in error.errors()})
             known = [str(field.alias) for field in cls.model_fields.values() if field.alias != SIMULATED]
             raise ConfigError(
-                "in the node config, " + explain(error, known),
+                "in the node config, " + explain(error.errors(), known),
                 public=f"its owner must repair {', '.join(keys)} in the node config; the node's log says more",
             ) from None
 
@@ -152,7 +177,7 @@ class NodeConfig(Section):
         """Whether the node's data are a file or folder that nobody else has."""
         return is_own(self.data)
 
-    def applied_to(self, run_config: Mapping[str, Scalar], methods: Collection[str]) -> RunConfig:
+    def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
         """Return the run's settings, with those replaced that this node decides.
 
         Where there is an owner, data root, device and threads are the owner's even if left open, and the server cannot
@@ -160,7 +185,6 @@ class NodeConfig(Section):
 
         Args:
             run_config: The run's settings, as Flower hands them to apps.
-            methods: Names that `method` may have.
 
         Raises:
             ConfigError: If the run's settings are wrong.
@@ -172,7 +196,7 @@ class NodeConfig(Section):
         elif not self.data and is_own(str(run_config.get("dataset", ""))):
             raise RefusalError("the run names a file or folder; each node's owner does, by data in the node config")
         named: dict[str, Scalar] = {"dataset": self.data} if self.data else {}
-        return RunConfig.from_flat({**run_config, **given, **named}, methods=methods)
+        return RunConfig.from_flat({**run_config, **given, **named})
 
     def refuse_large(self, num_bytes: int) -> None:
         """Refuse a message of so many bytes if it is larger than the owner allows.

@@ -1,199 +1,111 @@
 """The run's settings: typed, validated once, the only reader of string keys.
 
-Default values live in pyproject.toml under `[tool.flwr.app.config]` and nowhere else. Flower hands an app one flat dict
-(`"data.partition": "similarity"`), in which it checks the keys but not the types; `RunConfig.from_flat` checks all of
-it and reports every problem at once.
+Names, defaults and meanings are those of the sections: `hyperfl_flwr.config.general`, `hyperfl_flwr.config.sections`
+and the methods' own. Flower hands an app one flat dict (`"data.partition": "similarity"`), in which it checks the keys
+but not the types; `RunConfig.from_flat` checks all of it and reports every problem at once.
 """
 
-import difflib
-import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from hyperfl_flwr.config.sections import (
-    AuditConfig,
-    Auto,
-    DataConfig,
-    Device,
-    FedProxConfig,
-    FedRepConfig,
-    HyperFLConfig,
-    ITPFLConfig,
-    NonNegativeFloat,
-    NovelConfig,
-    PersonalizeConfig,
-    PFedHNConfig,
-    Positive,
-    PositiveFloat,
-    PrivacyConfig,
-    PrivHFLConfig,
-    Section,
-    Seed,
-    Share,
-    absolute,
-)
+from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
+from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig, PrivacyConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.core.toml_files import app_file, flatten
-from hyperfl_flwr.data.federated_data import DataSettings
-from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.data.sample_format import (
-    FOLDER_PREFIX,
-    NPZ_PREFIX,
-    Reading,
-    is_own,
-    own_path,
-    parse_classes,
-    parse_normalisation,
-    parse_shape,
-)
-from hyperfl_flwr.models.custom.source import is_factory
-from hyperfl_flwr.models.targets import TARGETS
+from hyperfl_flwr.core.settings import Section, Setting, declared
+from hyperfl_flwr.core.similar_names import nearest
+from hyperfl_flwr.data.sample_format import Reading, parse_classes, parse_normalisation, parse_shape
+from hyperfl_flwr.methods import method_sections
 
-RESUMABLE_CHANGES = frozenset(
-    {
-        "checkpoint-every",
-        "data-root",
-        "device",
-        "exclusion-rounds",
-        "failure-budget",
-        "ledger",
-        "max-failed-rounds",
-        "max-update-ratio",
-        "min-nodes",
-        "node-timeout",
-        "novel.a-distance-learning-rate",
-        "novel.a-distance-rounds",
-        "novel.corruptions",
-        "novel.delta",
-        "novel.epsilons",
-        "novel.samples",
-        "num-rounds",
-        "output",
-        "resume",
-        "round-timeout",
-        "threads",
-    }
-)
+if TYPE_CHECKING:
+    from hyperfl_flwr.data.federated_data import DataSettings
+
+S = TypeVar("S", bound=Section)
+
+GENERAL: Sequence[type[Section]] = (FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig)
+"""Topics of the settings without a dot."""
+
+DOTTED: Sequence[type[Section]] = (DataConfig, NovelConfig, PersonalizeConfig, PrivacyConfig, AuditConfig)
+"""Sections that belong to no method."""
+
+
+def topics() -> Sequence[type[Section]]:
+    """Return all groups of settings, in the order in which people read them."""
+    return [*GENERAL, *DOTTED, *method_sections()]
+
+
+def all_settings() -> Mapping[str, Setting]:
+    """Return all settings by key, in the same order."""
+    return {each.key: each for topic in topics() for each in declared(topic)}
+
+
+def default_settings() -> dict[str, Scalar]:
+    """Return the default settings as a flat dict."""
+    return {key: each.default for key, each in all_settings().items()}
+
+
+RESUMABLE_CHANGES = frozenset(key for key, each in all_settings().items() if each.resumable)
 """Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is trained."""
 
 TRAINING_AUTOS = frozenset(
-    {
-        "learning-rate",
-        "hyperfl.embedding-learning-rate",
-        "pfedhn.embedding-dim",
-        "pfedhn.server-learning-rate",
-        "pfedhn.embedding-learning-rate",
-        "pfedhn.embedding-weight-decay",
-        "pfedhn.embedding-std",
-        "priv-hfl.sigma",
-        "priv-hfl.dual-step",
-    }
+    each.key
+    for topic in topics()
+    for each in declared(topic)
+    if each.of_method or (each.is_auto and topic in method_sections())
 )
 """Settings with an `auto` that becomes a number of the method; it decides what is trained."""
 
 
-class RunConfig(Section):
-    """All settings of a run; docs/configuration.md explains each."""
+class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig):
+    """All settings of a run; docs/reference/settings.md explains each. Those of the methods are got by `section`."""
 
-    method: str
-    dataset: str
-    data_root: str
-    output: str
-    resume: str
-    seed: Seed
-    num_clients: Positive
-    num_rounds: Positive
-    fraction_train: Annotated[float, Field(gt=0, le=1)]
-    local_epochs: Positive
-    batch_size: Positive
-    learning_rate: Auto | PositiveFloat
-    momentum: Annotated[float, Field(ge=0, lt=1)]
-    weight_decay: NonNegativeFloat
-    target: str
-    device: Device
-    threads: Auto | Positive
-    checkpoint_every: Positive
-    failure_budget: Share
-    max_failed_rounds: Positive
-    max_update_ratio: NonNegativeFloat
-    exclusion_rounds: Annotated[int, Field(ge=0)]
-    min_nodes: Auto | Positive
-    node_timeout: PositiveFloat
-    round_timeout: PositiveFloat
-    ledger: bool
     data: DataConfig
-    hyperfl: HyperFLConfig
-    fedrep: FedRepConfig
-    fedprox: FedProxConfig
-    pfedhn: PFedHNConfig
-    it_pfl: ITPFLConfig
-    priv_hfl: PrivHFLConfig
     novel: NovelConfig
     personalize: PersonalizeConfig
     privacy: PrivacyConfig
     audit: AuditConfig
 
-    @field_validator("data_root", "output", "resume")
     @classmethod
-    def _absolute(cls, value: str) -> str:
-        return absolute(value)
-
-    @field_validator("method", "target", "dataset")
-    @classmethod
-    def _known(cls, value: str, info: ValidationInfo) -> str:
-        if info.field_name == "dataset" and is_own(value):
-            # A relative path is looked up in data-root, which each node's owner may set: only loading tells.
-            if str(own_path(value)) in (".", "PATH"):
-                what = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
-                raise ValueError(f"{what}, absolute or in data-root; got {value!r}")
-            return value
-        if info.field_name == "target" and ":" in value:
-            if not is_factory(value):
-                raise ValueError(f"must name a function as package.module:factory, or be a built-in one; got {value!r}")
-            return value
-        known = {"target": TARGETS, "dataset": DATASETS, "method": (info.context or {}).get("methods", ())}[
-            str(info.field_name)
-        ]
-        if known and value not in known:
-            raise ValueError(f"must be one of {', '.join(known)}; got {value!r}{nearest(value, known)}")
-        return value
-
-    @classmethod
-    def from_flat(cls, flat: Mapping[str, Scalar], *, methods: Collection[str] = ()) -> "RunConfig":
+    def from_flat(cls, flat: Mapping[str, Scalar]) -> "RunConfig":
         """Validate a flat dict of all settings.
 
         Args:
             flat: Every setting, by dotted key.
-            methods: Names that `method` may have; none leaves it unchecked.
 
         Raises:
             ConfigError: Naming every key that is missing, unknown (with the nearest known one) or has a wrong value.
         """
-        nested: dict[str, Any] = {}
-        for key, value in sorted(flat.items(), key=lambda item: "." in item[0]):
-            section, _, name = key.partition(".")
-            table = nested.setdefault(section, {}) if name else nested
-            # `seed.x` beside `seed`: kept as it is, so that it is reported as unknown.
-            (table if isinstance(table, dict) else nested)[(name or section) if isinstance(table, dict) else key] = (
-                value
-            )
+        nested = _nested(flat)
+        problems = list(_missing(nested))
         try:
-            return cls.model_validate(nested, context={"methods": methods})
+            config = _with_methods(cls).model_validate(nested)
         except ValidationError as error:
-            text = explain(error, list(default_settings()), "; `hyperfl settings` lists all")
+            problems += error.errors()
+        if problems:
+            text = explain(problems, list(default_settings()), "; `hyperfl settings` lists all")
             raise ConfigError(text, public=text) from None
+        return config
+
+    def section(self, kind: type[S]) -> S:
+        """Return the settings of a section, for example of a method."""
+        found = getattr(self, kind.key.replace("-", "_"))
+        if not isinstance(found, kind):
+            raise TypeError(f"the section {kind.key} is of the type {type(found).__name__}, not {kind.__name__}")
+        return found
 
     @property
     def hosted_clients(self) -> int:
         """Number of clients that nodes host: N that are trained, with ids from 0, and after them the novel ones."""
         return self.num_clients + self.novel.clients
 
-    def data_settings(self) -> DataSettings:
+    def data_settings(self) -> "DataSettings":
         """Return what decides which samples each client holds."""
+        from hyperfl_flwr.data.federated_data import DataSettings  # with torch, which lists of settings do without
+
         return DataSettings(
             dataset=self.dataset,
             data_root=self.data_root,
@@ -224,27 +136,49 @@ class RunConfig(Section):
                 flat |= {f"{key}.{name}": part for name, part in value.items()}
             else:
                 flat[key] = value
-        return flat
+        return {key: flat[key] for key in default_settings()}
 
 
-def default_settings() -> dict[str, Scalar]:
-    """Return the default settings as a flat dict, read from pyproject.toml."""
-    document = tomllib.loads(app_file("pyproject.toml").read_text())
-    return flatten(document["tool"]["flwr"]["app"]["config"])
+@cache
+def _with_methods(base: type[RunConfig]) -> type[RunConfig]:
+    """Return the class with a field for the section of each method."""
+    fields: dict[str, Any] = {kind.key.replace("-", "_"): (kind, ...) for kind in method_sections()}
+    return create_model("RunConfig", __base__=base, __module__=__name__, **fields)
 
 
-def explain(error: ValidationError, known: Sequence[str], hint: str = "") -> str:
+def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Return settings with those of each section in a table of its own."""
+    nested: dict[str, Any] = {}
+    for key, value in sorted(flat.items(), key=lambda item: "." in item[0]):
+        section, _, name = key.partition(".")
+        table = nested.setdefault(section, {}) if name else nested
+        # `seed.x` beside `seed`: kept as it is, so that it is reported as unknown.
+        (table if isinstance(table, dict) else nested)[(name or section) if isinstance(table, dict) else key] = value
+    return nested
+
+
+def _missing(nested: Mapping[str, Any]) -> Iterator[ErrorDetails]:
+    """Yield pydantic's error for each setting that is not given: a default takes effect where a run is planned only."""
+    for key in default_settings():
+        section, _, name = key.rpartition(".")
+        table = nested.get(section, {}) if section else nested
+        if isinstance(table, dict) and name not in table and (not section or section in nested):
+            loc = (section, name) if section else (name,)
+            yield {"type": "missing", "loc": loc, "msg": "Field required", "input": table}
+
+
+def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "") -> str:
     """Return the text of an error message for settings that pydantic has refused; names each wrong key once.
 
     Args:
-        error: Pydantic's error.
+        details: Pydantic's errors.
         known: All keys, with dots between a section and its key.
         hint: Follows an unknown key that resembles none of these; empty for a list of them.
     """
     hint = hint or f"; known are {', '.join(known)}"
     problems: dict[str, list[str]] = {}
     given: dict[str, str] = {}
-    for detail in error.errors():
+    for detail in details:
         # A union (auto | number) reports each of its branches with a location of its own below the key.
         path = [str(part) for part in detail["loc"]]
         key = next((".".join(path[:end]) for end in (2, 1) if ".".join(path[:end]) in known), ".".join(path))
@@ -265,9 +199,3 @@ def _problem(detail: ErrorDetails, key: str, known: Sequence[str], hint: str) ->
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     return detail["msg"].replace("Input should be", "must be")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` for the known name that is closest, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""

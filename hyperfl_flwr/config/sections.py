@@ -1,35 +1,27 @@
-"""The sections of a run's settings, typed; `hyperfl_flwr.config.run_config` puts them together."""
+"""The settings with a dot in their keys that belong to no method: data, novel clients, privacy, audits."""
 
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from hyperfl_flwr.core.setting_types import Order, Realisation
-from hyperfl_flwr.data.corruptions import CORRUPTIONS
+from hyperfl_flwr.core.settings import (
+    AbsolutePath,
+    Auto,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Probability,
+    Section,
+    Seed,
+    Share,
+    ShareBelowOne,
+    setting,
+)
 from hyperfl_flwr.data.sample_format import parse_classes, parse_normalisation, parse_shape
-from hyperfl_flwr.models.encoder import Pooling
-from hyperfl_flwr.models.hypernetwork import Initialisation
-from hyperfl_flwr.models.server_hypernetwork import Combine
-
-
-def _device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        raise ValueError(f"must be auto, cpu, cuda or cuda:NUMBER, others (mps) are not tested; got {value!r}")
-    return value
-
-
-Auto = Literal["auto"]
-Device = Annotated[str, AfterValidator(_device)]
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _numbers(text: str) -> str:
@@ -46,39 +38,64 @@ Numbers = Annotated[
 """Nothing, all, or numbers with commas between them; a single number may be one."""
 
 
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
-
-
-class Section(BaseModel):
-    """A group of settings: names with hyphens, exact types, nothing unknown."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", alias_generator=_kebab)
-
-
-def absolute(value: str) -> str:
-    """Check that a path is absolute, or empty."""
-    if value and not Path(value).is_absolute():
-        raise ValueError(f"must be an absolute path, since the app runs in a folder of its own; got {value!r}")
-    return value
-
-
 class DataConfig(Section):
-    """`data.*`: which samples each client holds."""
+    """Which samples each client holds."""
 
-    partition: Literal["similarity", "iid", "dirichlet", "dirichlet-per-label", "shards", "natural"]
-    seed: Seed
-    train_samples: Auto | Positive
-    test_samples: Auto | Positive
-    iid_fraction: Share
-    dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
-    shards_per_client: Positive
-    augmentation: Literal["auto", "none"]
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)]
-    global_test: bool
-    classes: str
-    input_shape: str
-    normalisation: str
+    key: ClassVar[str] = "data"
+    title: ClassVar[str] = "Data"
+
+    partition: Literal["similarity", "iid", "dirichlet", "dirichlet-per-label", "shards", "natural"] = setting(
+        "similarity",
+        "How the samples are dealt to the clients.\n\n"
+        "`similarity`: equal sizes; `data.iid-fraction` from all classes, the rest from the three dominant classes "
+        "of the client's group. `iid`: equal sizes from all classes. `dirichlet`: equal sizes; class shares drawn "
+        "per client from Dir(α). `dirichlet-per-label`: unequal sizes; each class dealt to the clients in shares "
+        "drawn from Dir(α), as Flower Datasets does. `shards`: samples sorted by label, cut into shards, some random "
+        "ones per client. `natural`: the samples with the client's id, for `omniglot`, and for `npz` files with "
+        "`clients`.",
+    )
+    seed: Seed = setting(0, "Seed of the partition.", values="whole number from 0 to 2^63 - 1")
+    train_samples: Auto | Positive = setting(
+        "auto",
+        "Training samples per client. `auto`: as in the paper that uses the data set, or as many as possible without "
+        "using a sample twice.",
+    )
+    test_samples: Auto | Positive = setting("auto", "Test samples per client. `auto`: as for training samples.")
+    iid_fraction: Share = setting(0.2, "Share of a client's samples drawn from all classes; for `similarity`.")
+    dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)] = setting(
+        0.3, "Concentration α of the two Dirichlet partitions; a small one makes clients differ.", values="number > 0"
+    )
+    shards_per_client: Positive = setting(2, "Shards of each client; for `shards`.")
+    augmentation: Literal["auto", "none"] = setting(
+        "auto", "`auto`: random crops and flips for the data sets that are usually trained with them."
+    )
+    validation_fraction: ShareBelowOne = setting(
+        0.0,
+        "This share of each client's training samples is held back and takes the place of its test samples, so that "
+        "settings can be chosen without using test data.",
+    )
+    global_test: bool = setting(
+        False, "After the last round, also evaluate each client on all test data of the data set."
+    )
+    classes: str = setting(
+        "auto",
+        "Names of the classes in the order of their numbers, for data of which a client may lack a class. `auto`: the "
+        "classes that the data have.",
+        values="`auto`, names with commas between them",
+    )
+    input_shape: str = setting(
+        "auto",
+        "Channels (1 or 3), height and width of images, for example `1x28x28`. Images of `folder:` are converted and "
+        "resized to it, others must have it. `auto`: as the data have.",
+        values="`auto`, three numbers with `x` between them",
+    )
+    normalisation: str = setting(
+        "auto",
+        "Mean and standard deviation of pixels in [0, 1], for example `0.13/0.31`; one number, or one per channel with "
+        "commas between them. `auto`: of the training images of all clients; 0.5 and 0.5 for `folder:` and where a "
+        "node has data of its own.",
+        values="`auto`, `MEAN/STD`",
+    )
 
     @field_validator("classes")
     @classmethod
@@ -106,97 +123,6 @@ class DataConfig(Section):
         return value
 
 
-class HyperFLConfig(Section):
-    """`hyperfl.*`: the settings of HyperFL alone."""
-
-    initialisation: Initialisation
-    embedding: Literal["trained", "own", "common-frozen"]
-    embedding_dim: Positive
-    hidden_width: Positive
-    classifier_learning_rate: PositiveFloat
-    embedding_learning_rate: Auto | PositiveFloat
-    clip_norm: NonNegativeFloat
-    head_optimiser: Literal["factored", "plain"]
-
-
-class FedRepConfig(Section):
-    """`fedrep.*`: the settings of FedRep alone."""
-
-    classifier_learning_rate: PositiveFloat
-    classifier_epochs: Positive
-    clip_norm: NonNegativeFloat
-
-
-class FedProxConfig(Section):
-    """`fedprox.*`: the settings of FedProx alone."""
-
-    mu: NonNegativeFloat
-
-
-class PFedHNConfig(Section):
-    """`pfedhn.*`: the settings of pFedHN and pFedHN-PC alone."""
-
-    embedding_dim: Auto | Positive
-    hidden_width: Positive
-    hidden_layers: NonNegative
-    local_steps: NonNegative
-    clip_norm: NonNegativeFloat
-    server_learning_rate: Auto | PositiveFloat
-    server_momentum: Annotated[float, Field(ge=0, lt=1)]
-    server_weight_decay: NonNegativeFloat
-    server_clip_norm: NonNegativeFloat
-    embedding_learning_rate: Auto | PositiveFloat
-    embedding_weight_decay: Auto | NonNegativeFloat
-    embedding_std: Auto | PositiveFloat
-    combine: Combine
-
-    def dimension(self, num_clients: int) -> int:
-        """Return the length of an embedding in a federation of so many clients."""
-        return 1 + num_clients // 4 if self.embedding_dim == "auto" else self.embedding_dim
-
-
-class ITPFLConfig(Section):
-    """`it-pfl.*`: the settings of IT-PFL-HN beside `pfedhn.*`, which its hypernetwork has too."""
-
-    fine_tune_rounds: NonNegative
-    encoder_learning_rate: PositiveFloat
-    encoder_steps: NonNegative
-    encoder_batch_size: Positive
-    encoder_optimiser: Literal["mean", "adam"]
-    encoder_server_learning_rate: PositiveFloat
-    pooling: Pooling
-
-    def fine_tunes(self, server_round: int, num_rounds: int) -> bool:
-        """Say whether a round, from 1, of so many fine-tunes the hypernetwork with the encoder frozen."""
-        return server_round > num_rounds - self.fine_tune_rounds
-
-
-class PrivHFLConfig(Section):
-    """`priv-hfl.*`: the settings of PRIV-HFL alone."""
-
-    realisation: Realisation
-    order: Order
-    projection: bool
-    sigma: Auto | NonNegativeFloat
-    dual_step: Auto | PositiveFloat
-    local_steps: Positive
-    clip_norm: NonNegativeFloat
-    distill: bool
-    generator_learning_rate: PositiveFloat
-    generator_width: Positive
-    pseudo_samples: Annotated[int, Field(ge=2)]
-    class_balance: Annotated[float, Field(gt=1, allow_inf_nan=False)]
-    keep_generators: NonNegative
-    mixing: bool
-
-    @field_validator("projection")
-    @classmethod
-    def _of_a_chain(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("realisation") == "mean":
-            raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
-        return value
-
-
 def _texts(what: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
     """Return a check that every one of the texts between commas is allowed, and none there twice."""
 
@@ -218,9 +144,14 @@ def _is_epsilon(text: str) -> bool:
 _AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
 """A single number may be one."""
 
-Corruptions = Annotated[
-    str, AfterValidator(_texts(f"none or {', '.join(CORRUPTIONS)}", lambda text: text in ("none", *CORRUPTIONS)))
-]
+
+def _corruptions(text: str) -> str:
+    from hyperfl_flwr.data.corruptions import CORRUPTIONS  # with torch, which lists of settings do without
+
+    return _texts(f"none or {', '.join(CORRUPTIONS)}", lambda name: name in ("none", *CORRUPTIONS))(text)
+
+
+Corruptions = Annotated[str, AfterValidator(_corruptions)]
 Amounts = Annotated[
     str,
     _AS_TEXT,
@@ -230,15 +161,41 @@ Epsilons = Annotated[str, _AS_TEXT, AfterValidator(_texts("none or numbers above
 
 
 class NovelConfig(Section):
-    """`novel.*`: clients that are not trained, and how they are assessed after the last round."""
+    """Clients that are not trained, and how they are assessed after the last round."""
 
-    clients: NonNegative
-    corruptions: Corruptions
-    samples: Amounts
-    epsilons: Epsilons
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    a_distance_rounds: Positive
-    a_distance_learning_rate: PositiveFloat
+    key: ClassVar[str] = "novel"
+    title: ClassVar[str] = "Novel clients"
+
+    clients: NonNegative = setting(
+        0,
+        "Clients that are not trained and are assessed after the last round, with `fedavg`, `pfedhn` and `it-pfl`. The "
+        "data are divided among them and the N clients that are trained.",
+    )
+    corruptions: Corruptions = setting(
+        "none",
+        "Corruptions of the images of novel clients, which are assessed once with each.",
+        values="`none`, `blur`, `rotation`, `brightness`, `contrast`, `saturation`, several with commas between them",
+        resumable=True,
+    )
+    samples: Amounts = setting(
+        "all",
+        "Of how many unlabelled samples `it-pfl` makes a descriptor.",
+        values="`all`, whole numbers with commas between them",
+        resumable=True,
+    )
+    epsilons: Epsilons = setting(
+        "none",
+        "Privacy budgets ε of the noise on descriptors, with `it-pfl.pooling = mean`.",
+        values="`none`, numbers > 0 with commas between them",
+        resumable=True,
+    )
+    delta: Probability = setting(0.01, "Privacy parameter δ of the noise on descriptors.", resumable=True)
+    a_distance_rounds: Positive = setting(
+        20,
+        "Rounds that train the linear classifiers which find the nearest trained client, with `pfedhn`.",
+        resumable=True,
+    )
+    a_distance_learning_rate: PositiveFloat = setting(3.0, "Learning rate of these linear classifiers.", resumable=True)
 
     @property
     def amounts(self) -> list[int | None]:
@@ -252,18 +209,30 @@ class NovelConfig(Section):
 
 
 class PersonalizeConfig(Section):
-    """`personalize.*`: models on demand; `data` and what follows is of simulations, where nodes have no owners."""
+    """Models on demand, made with a run that has ended; these settings are not for `hyperfl run`."""
 
-    run: str
-    data: str
-    output: str
-    epsilon: NonNegativeFloat
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    key: ClassVar[str] = "personalize"
+    title: ClassVar[str] = "Models on demand"
 
-    @field_validator("run", "data", "output")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        return absolute(value)
+    run: AbsolutePath = setting(
+        "",
+        "Folder of an `it-pfl` run: the server app makes models on demand with it and trains nothing.",
+        values="absolute path",
+    )
+    data: AbsolutePath = setting(
+        "",
+        "Data of the novel client, in a simulation only: in a deployment their owner names them.",
+        values="absolute path",
+    )
+    output: AbsolutePath = setting(
+        "",
+        "Folder of the novel client's model, in a simulation only, together with `personalize.data`.",
+        values="absolute path",
+    )
+    epsilon: NonNegativeFloat = setting(
+        0.0, "Privacy budget ε of the noise on the novel client's descriptor, in a simulation only; 0: no noise."
+    )
+    delta: Probability = setting(0.01, "Privacy parameter δ of that noise.")
 
     @field_validator("output")
     @classmethod
@@ -274,10 +243,17 @@ class PersonalizeConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """`privacy.*`: what a client does to its upload before it leaves."""
+    """What a client does to its upload before it leaves."""
 
-    clip_norm: NonNegativeFloat
-    noise_multiplier: NonNegativeFloat
+    key: ClassVar[str] = "privacy"
+    title: ClassVar[str] = "Clipping and noise on uploads"
+
+    clip_norm: NonNegativeFloat = setting(0.0, "Largest norm of the change that a client uploads; 0 does not clip.")
+    noise_multiplier: NonNegativeFloat = setting(
+        0.0,
+        "Standard deviation of the Gaussian noise on every uploaded number, in units of `privacy.clip-norm`. The noise "
+        "comes from the operating system's random numbers, so that such runs are not repeatable.",
+    )
 
     @field_validator("noise_multiplier")
     @classmethod
@@ -288,10 +264,18 @@ class PrivacyConfig(Section):
 
 
 class AuditConfig(Section):
-    """`audit.*`: of which clients and rounds the server writes down what it sees."""
+    """Of which clients and rounds the server writes down what it sees, for `hyperfl audit --recorded`."""
 
-    clients: Numbers
-    rounds: Numbers
+    key: ClassVar[str] = "audit"
+    title: ClassVar[str] = "Recording for audits"
+
+    clients: Numbers = setting(
+        "",
+        "Clients of which the server writes down what it sees. They get messages of their own, which changes no "
+        "result.",
+        values="empty, `all`, numbers with commas between them",
+    )
+    rounds: Numbers = setting("", "Rounds in which it does.", values="empty, `all`, numbers with commas between them")
 
     def covers(self, client: int, server_round: int) -> bool:
         """Say whether what the server sees of a client in a round is written down."""

@@ -12,6 +12,24 @@ Realisation = Literal["mean", "chain"]
 Order = Literal["alternating", "published"]
 """PRIV-HFL's order of primal and dual steps."""
 
+Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
+"""How HyperFL's hypernetwork is drawn.
+
+`hyperfan-bias`: the head bias c carries the target's ordinary initialisation and H adds a tenth of its standard
+deviation. `hyperfan-weight`: H carries all of it and c is zero. `torch`: torch's defaults for every layer, as the
+paper's public code, which makes theta 2 to 13 times too large."""
+
+Pooling = Literal["mean-max", "mean"]
+"""How the encoder of IT-PFL-HN pools its vectors phi(x) of samples.
+
+`mean-max`: the first half of the units of phi is averaged over the samples, of the second the maximum is taken, as in
+the paper. `mean`: phi(x) is scaled to length 1 and averaged, so that replacing one of n samples moves the pooled vector
+by 2/n at most."""
+
+Combine = Literal["sum", "mean"]
+"""How the products of the clients of one round become one step of pFedHN's server: the original has one client per
+step."""
+
 
 def number(value: Literal["auto"] | float) -> float:
     """Return a setting's number where `hyperfl_flwr.app.resolved` has put one in the place of `auto`.

@@ -35,14 +35,15 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 def settings_text(settings: Mapping[str, Scalar]) -> str:
     """Return a TOML file of settings with dotted keys, as Flower takes it."""
-    return "".join(f"{_toml_key(key)} = {_toml(value)}\n" for key, value in settings.items())
+    return "".join(f"{_toml_key(key)} = {toml_value(value)}\n" for key, value in settings.items())
 
 
 def _toml_key(key: str) -> str:
     return f'"{key}"' if "." in key else key
 
 
-def _toml(value: Scalar) -> str:
+def toml_value(value: Scalar) -> str:
+    """Return a value as a TOML file has it."""
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.node_settings import FILE, read_settings
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import LEDGER, ArrayEntry, Entry, RecordEntry, read_ledger
 from hyperfl_flwr.node.ledger_app import array_group, private_arrays
 
@@ -32,7 +33,7 @@ class RunLedger:
     @property
     def private(self) -> tuple[str, ...]:
         """Groups of parameters that stay with a client of the run's method."""
-        return tuple(sorted({g for name in self.methods if name in METHODS for g in METHODS[name].client.private}))
+        return tuple(sorted({g for name in self.methods if name in METHODS for g in client_of(name).private}))
 
     @property
     def leaked(self) -> list[str]:

@@ -46,7 +46,7 @@ class Place(BaseModel):
         except ValidationError as error:
             from hyperfl_flwr.config.run_config import explain  # imports torch
 
-            raise ConfigError(f"in {file}, {explain(error, list(cls.model_fields))}; {remedy}") from None
+            raise ConfigError(f"in {file}, {explain(error.errors(), list(cls.model_fields))}; {remedy}") from None
 
     def text(self) -> bytes:
         """Return the content of `place.toml`."""
@@ -74,7 +74,7 @@ def read_settings(folder: Path) -> "NodeConfig":
     try:
         return NodeConfig.model_validate(values, context={"folder": folder.absolute()})
     except ValidationError as error:
-        raise ConfigError(f"in {file}, {explain(error, known)}") from None
+        raise ConfigError(f"in {file}, {explain(error.errors(), known)}") from None
 
 
 def read_node_config(folder: Path) -> "NodeConfig":

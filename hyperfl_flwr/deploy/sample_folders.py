@@ -10,7 +10,6 @@ import numpy.typing as npt
 from PIL import Image
 from rich.progress import Progress
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -39,7 +38,7 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
         DataError: If the data set cannot be had.
         RunDirectoryError: If the folder is in use.
     """
-    config = RunConfig.from_flat({**default_settings(), **changes}, methods=METHODS)
+    config = RunConfig.from_flat({**default_settings(), **changes})
     refuse_used_directory(output)
     data = load_federated_data(config.data_settings())
     dataset = data.dataset

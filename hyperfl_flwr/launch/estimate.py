@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.node import data_properties
 from hyperfl_flwr.app.resolved import resolution, resolved
 from hyperfl_flwr.config.run_config import RunConfig
@@ -23,7 +23,6 @@ from hyperfl_flwr.protocol.arrays import unpack_arrays
 from hyperfl_flwr.runs.checkpoint import KEPT
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
-from strategies.engine.base import Setting
 
 STARTUP_SECONDS = 12.0
 """What starting and stopping Flower's engine and Ray takes; measured on two cores."""
@@ -63,14 +62,11 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         planned: What `hyperfl_flwr.launch.planning.plan` has checked.
         num_cores: Cores that may be used.
     """
-    asked, num_nodes = RunConfig.from_flat(planned.settings, methods=METHODS), planned.num_nodes
+    asked, num_nodes = RunConfig.from_flat(planned.settings), planned.num_nodes
     config = resolved(asked)
-    method, data = METHODS[config.method], load_federated_data(config.data_settings())
+    data = load_federated_data(config.data_settings())
     federation = _federation(config, planned, data)
-    setting = Setting(
-        config=config, federation=federation, reductions=method.client.shared, experiment="", run_directory=""
-    )
-    strategy = method.strategy(setting)
+    strategy = new_strategy(config, federation, experiment="", run_directory="")
     common, own = unpack_arrays(strategy.initial_arrays()), strategy.own_arrays([0]).get(0, {})
     arrays = {**common, **own}
     shared, of_one = (sum(value.nbytes for value in part.values()) for part in (common, own))
@@ -82,7 +78,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         seconds = []
         for epochs in (1, 1, 2):  # the first time is slower: libraries load, memory is mapped
             short = config.model_copy(update={"local_epochs": epochs})
-            client = method.client(client_setting(short, data, 0, device, PrivateState(Path(folder), "", 0)))
+            client = client_of(config.method)(client_setting(short, data, 0, device, PrivateState(Path(folder), "", 0)))
             parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
             _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
             seconds.append(float(metrics["seconds"]))

@@ -10,7 +10,6 @@ import tomllib
 from pathlib import Path
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
@@ -23,7 +22,7 @@ def main() -> int:
     """Run the federation; returns the exit code."""
     settings, num_nodes = Path(sys.argv[1]), int(sys.argv[2])
     try:
-        config = RunConfig.from_flat(tomllib.loads(settings.read_text()), methods=METHODS)
+        config = RunConfig.from_flat(tomllib.loads(settings.read_text()))
         find_model(config.target, Path(config.resume) if config.resume else None)
         run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
     except HyperFLError as error:

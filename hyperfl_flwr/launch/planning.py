@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.methods import METHODS, check_novel, check_target
+from hyperfl_flwr.app.methods import check_run, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
@@ -53,8 +53,7 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: st
         raise DeviceError(f"a simulation takes its GPUs from Ray: set CUDA_VISIBLE_DEVICES={index} and device=cuda")
     resolve_device(config.device)
     data = load_federated_data(config.data_settings())
-    check_target(config, data.dataset.input_shape, data.dataset.num_classes)
-    check_novel(config, data.dataset.input_shape)
+    check_run(config, data.dataset.input_shape, data.dataset.num_classes)
     return _laid_out(config, data, num_nodes, engine)
 
 
@@ -69,7 +68,7 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         # The handshake needs every node, and the last round trains all clients; a usual round trains a sample.
         clients = max(1, round(config.fraction_train * config.num_clients))
         state = PrivateState(Path(), "", 0)
-        client = METHODS[config.method].client(client_setting(resolved(config), data, 0, device, state))
+        client = client_of(config.method)(client_setting(resolved(config), data, 0, device, state))
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
     if config.threads != "auto":
@@ -79,7 +78,7 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
     config = config.model_copy(update={"threads": threads})
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
     leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []  # of images
-    warnings = [*METHODS[config.method].strategy.warnings(resolved(config)), *leaks]
+    warnings = [*strategy_of(config.method).warnings(resolved(config)), *leaks]
     return SimulationPlan(
         settings=config.flat(),
         source=travelling_source(config.target),
@@ -125,7 +124,7 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
             f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "
             f"resume it without --deployment"
         )
-    warnings = METHODS[config.method].strategy.warnings(resolved(config))
+    warnings = strategy_of(config.method).warnings(resolved(config))
     return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
 
 
@@ -139,5 +138,5 @@ def plan_personalized(run: Path) -> Plan:
         HyperFLError: If it does not.
     """
     notes = open_run(run).notes
-    config = RunConfig.from_flat(default_settings() | {"personalize.run": str(run)}, methods=METHODS)
+    config = RunConfig.from_flat(default_settings() | {"personalize.run": str(run)})
     return Plan(settings=config.flat(), warnings=notes)

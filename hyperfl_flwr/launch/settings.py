@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
@@ -41,7 +41,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         data = DEPLOYMENT if deployed else str(settings["dataset"])
         name = new_run_name(str(settings["method"]), data, int(settings["seed"] or 0))
         settings["output"] = str(Path.cwd() / "runs" / name)
-    config = RunConfig.from_flat(settings, methods=METHODS)
+    config = RunConfig.from_flat(settings)
     if config.personalize.run:
         raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
     if not resume:
@@ -54,7 +54,7 @@ def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, S
     """Return the settings of a run that is resumed; an `auto` that means something else today is the number it was."""
     asked = default_settings()
     asked |= {key: value for key, value in read_manifest(run)["settings"].items() if key in asked}
-    was, now = settings_of(run), resolved(RunConfig.from_flat({**asked, **changes}, methods=METHODS)).flat()
+    was, now = settings_of(run), resolved(RunConfig.from_flat({**asked, **changes})).flat()
     changed = {key for key in TRAINING_AUTOS if asked[key] == "auto" and was[key] not in ("auto", now[key])}
     return asked | {key: was[key] for key in changed}
 
@@ -69,5 +69,5 @@ def check_resume(config: RunConfig) -> dict[str, Any]:
     manifest = read_manifest(path)
     refuse_other_model(manifest, config.target)
     RunDirectory(path).close()  # refused while another process is writing
-    resume_round(config, resolved(config), keeps_state=bool(METHODS[config.method].client.private))
+    resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
     return manifest

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.methods import METHODS
 
 FEW_SAMPLES = 8
 """The most samples of a client whose images attacks of this project have rebuilt from one upload."""
@@ -23,7 +24,7 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
         config: The run's settings.
         samples: Training samples of each client.
     """
-    attacks = [name for name in attacks_on(config.method) if name != "ig-paper"]
+    attacks = [name for name in attacks_on(METHODS[config.method].sent(config, 1)) if name != "ig-paper"]
     protected = config.privacy.clip_norm > 0 and config.privacy.noise_multiplier >= ENOUGH_NOISE
     few = sum(number <= FEW_SAMPLES for number in samples)
     if not attacks or protected or not few:

@@ -16,19 +16,14 @@ batches, so that a sample of a short last batch counts more than others.
 import copy
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyperfl_flwr.core.setting_types import Pooling
 from hyperfl_flwr.models.layers.dropout import without_dropout
 from hyperfl_flwr.models.targets import PERCEPTRONS, build_target
-
-Pooling = Literal["mean-max", "mean"]
-"""`mean-max`: the first half of the units of phi is averaged over the samples, of the second the maximum is taken, as
-in the paper. `mean`: phi(x) is scaled to length 1 and averaged, so that replacing one of n samples moves the pooled
-vector by 2/n at most."""
 
 IMAGE_UNITS = 200
 """Length of phi(x) of an image (appendix C)."""

@@ -16,18 +16,13 @@ The scaled initialisations follow Chang, Flokas, Lipson: "Principled Weight Init
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Initialisation
 from hyperfl_flwr.models.initialisation import Drawn, fan_in, ordinary_parameters, weighted_layers
-
-Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
-"""`hyperfan-bias`: the head bias c carries the target's ordinary initialisation and H adds a tenth of its standard
-deviation. `hyperfan-weight`: H carries all of it and c is zero. `torch`: torch's defaults for every layer, as the
-paper's public code, which makes theta 2 to 13 times too large."""
 
 HEAD_SCALE: Mapping[str, float] = {"hyperfan-bias": 0.1, "hyperfan-weight": 1.0}
 """Standard deviation that H contributes to a generated weight, in units of the ordinary one."""

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args
 
-from hyperfl_flwr.models.encoder import Encoder, Pooling, build_encoder
+from hyperfl_flwr.core.setting_types import Pooling
+from hyperfl_flwr.models.encoder import Encoder, build_encoder
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 

@@ -11,17 +11,15 @@ up to the client's step size: a vector-Jacobian product, for which the server ne
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.core.optimisers import SGD
+from hyperfl_flwr.core.setting_types import Combine
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.initialisation import ordinary_parameters
-
-Combine = Literal["sum", "mean"]
-"""How the products of the clients of one round become one step: the original has one client per step."""
 
 MOMENTUM = "momentum/"
 """Prefix of the optimiser's buffers in `ServerHypernetwork.state`."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.rng import seed_for
@@ -101,9 +102,13 @@ def model_of_run(
     if not 0 <= client < found.config.num_clients:
         raise RunDirectoryError(f"the clients of {run} are 0 to {found.config.num_clients - 1}, got {client}")
     _refuse_absent(found, client)
-    member = client_of(found, client)
+    member = restored_client(found, client)
     version = found.strategy.progress.versions[client]
-    own = member.own_model(_private(member, version)) if state != "aggregate" and found.method.client.private else None
+    own = (
+        member.own_model(_private(member, version))
+        if state != "aggregate" and client_of(found.config.method).private
+        else None
+    )
     if own is None:
         if state == "own":
             raise RunDirectoryError(
@@ -117,7 +122,7 @@ def model_of_run(
 
 def _global_model(found: Restored, state: State | None) -> Exported:
     """Return the model that is the same for all clients."""
-    client = found.method.client
+    client = client_of(found.config.method)
     if client.private or Reduction.PER_CLIENT in client.shared.values():
         raise RunDirectoryError(
             f"{found.config.method} has no model that is the same for all clients; name one with --client, "
@@ -125,14 +130,14 @@ def _global_model(found: Restored, state: State | None) -> Exported:
         )
     if state == "own":
         raise RunDirectoryError("only a client has a model of its own (--state own); give --client, or leave --state")
-    member = client_of(found, 0)
+    member = restored_client(found, 0)
     member.receive(found.strategy.evaluated(found.arrays, 0), INITIAL)
     return _exported(found, None, "aggregate", found.round, member.target_state())
 
 
 def _refuse_absent(found: Restored, client: int) -> None:
     """Refuse a client whose private parts are not in the run's folder."""
-    private = found.method.client.private
+    private = client_of(found.config.method).private
     if private and not found.simulated:
         raise RunDirectoryError(
             f"the private parts of client {client} ({', '.join(private)}) stay at its node; its owner can export the "
@@ -142,7 +147,7 @@ def _refuse_absent(found: Restored, client: int) -> None:
         raise RunDirectoryError(f"client {client} was not trained up to round {found.round}; resume the run")
 
 
-def client_of(found: Restored, client: int) -> BaseClient:
+def restored_client(found: Restored, client: int) -> BaseClient:
     """Return a client of a run, without any data, on the CPU."""
     shape, nobody = found.recipe.input_shape, torch.zeros(0, dtype=torch.int64)
     nothing = torch.zeros(0, *shape)
@@ -150,14 +155,13 @@ def client_of(found: Restored, client: int) -> BaseClient:
         train_images=nothing, train_labels=nobody, test_images=nothing, test_labels=nobody, augmentation=None,
         num_classes=len(found.recipe.classes),
     )  # fmt: skip
-    return found.method.client(
+    return client_of(found.config.method)(
         ClientSetting(
             config=found.config,
             client=client,
             data=data,
             device=torch.device("cpu"),
             state=PrivateState(found.run / "clients", found.experiment, client),
-            learning_rate=0.0,
             mixing_key=seed_for(found.config.seed, "mixing").to_bytes(8, "big"),  # a simulation's
             mean=found.recipe.mean,
             std=found.recipe.std,

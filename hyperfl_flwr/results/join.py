@@ -17,18 +17,19 @@ from safetensors.torch import save
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientSetting
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import ClientData, normalised
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import Reading, title_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
@@ -104,8 +105,8 @@ def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shar
 
 
 def _refuse_others(found: Restored) -> None:
-    if not found.method.client.joins:
-        able = ", ".join(name for name, method in METHODS.items() if method.client.joins)
+    if not client_of(found.config.method).joins:
+        able = ", ".join(name for name in METHODS if client_of(name).joins)
         raise RunDirectoryError(
             f"{found.run} is a run of {found.config.method}, which no client can join by training private parts alone; "
             f"{able} can be joined"
@@ -119,7 +120,7 @@ def _is_taken(key: str) -> bool:
 def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
     """Return what a joining client takes of a run's settings, the others as by default."""
     taken = {key: value for key, value in settings.items() if _is_taken(key)}
-    return resolved(RunConfig.from_flat(default_settings() | taken, methods=METHODS))
+    return resolved(RunConfig.from_flat(default_settings() | taken))
 
 
 def write_shared(shared: Shared, output: Path) -> None:
@@ -240,14 +241,13 @@ def _as_one_client(dataset: Dataset) -> ClientData:
 
 
 def _member(shared: Shared, data: ClientData, output: Path, device: torch.device) -> BaseClient:
-    return METHODS[shared.config.method].client(
+    return client_of(shared.config.method)(
         ClientSetting(
             config=shared.config,
             client=0,
             data=data.to(device),
             device=device,
             state=PrivateState(output, shared.experiment, 0),  # nothing is stored
-            learning_rate=number(shared.config.learning_rate),
             mean=shared.recipe.mean,
             std=shared.recipe.std,
             classes=shared.recipe.classes,

@@ -6,10 +6,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, plain, write_page
 from hyperfl_flwr.runs.novel_results import means, read_novel
@@ -50,7 +51,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         summary = summarise(path)
     except ValueError as error:
         raise RunDirectoryError(f"{error}, so there is nothing to report yet") from None
-    file, client, data = output or path / "report.html", METHODS[summary["method"]].client, RunData.read(manifest)
+    file, client, data = output or path / "report.html", client_of(summary["method"]), RunData.read(manifest)
     write_page(
         file,
         "report.html",

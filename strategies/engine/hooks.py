@@ -31,6 +31,28 @@ class Hooks:
         return {}
 
     @classmethod
+    def steps_setting(cls, num_steps: int) -> Mapping[str, Scalar]:
+        """Return the setting that asks for so many local steps, where the method has one instead of `local-epochs`."""
+        return {}
+
+    @classmethod
+    def only_round(cls) -> Mapping[str, Scalar]:
+        """Return the settings with which the only round of a run is one in which clients upload all that they do."""
+        return {}
+
+    @classmethod
+    def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
+        """Refuse settings that the method cannot follow, alone or on such data; ranges are checked before.
+
+        Args:
+            config: The run's settings.
+            input_shape: Of a sample: (channels, height, width), or (D,) of feature vectors.
+
+        Raises:
+            hyperfl_flwr.core.errors.ConfigError: Naming the setting and what is wrong with it.
+        """
+
+    @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return what people should know of a run's settings before the first round.
 

@@ -16,7 +16,6 @@ from PIL import Image
 from programs import PATIENCE, SMALL, LocalDeployment, Program, local_deployment, rows_of, sets
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.setting_types import Scalar
@@ -143,7 +142,7 @@ def test_folders_and_files_of_owners_train_as_in_one_process(
     for number, (context, data) in enumerate(zip(grid._contexts.values(), owners.data, strict=True)):
         state = str(tmp_path / f"state-{number}")
         context.node_config |= {"data": data, "device": "cpu", "threads": 1, "state-dir": state}
-    run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    run(grid, RunConfig.from_flat(settings))
     (expected,), (found,) = rows_of(here, "train"), rows_of(owners.output, "train")
     assert found["own_accuracy"] == expected["own_accuracy"]
     counts = [(row["client"], row["num_examples"], row["test_examples"]) for row in rows_of(owners.output, "client")]

@@ -27,7 +27,7 @@ from resident import assert_small
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.setting_types import Scalar
@@ -57,7 +57,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("straight") / "run"
     changes: dict[str, Scalar] = {"num-clients": 2, "num-rounds": 3, "threads": 1, "output": str(output)}
     settings = default_settings() | SETTINGS | changes
-    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings, methods=METHODS))
+    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings))
     return output
 
 
@@ -103,7 +103,7 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
 def assert_private_state_stays(made: LocalDeployment, output: Path) -> None:
     """Look for the bytes of private arrays in everything that the server has."""
     kept = [read_arrays(file)[0] for node in made.nodes for file in (node.folder / "state").rglob("round-000002.npz")]
-    groups = METHODS["hyperfl"].client.private
+    groups = client_of("hyperfl").private
     private = [value.tobytes() for arrays in kept for key, value in arrays.items() if key.partition("/")[0] in groups]
     files = [path for folder in (output, made.server.folder) for path in folder.rglob("*") if path.is_file()]
     contents = [path.read_bytes() for path in files]
@@ -134,7 +134,7 @@ def test_a_network_of_one_s_own_travels_to_the_nodes(
     monkeypatch.syspath_prepend(tmp_path)
     here: dict[str, Scalar] = {"target": "network_of_mine:build", "output": str(tmp_path / "here")}
     settings = default_settings() | SETTINGS | {"num-clients": 2, "num-rounds": 1, "threads": 1} | here
-    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings, methods=METHODS))
+    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings))
     assert accuracies(tmp_path / "deployed") == accuracies(tmp_path / "here")
     np.testing.assert_equal(checkpoint(tmp_path / "deployed", 1), checkpoint(tmp_path / "here", 1))
 

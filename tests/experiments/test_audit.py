@@ -202,7 +202,7 @@ def test_the_encoder_is_attacked_while_it_travels(federate: Federate) -> None:
             name: int(name != "idlg") for name in attacks
         }
     after_the_last = make_target(settings_of(run), Options(num_images=1, samples=1), run)
-    with pytest.raises(ConfigError, match="encoder-gradient does not apply to it-pfl; what does: ig, head-gradient, "):
+    with pytest.raises(ConfigError, match="it-pfl, which sends no encoder in round 3; what does: ig, head-gradient, "):
         chosen_attacks(["encoder-gradient"], after_the_last)
 
 

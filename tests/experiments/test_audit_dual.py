@@ -24,6 +24,8 @@ from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.runs.run_directory import settings_of
 from hyperfl_flwr.training.dual_stability import dual_rule
@@ -68,7 +70,9 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
     target = make_target(base | passes(base, options), options, run)
     assert (attacked_round(target), target.num_steps) == (3, 1)
-    assert dual_rule(target.config.priv_hfl) == dual_rule(resolved(RunConfig.from_flat(settings_of(run))).priv_hfl)
+    assert dual_rule(target.config.section(PrivHFLConfig)) == dual_rule(
+        resolved(RunConfig.from_flat(settings_of(run))).priv_hfl
+    )
     observed = Followed(record_round(target, tmp_path).paths, run)
     names = [name for name, _ in build_structure(target.knowledge()).named_parameters()]
     for client, observation in enumerate(observed):
@@ -91,9 +95,9 @@ def test_a_run_that_kept_no_record_is_named(federate: Federate) -> None:
     ):
         audit(target, Options())
     require_history(make_target(settings(), Options(num_images=2)))
-    assert attacks_on("priv-hfl") == ["dual-difference", "generator-dlg"]
+    assert attacks_on(METHODS["priv-hfl"].uploads) == ["dual-difference", "generator-dlg"]
     assert chosen_attacks([], make_target(settings(), Options(num_images=2))) == ["dual-difference"]
-    assert attacks_on("priv-hfl", summed=True) == []
+    assert attacks_on(METHODS["priv-hfl"].uploads, summed=True) == []
 
 
 @pytest.mark.slow
@@ -152,7 +156,7 @@ def test_a_rotation_hides_the_gradient_and_not_its_length(realisation: str, tmp_
         cosines[mixing] = [float(functional.cosine_similarity(a, b, dim=0)) for a, b in zip(read, truth, strict=True)]
     assert min(cosines[False]) > 0.99
     assert max(map(abs, cosines[True])) < 0.1
-    rate = target.knowledge().learning_rate
+    rate = target.knowledge().steps.learning_rate
     for client, reading in enumerate(readings):
         others = torch.arange(len(data.dataset.train))
         mine = int(data.train_indices(client)[0])

@@ -8,7 +8,6 @@ import pytest
 from federations import Call, Federate, KilledError, KilledGrid, Settings, plain_grid, small_settings
 
 import hyperfl_flwr.app.server
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.launch.follow import Observer
@@ -72,11 +71,11 @@ def test_a_resumed_run_has_each_step_once(make_settings: Callable[..., Settings]
     files = EventFiles(run)
     files.update()  # there is nothing yet
     with pytest.raises(KilledError):
-        hyperfl_flwr.app.server.run(KilledGrid(1, settings, in_round=4), RunConfig.from_flat(settings, methods=METHODS))
+        hyperfl_flwr.app.server.run(KilledGrid(1, settings, in_round=4), RunConfig.from_flat(settings))
     files.update()
     assert [step for step, _ in curves(run / FOLDER)["accuracy/own"]] == [1, 2, 3]
     again = settings | {"resume": str(run), "output": ""}
-    hyperfl_flwr.app.server.run(plain_grid(1, again), RunConfig.from_flat(again, methods=METHODS))
+    hyperfl_flwr.app.server.run(plain_grid(1, again), RunConfig.from_flat(again))
     files.finish()
     shown = curves(run / FOLDER)
     assert shown["accuracy/own"] == recorded(run, "train", "own_accuracy")

@@ -9,9 +9,9 @@ from federations import Federate, plain_grid
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.app import server as server_app
-from hyperfl_flwr.app.methods import METHODS as RECOMMENDED
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.launch.quickstart import METHODS, SEEDS, Spread, quickstart_settings
+from hyperfl_flwr.methods import METHODS as RECOMMENDED
 from hyperfl_flwr.runs.plots import plot_comparison
 
 PAGE = ROOT / "docs" / "results" / "index.md"

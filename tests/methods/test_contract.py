@@ -20,9 +20,10 @@ from federations import (
     private_arrays,
 )
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
@@ -62,14 +63,14 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     shared = sum(v.nbytes / (1 + key.startswith(rests)) for key, v in arrays.items() if not key.startswith(SERVER))
     if (bias := arrays.get(f"{SERVER}head_bias")) is not None:
         shared += bias.nbytes  # one number for each parameter that is generated
-    if "embedding" in METHODS[method].client.shared:
+    if "embedding" in client_of(method).shared:
         shared += arrays[f"{SERVER}embeddings"][0].nbytes
     assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
     assert summary["server_state_bytes"] == sum(value.nbytes for key, value in arrays.items() if key.startswith(SERVER))
     kept = [sum(value.nbytes for value in found.values()) for found in private_arrays(run).values()]
     assert summary["client_state_bytes"] == max(kept, default=0)
-    assert (summary["client_state_bytes"] > 0) == bool(METHODS[method].client.private)
-    assert (shared > 0) == bool(METHODS[method].client.shared)
+    assert (summary["client_state_bytes"] > 0) == bool(client_of(method).private)
+    assert (shared > 0) == bool(client_of(method).shared)
     assert summary["bytes_on_wire_per_round"] >= 4 * shared  # two messages and two replies
     for record in read_metrics(run):
         numbers = [value for value in record.values() if isinstance(value, (int, float))]
@@ -87,13 +88,13 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Fed
     run = federate(method)
     assert mode_of(run / "clients") == 0o700
     folders = sorted((run / "clients").iterdir())
-    private = METHODS[method].client.private
+    private = client_of(method).private
     assert len(folders) == (NUM_CLIENTS if private else 0)
     assert all(mode_of(folder) == 0o700 for folder in folders)
     assert all(mode_of(path) == 0o600 for folder in folders for path in folder.iterdir())
     for arrays in private_arrays(run).values():
         assert {group_of(key) for key in arrays} == set(private)
-    shared = METHODS[method].client.shared
+    shared = client_of(method).shared
     reduced = {group for group, reduction in shared.items() if reduction is not Reduction.PER_CLIENT}
     server = {"server"} if reduced != set(shared) else set()
     assert {group_of(key) for key in last_checkpoint(run)[0]} == reduced | server
@@ -156,5 +157,5 @@ def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> 
             new = {name: data for name, data in after.items() if name.startswith(folder)}
             if client not in trained:
                 assert old == new
-            elif METHODS[method].client.private:
+            elif client_of(method).private:
                 assert f"{folder}round-{number:06d}.npz" in new

@@ -11,8 +11,9 @@ import torch
 from federations import NUM_CLIENTS, Federate, last_checkpoint, metrics, outcome
 
 from clients.engine.base import BaseClient
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.run_directory import read_manifest
 from strategies.engine.base import BaseStrategy
 from strategies.it_pfl import ITPFL
@@ -55,7 +56,7 @@ def break_fit(
     clients: Collection[int] = (BROKEN,),
     rounds: Collection[int] = range(99),
 ) -> None:
-    client_class = METHODS[method].client
+    client_class = client_of(method)
     fit = client_class.fit
 
     def broken(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
@@ -83,7 +84,7 @@ def test_a_failing_client_is_named_and_left_out(
     IT-PFL-HN's encoder learns targets that depend on who was asked; here they do not.
     """
     monkeypatch.setattr(ITPFL, "_targets", lambda self, clients: self.server.embeddings.detach()[list(clients)])
-    if fault is not raises and fault is not too_many and not METHODS[method].client.shared:
+    if fault is not raises and fault is not too_many and not client_of(method).shared:
         pytest.skip("returns no arrays that could be wrong")
     with monkeypatch.context() as patch:
         break_fit(patch, method, fault)
@@ -113,7 +114,7 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client whose last parameter becomes NaN is left out and has no stored version of that round."""
-    client_class = METHODS[method].client
+    client_class = client_of(method)
     train = client_class.train
 
     def broken(self: BaseClient, rng: np.random.Generator) -> dict[str, float]:
@@ -144,7 +145,7 @@ def test_a_client_that_cannot_be_evaluated_is_named(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last evaluation goes on without it, reports four clients, and failures/ says why."""
-    client_class = METHODS[method].client
+    client_class = client_of(method)
     evaluate = client_class.evaluate
 
     def broken(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:

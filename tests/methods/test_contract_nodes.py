@@ -9,7 +9,8 @@ import pytest
 from federations import Federate, RecordingGrid, Settings, exact, last_checkpoint, metrics, outcome, plain_grid
 
 from clients.engine.base import BaseClient
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -52,7 +53,7 @@ def results(run: Path) -> dict[str, Any]:
 
 def alter_fit(patch: pytest.MonkeyPatch, method: str, alter: Callable[[int, Any], Any]) -> None:
     """Let clients return in round 2 what a function makes of their ids and results."""
-    client_class = METHODS[method].client
+    client_class = client_of(method)
     fit = client_class.fit
 
     def altered(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
@@ -118,7 +119,7 @@ def test_nor_does_it_with_clients_that_diverge(
         results(federate(method, each, grid=make, max_update_ratio=0.0, **settings)) for each in (1, 2, 3, 5)
     )
     assert others == [expected] * len(others)
-    if METHODS[method].client.shared and "pfedhn" not in method and method != "it-pfl":  # those have frozen or none
+    if client_of(method).shared and "pfedhn" not in method and method != "it-pfl":  # those have frozen or none
         assert any(b"outlier-sums" in sent for sent in grids[1].sent)
 
 
@@ -131,7 +132,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
     """
     returned: list[tuple[list[np.ndarray], int]] = []
     received: list[np.ndarray] = []
-    client_class = METHODS[method].client
+    client_class = client_of(method)
     fit = client_class.fit
 
     def recorded_fit(self: Any, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
@@ -157,7 +158,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
 
 def test_an_audit_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
     """Audited clients upload alone; what is added, and how, stays the same."""
-    if not METHODS[method].client.shared:
+    if not client_of(method).shared:
         pytest.skip("sends nothing that could be observed")
     plain, audited = (
         metrics(federate(method, 2, **unequal, **{"audit.clients": clients, "audit.rounds": "all"}))

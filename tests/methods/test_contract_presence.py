@@ -10,9 +10,9 @@ from federations import NUM_CLIENTS, Federate, Settings, last_checkpoint, metric
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import CLIENTS, CONFIG, Report, Request, record_of
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from federations import Federate, RecordingGrid, Settings, files_below, last_checkpoint, private_arrays
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import SERVER
 from hyperfl_flwr.runs.run_directory import read_metrics
 
@@ -90,7 +91,7 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
         grids.append(RecordingGrid(num_nodes, settings))
         return grids[-1]
 
-    client_class = METHODS[method].client
+    client_class = client_of(method)
     train = client_class.train
 
     def flaky(self: object, rng: np.random.Generator) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from federations import Federate, KilledError, KilledGrid, metrics, outcome
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.parametrize("method", METHODS)

@@ -13,11 +13,12 @@ from federations import NUM_CLIENTS, small_settings, trained
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.results.export import Exported, model_of_run, write_exported
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
@@ -59,7 +60,7 @@ def run(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def accuracy(run: Path, client: int, found: Exported) -> float:
     """Count correct predictions on the client's test data with the target network that the recipe builds."""
-    data = load_federated_data(RunConfig.from_flat(settings_of(run), methods=METHODS).data_settings()).client(client)
+    data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings()).client(client)
     target = found.recipe.new_target()
     target.load_state_dict(dict(found.tensors), assign=True)
     return evaluate(target.eval(), data.test_images, data.test_labels).accuracy
@@ -72,7 +73,7 @@ def recorded(run: Path, kind: str, client: int) -> dict[str, Any]:
 
 def test_the_aggregate_has_the_recorded_accuracy(run: Path) -> None:
     """`aggregate_accuracy` after the last round, of every client, to the last digit."""
-    for client in range(RunConfig.from_flat(settings_of(run), methods=METHODS).num_clients):
+    for client in range(RunConfig.from_flat(settings_of(run)).num_clients):
         found = model_of_run(run, client, "aggregate")
         expected = recorded(run, "client-aggregate", client)["aggregate_accuracy"]
         assert (found.accuracy, accuracy(run, client, found)) == (expected, expected)
@@ -110,7 +111,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
     assert facts["experiment"] == read_manifest(run)["experiment"]
     with safe_open(output, framework="pt") as file:
         assert json.loads(file.metadata()["classes"]) == facts["classes"] == [str(digit) for digit in range(10)]
-    images = load_federated_data(RunConfig.from_flat(settings_of(run), methods=METHODS).data_settings()).dataset.test
+    images = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings()).dataset.test
     samples = images.scaled(np.arange(40))
     np.save(tmp_path / "samples.npy", samples)
     command = [sys.executable, "-I", "-W", "error", str(paths[2])]
@@ -126,7 +127,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
 
 def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
     """Its values are those of the checkpoint; the others have nothing that is the same for all and whole."""
-    if RunConfig.from_flat(settings_of(run), methods=METHODS).method not in ("fedavg", "fedprox"):
+    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox"):
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
         return
@@ -146,7 +147,7 @@ def test_what_is_not_there_is_said(kind: str, run: Path, tmp_path: Path) -> None
     with pytest.raises(RunDirectoryError, match="has no checkpoint yet"):
         model_of_run(copy, 0)
     (copy / "checkpoints").symlink_to(run / "checkpoints")
-    if METHODS[manifest["settings"]["method"]].client.private:
+    if client_of(manifest["settings"]["method"]).private:
         with pytest.raises(StateError, match="is missing; it was deleted, or belongs to another machine"):
             model_of_run(copy, 0)
         del manifest["label_counts"]

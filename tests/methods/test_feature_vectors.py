@@ -24,7 +24,6 @@ from federations import (
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.audit.audit import Options, make_target
 from hyperfl_flwr.audit.record_round import recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
@@ -32,6 +31,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.checkpoint import Checkpoints

@@ -137,7 +137,9 @@ def test_pseudo_data_are_rebuilt_and_private_images_are_not(
 
 def test_it_needs_distillation(federate: Federate) -> None:
     _, target, observed = run_and_watch(federate, **{"num_rounds": 1, "priv-hfl.distill": False})
-    with pytest.raises(ConfigError, match="generator-dlg does not apply to priv-hfl without distillation"):
+    with pytest.raises(
+        ConfigError, match="generator-dlg does not apply to priv-hfl, which sends no generator in round 1"
+    ):
         audit(target, Options(attacks=["generator-dlg"]), observed)
     with pytest.raises(ValueError, match="the clients do not distil"):
         label_shares(observed[0], target.knowledge())
@@ -159,7 +161,9 @@ def test_one_step_on_images_and_pseudo_data_is_one_on_all_of_them(
         reading, data = _read_halves(observed[client], knowledge), target.data().client(client)
         images = torch.cat([data.train_images, pseudo.images.detach()])
         constants = {**reading.parameters, "labels": torch.cat([data.train_labels, pseudo.labels])}
-        simulate = _simulation(build_structure(knowledge), replace(knowledge, batch_size=8, clip_norm=0.0), 1)
+        simulate = _simulation(
+            build_structure(knowledge), knowledge.with_steps(replace(knowledge.steps, batch_size=8, clip_norm=0.0)), 1
+        )
         for name, value in simulate({"images": images}, constants).items():
             torch.testing.assert_close(reading.gradient[name], value, atol=1e-5, rtol=1e-3)
     (found, _) = ATTACKS["dual-difference"].run(observed, knowledge, AttackSettings(optimisation=FEW))

@@ -13,10 +13,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import hyperfl_flwr.app.server
 from clients.engine import adapter
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.ledger_view import RunLedger, runs_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import LEDGER, Entry
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, record_of
@@ -51,7 +52,7 @@ class OwnedGrid(InProcessGrid):
 
 def federate_owned(settings: Settings, folder: Path) -> tuple[OwnedGrid, Path]:
     grid = OwnedGrid(settings, folder)
-    return grid, hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    return grid, hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings))
 
 
 def run_in(folder: Path) -> RunLedger:
@@ -73,7 +74,7 @@ def test_it_holds_what_the_server_counts(method: str, make_settings: MakeSetting
         assert [(entry.direction, entry.kind, entry.bytes) for entry in found.entries] == passed
         assert found.experiment == read_manifest(run)["experiment"]
         assert sum(map(sum, found.totals().values())) == sum(size for _, _, size in passed)
-        assert found.private == tuple(sorted(METHODS[method].client.private))
+        assert found.private == tuple(sorted(client_of(method).private))
         assert found.leaked == []
     (told,) = [row for row in read_metrics(run) if row["kind"] == "train" and row["round"] == 1]
     entries = [entry for found in ledgers for entry in in_round(found.entries, 1)]
@@ -111,7 +112,7 @@ def test_it_is_its_owner_s_and_only_grows(make_settings: MakeSettings, tmp_path:
 def test_a_simulation_writes_one_on_request(make_settings: MakeSettings, asked: bool) -> None:
     settings = make_settings("local", ledger=asked)
     grid = InProcessGrid(app, 2, settings, {"simulated": True})
-    run = hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    run = hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings))
     assert (run / "clients" / LEDGER).is_file() == asked
     if asked:
         assert {entry.node for entry in run_in(run).entries} == {0, 1}

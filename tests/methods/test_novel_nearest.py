@@ -13,7 +13,6 @@ from torch import Tensor
 
 from clients.engine import adapter
 from clients.engine.base import BaseClient
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
@@ -40,7 +39,7 @@ def groups(make_settings: Callable[..., Settings], tmp_path: Path) -> tuple[RunC
         "num_clients": 7, "novel.clients": 2, "data.partition": "natural", "data.train-samples": "auto",
         "data.test-samples": "auto", "target": "mlp",
     })  # fmt: skip
-    config = RunConfig.from_flat(settings, methods=METHODS)
+    config = RunConfig.from_flat(settings)
     return config, load_federated_data(config.data_settings())
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from federations import NUM_CLIENTS, Federate, Settings, plain_grid, setting_of
 
-from hyperfl_flwr.app.methods import check_novel
+from hyperfl_flwr.app.methods import check_run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, Question
@@ -30,7 +31,7 @@ PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "i
             "with hyperfl: its clients .* a client without labels has no classifier of its own",
         ),
         ("local", {}, "novel.clients must be 0 with local: its clients keep model to themselves"),
-        ("priv-hfl", {}, "take one of fedavg, fedprox, pfedhn, it-pfl"),
+        ("priv-hfl", {}, "take one of fedavg, fedprox, it-pfl, pfedhn"),
         ("pfedhn-pc", {}, "keep classifier to themselves"),
         (
             "it-pfl",
@@ -50,9 +51,11 @@ def test_what_cannot_be_is_refused(
 
 
 def test_corruptions_are_of_images(make_settings: Callable[..., Settings]) -> None:
-    config = RunConfig.from_flat(make_settings("fedavg", **{"novel.clients": 1, "novel.corruptions": "blur"}))
+    config = RunConfig.from_flat(
+        make_settings("fedavg", target="mlp", **{"novel.clients": 1, "novel.corruptions": "blur"})
+    )
     with pytest.raises(ConfigError, match="must be none, got blur: the samples are no images"):
-        check_novel(config, [64])
+        check_run(config, (64,), 10)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +97,9 @@ def test_a_trained_client_describes_all_of_its_samples_or_none(make_settings: Ca
     """A server that asks for one sample, or another form of them, learns nothing; nor does one that asks for a test."""
     config = RunConfig.from_flat(make_settings("it-pfl", target="mlp", **{"novel.clients": 2}))
     grid = plain_grid(1, config.flat())
-    encoder = build_encoder("mlp", SHAPE, config.pfedhn.dimension(NUM_CLIENTS), "mean")
+    encoder = build_encoder("mlp", SHAPE, config.section(PFedHNConfig).dimension(NUM_CLIENTS), "mean")
     arrays = pack_arrays({f"encoder/{name}": np.zeros(v.shape, np.float32) for name, v in encoder.state_dict().items()})
-    expected = {0: {DESCRIPTOR: np.zeros((1, config.pfedhn.dimension(NUM_CLIENTS)), np.float32)}}
+    expected = {0: {DESCRIPTOR: np.zeros((1, config.section(PFedHNConfig).dimension(NUM_CLIENTS)), np.float32)}}
     for question in (Question(samples=1), Question(corruption="blur"), Question(epsilon=1.0, delta=0.1)):
         query = Query(kind=DESCRIBE, clients=[0], expected=expected, shared=arrays, question=question)
         found = ask(grid, setting_of(config, grid), 1, query)

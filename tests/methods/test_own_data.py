@@ -14,7 +14,6 @@ from html_pages import Page
 from PIL import Image
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.audit.record_round import recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -211,7 +210,7 @@ def test_an_image_that_is_damaged_later_fails_its_client_only(
 
 def own_settings(make_settings: Callable[..., Settings], folder: Path, **changes: Any) -> RunConfig:
     settings = make_settings("fedavg", **OWN | {"dataset": f"folder:{folder}"} | changes)
-    return RunConfig.from_flat(settings, methods=METHODS)
+    return RunConfig.from_flat(settings)
 
 
 def test_sizes_per_client_are_upper_limits(make_settings: Callable[..., Settings], folders: list[Path]) -> None:

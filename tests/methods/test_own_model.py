@@ -13,12 +13,12 @@ from federations import Federate, Settings, current_private, last_checkpoint, ou
 from torch import Tensor, nn
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.audit.record_round import Target, record_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models import initialisation as initialisation_module
 from hyperfl_flwr.models.custom.network import OwnTarget
 from hyperfl_flwr.models.custom.source import is_factory
@@ -160,7 +160,7 @@ def test_a_run_says_whose_network_it_trained_and_keeps_it(
 def test_only_names_of_functions_are_taken(text: str, make_settings: Callable[..., Settings]) -> None:
     assert not is_factory(text)
     with pytest.raises(ConfigError, match=r"target must name a function as package.module:factory"):
-        RunConfig.from_flat(make_settings(target=text), methods=METHODS)
+        RunConfig.from_flat(make_settings(target=text))
 
 
 def test_the_encoder_of_an_own_network(federate: Federate) -> None:

@@ -28,6 +28,7 @@ from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.storage import read_arrays
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.planning import plan
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import kept_generators
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 from hyperfl_flwr.models.targets import build_target
@@ -103,7 +104,7 @@ def multipliers(run: Path, number: int) -> np.ndarray:
     """Return mu_i [N, m] for the round after one, from the clients' files and what the server sends."""
     config = resolved(RunConfig.from_flat(read_manifest(run)["settings"]))
     stored, (arrays, progress) = history(run), Checkpoints(run / "checkpoints").load(number)
-    rule, start = dual_rule(config.priv_hfl), torch.from_numpy(start_vector())
+    rule, start = dual_rule(config.section(PrivHFLConfig)), torch.from_numpy(start_vector())
     nothing, rows = torch.zeros_like(start), []
     for client, version in sorted(progress.versions.items()):
         files = stored[client][version] if version else None

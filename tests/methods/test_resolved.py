@@ -5,19 +5,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from federations import NUM_CLIENTS, Call, Federate, Settings, outcome, plain_grid, small_settings
 from html_pages import Page
 
 from clients.engine.context import client_setting
 from hyperfl_flwr.app import server as server_app
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolution, resolved
 from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.launch.settings import requested
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
@@ -28,7 +30,7 @@ MakeSettings = Callable[..., Settings]
 
 
 def config_of(method: str, **changes: object) -> RunConfig:
-    return RunConfig.from_flat(small_settings(method=method, **changes), methods=METHODS)  # type: ignore[arg-type]
+    return RunConfig.from_flat(small_settings(method=method, **changes))  # type: ignore[arg-type]
 
 
 def edit_manifest(run: Path, change: Callable[[dict[str, object]], None]) -> None:
@@ -79,8 +81,9 @@ def test_a_run_trains_with_the_methods_rate(method: str, federate: Federate) -> 
 def test_nothing_trains_with_an_auto(tmp_path: Path) -> None:
     config = config_of("hyperfl")
     data, state = load_federated_data(config.data_settings()), PrivateState(tmp_path, "", 0)
+    client = client_of("hyperfl")(client_setting(config, data, 0, resolve_device("cpu"), state))
     with pytest.raises(ValueError, match="still auto"):
-        client_setting(config, data, 0, resolve_device("cpu"), state)
+        client.train(np.random.default_rng(0))
 
 
 def test_the_manifest_the_log_and_the_report_tell(federate: Federate) -> None:
@@ -148,7 +151,7 @@ def test_a_run_goes_on_at_its_own_rate_when_auto_means_another(
         monkeypatch.setitem(METHODS, "hyperfl", replace(METHODS["hyperfl"], learning_rate=0.5))  # type: ignore[arg-type]
     assert settings_of(run)["learning-rate"] == rate
     # `flwr run` with the app's defaults, which say auto: refused, for it would train at another rate.
-    plain = RunConfig.from_flat(read_manifest(run)["settings"] | {"resume": str(run), "num-rounds": 2}, methods=METHODS)
+    plain = RunConfig.from_flat(read_manifest(run)["settings"] | {"resume": str(run), "num-rounds": 2})
     with pytest.raises(RunDirectoryError, match=f"learning-rate was {rate}, now {METHODS['hyperfl'].learning_rate}"):
         server_app.run(plain_grid(2, plain.flat()), plain)
     resume(run, 2)

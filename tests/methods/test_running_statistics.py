@@ -9,7 +9,7 @@ import torch
 from federations import Federate, last_checkpoint, private_arrays, small_settings
 from torch.nn import functional
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.attacks.base import build_structure, stack
 from hyperfl_flwr.attacks.ig import _simulation
 from hyperfl_flwr.attacks.readout import read_out
@@ -19,6 +19,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import group_of
@@ -61,7 +62,7 @@ def test_fedavg_averages_them(federate: Federate) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.client.generated])
+@pytest.mark.parametrize("method", [name for name in METHODS if client_of(name).generated])
 def test_no_hypernetwork_generates_them(method: str, federate: Federate) -> None:
     """The message names the target and what fits; nothing is written."""
     with pytest.raises(ConfigError, match=r"running statistics.*take cnn, lenet, mlp or mlp-500"):

@@ -7,10 +7,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hyperfl_flwr.attacks.knowledge import GENERATED, EncoderKnowledge, PublicKnowledge
+from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.core.setting_types import Initialisation
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.models.hypernetwork import Hypernetwork, Initialisation, initial_embedding, initial_hypernetwork
+from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_embedding, initial_hypernetwork
 from hyperfl_flwr.models.initialisation import ordinary_parameters, rectifier_parameters
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.observation import Observation
@@ -18,6 +20,7 @@ from hyperfl_flwr.training.encoder import train_encoder
 from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
 from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
+from hyperfl_flwr.training.public_training import EncoderForm, HypernetworkForm, LocalSteps, PublicTraining
 
 MEAN, STD = 0.3, 0.4
 RATE = 0.01
@@ -53,11 +56,13 @@ def arrays_of(module: nn.Module, group: str) -> dict[str, np.ndarray]:
 def knowledge_of(
     method: str, data: Samples, epochs: Epochs, *, clip: float = 0.0, pull: float = 0.0, frozen: bool = False
 ):
+    steps = LocalSteps(**vars(epochs), learning_rate=RATE, clip_norm=clip, pull=pull)
+    form = HypernetworkForm(
+        embedding_dim=64, hidden_width=128, initialisation="hyperfan-bias", embedding_frozen=frozen
+    )  # fmt: skip
     return PublicKnowledge(
-        method=method, target="cnn", input_shape=tuple(data.train_images.shape[1:]), num_classes=10, mean=(MEAN,),
-        std=(STD,), local_epochs=epochs.epochs, local_steps=epochs.steps, batch_size=epochs.batch_size,
-        learning_rate=RATE, momentum=epochs.momentum, weight_decay=epochs.weight_decay, clip_norm=clip, pull=pull,
-        embedding_dim=64, hidden_width=128, embedding_frozen=frozen, initialisation="hyperfan-bias",
+        target="cnn", input_shape=tuple(data.train_images.shape[1:]), num_classes=10, mean=(MEAN,), std=(STD,),
+        training=PublicTraining(steps=steps, hypernetwork=form), form=METHODS[method].uploads[0].form,
     )  # fmt: skip
 
 
@@ -124,7 +129,8 @@ def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float
     everything = ParameterSet(parameters=parameters, learning_rate=RATE, clip_norm=clip, pull=pull, anchor=anchor)
     train_epochs(target, [everything], data, epochs, np.random.default_rng(0))
     after = arrays_of(target, "model")
-    reply = {key: before[key] - after[key] for key in before} if method in GENERATED else after
+    changes = METHODS[method].uploads[0].form == "decrease"
+    reply = {key: before[key] - after[key] for key in before} if changes else after
     observation = Observation(received=before, reply=reply, num_examples=len(data.train_labels))
     return Attacked(observation, knowledge_of(method, data, epochs, clip=clip, pull=pull), {})
 
@@ -145,8 +151,9 @@ def it_pfl(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
         received={**sent, **attacked.observation.received},
         reply={**came, **attacked.observation.reply},
     )
-    training = EncoderKnowledge(pooling="mean", learning_rate=ENCODER_RATE, local_epochs=1, steps=1, batch_size=500)
-    return replace(attacked, observation=observation, knowledge=replace(attacked.knowledge, encoder=training))
+    form = EncoderForm(pooling="mean", steps=LocalSteps(**vars(whole), learning_rate=ENCODER_RATE))
+    known = replace(attacked.knowledge, training=replace(attacked.knowledge.training, encoder=form))
+    return replace(attacked, observation=observation, knowledge=known)
 
 
 def fedrep(data: Samples, epochs: Epochs) -> Attacked:

@@ -15,6 +15,7 @@ from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 from hyperfl_flwr.attacks.readout import mean_gradients, read_out
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
 from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, compare, verdict
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.observation import mean_observation
 from hyperfl_flwr.training.local_sgd import Epochs
 
@@ -116,10 +117,14 @@ def test_one_activation_for_all_closes_the_channels(frozen):
 
 def test_a_method_without_heads_has_no_channels():
     """`hyperfl-frozen` sends theta, as FedRep does: only the plain sum is attacked, and pFedHN has no sum at all."""
-    assert attacks_on("hyperfl", summed=True) == ["head-gradient", "channels-known", "channels-ica"]
-    assert attacks_on("hyperfl-frozen", summed=True) == attacks_on("fedrep", summed=True) == ["head-gradient"]
-    assert attacks_on("pfedhn", summed=True) == []
-    assert "channels-ica" not in attacks_on("hyperfl")
+    assert attacks_on(METHODS["hyperfl"].uploads, summed=True) == ["head-gradient", "channels-known", "channels-ica"]
+    assert (
+        attacks_on(METHODS["hyperfl-frozen"].uploads, summed=True)
+        == attacks_on(METHODS["fedrep"].uploads, summed=True)
+        == ["head-gradient"]
+    )
+    assert attacks_on(METHODS["pfedhn"].uploads, summed=True) == []
+    assert "channels-ica" not in attacks_on(METHODS["hyperfl"].uploads)
 
 
 def test_unknown_activations_are_found_as_independent_components():

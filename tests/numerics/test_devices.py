@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clients.engine.context import ClientSetting
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.device import resolve_device
@@ -17,7 +17,6 @@ from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import unpack_arrays
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
-from strategies.engine.base import Setting
 
 
 def pretend(monkeypatch, num_gpus):
@@ -64,7 +63,7 @@ def test_what_must_hold_is_said(num_gpus, name, message, monkeypatch):
 
 def fit(method, device, tmp_path):
     """Return (shared arrays, numbers, private arrays) of one client's round on a device."""
-    changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device}
+    changes = {"method": method, "batch-size": 20, "local-epochs": 2, "device": device, "learning-rate": 0.01}
     config = resolved(RunConfig.from_flat(default_settings() | changes))
     rng = np.random.default_rng(0)
     images = [torch.from_numpy(rng.standard_normal((num, 1, 28, 28)).astype(np.float32)) for num in (50, 30)]
@@ -78,21 +77,11 @@ def fit(method, device, tmp_path):
         num_classes=10,
     )
     node = Node(id=0, partition=0, clients=[0], properties={"input-shape": [1, 28, 28], "num-classes": 10})
-    strategy = METHODS[method].strategy(
-        Setting(
-            config=config,
-            federation=Federation([node]),
-            reductions=METHODS[method].client.shared,
-            experiment="",
-            run_directory="",
-        )
-    )
+    strategy = new_strategy(config, Federation([node]), experiment="", run_directory="")
     arrays = unpack_arrays(strategy.initial_arrays())
     state = PrivateState(tmp_path / device, "", 0)
     where = resolve_device(device)
-    client = METHODS[method].client(
-        ClientSetting(config=config, client=0, data=data.to(where), device=where, state=state, learning_rate=0.01)
-    )
+    client = client_of(method)(ClientSetting(config=config, client=0, data=data.to(where), device=where, state=state))
     keys = client.keys()
     shared, _, numbers = client.fit([arrays[key] for key in keys], {"round": 1, "version": 0, "kept-version": 0})
     return dict(zip(keys, shared, strict=True)), numbers, state.load(1) if client.private else {}

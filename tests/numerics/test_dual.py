@@ -10,6 +10,7 @@ from experiments.dual.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSqu
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.training.dual_averaging import DualRule
 from hyperfl_flwr.training.dual_stability import (
     default_step,
@@ -238,7 +239,7 @@ def read(**changes):
 
 def warnings(config):
     rate = effective_rate(config.learning_rate, config.momentum)
-    return stability_warnings(config.priv_hfl, rate, config.fraction_train, config.num_rounds)
+    return stability_warnings(config.section(PrivHFLConfig), rate, config.fraction_train, config.num_rounds)
 
 
 def test_the_default_step_is_stable_and_others_are_warned_of():
@@ -249,7 +250,7 @@ def test_the_default_step_is_stable_and_others_are_warned_of():
     base |= {"priv-hfl.sigma": 0.0}
     for realisation, wanted in (("mean", 1 / 1.6), ("chain", 1 / 6.4)):
         config = read(**base, **{"priv-hfl.realisation": realisation})
-        assert dual_rule(config.priv_hfl).step == pytest.approx(wanted)
+        assert dual_rule(config.section(PrivHFLConfig)).step == pytest.approx(wanted)
         assert warnings(config) == []
         sampled = read(**base, **{"priv-hfl.realisation": realisation, "fraction-train": 0.5})
         assert dual_rule(sampled.priv_hfl).step == pytest.approx(wanted / 20)

@@ -26,9 +26,7 @@ def client(number, tmp_path, changes):
     )
     state = PrivateState(tmp_path, "experiment", number)
     return HyperFLClient(
-        ClientSetting(
-            config=config, client=number, data=data, device=torch.device("cpu"), state=state, learning_rate=0.01
-        )
+        ClientSetting(config=config, client=number, data=data, device=torch.device("cpu"), state=state)
     )
 
 

@@ -15,6 +15,7 @@ from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Problems, solve
 from hyperfl_flwr.attacks.priors import total_variation
 from hyperfl_flwr.attacks.registry import ATTACKS, attacks_on
 from hyperfl_flwr.attacks.scoring import CLEAR_MARGIN, compare, verdict
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.local_sgd import Epochs
 
@@ -133,7 +134,7 @@ def test_several_local_steps_are_simulated(method):
     labels = data.train_labels.numpy()
     fitted = attack_from_truth(client, client.knowledge, data.train_images, labels)
     assert fitted < 1e-6
-    one = replace(client.knowledge, local_epochs=1, local_steps=0)
+    one = client.knowledge.with_steps(replace(client.knowledge.steps, epochs=1, steps=0))
     assert attack_from_truth(client, one, data.train_images, labels) > 1e-4
     if method == "fedprox":
         assert attack_from_truth(client, replace(client.knowledge, pull=0.0), data.train_images, labels) > 1e-4
@@ -247,8 +248,8 @@ def test_cuda_computes_the_same(name, method):
 
 
 def test_the_table_says_what_applies():
-    assert attacks_on("hyperfl") == ["ig-paper", "head-gradient"]
-    assert attacks_on("local") == []
+    assert attacks_on(METHODS["hyperfl"].uploads) == ["ig-paper", "head-gradient"]
+    assert attacks_on(METHODS["local"].uploads) == []
     hidden = fedrep(samples(*digits(1)), STEP)
     with pytest.raises(ValueError, match="private"):
         attack("ig", [hidden])

@@ -26,12 +26,17 @@ def fit(client_class, tmp_path, **changes):
         test_images=samples.train_images, test_labels=samples.train_labels,
         augmentation=samples.augmentation, num_classes=10,
     )  # fmt: skip
-    base = {"method": "pfedhn", "batch-size": BATCH, "local-epochs": 2, "momentum": 0.5, "weight-decay": 0.03}
+    base = {
+        "method": "pfedhn",
+        "batch-size": BATCH,
+        "local-epochs": 2,
+        "momentum": 0.5,
+        "weight-decay": 0.03,
+        "learning-rate": 0.05,
+    }
     config = RunConfig.from_flat(default_settings() | base | changes)
     state = PrivateState(tmp_path, "experiment", 0)
-    client = client_class(
-        ClientSetting(config=config, client=0, data=data, device=torch.device("cpu"), state=state, learning_rate=0.05)
-    )
+    client = client_class(ClientSetting(config=config, client=0, data=data, device=torch.device("cpu"), state=state))
     values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(5, "model"))
     received = {
         key: values[key.partition("/")[2] if key.startswith("model/") else f"extractor.{key.partition('/')[2]}"]

@@ -26,7 +26,8 @@ class OneClient:
         self.samples.train_images = self.samples.train_images.float()
         images, labels = self.samples.train_images, self.samples.train_labels
         changes = {
-            "method": "priv-hfl", "batch-size": 5, "momentum": 0.5, "weight-decay": 0.03, "priv-hfl.sigma": SIGMA,
+            "method": "priv-hfl", "learning-rate": 0.05, "batch-size": 5,
+            "momentum": 0.5, "weight-decay": 0.03, "priv-hfl.sigma": SIGMA,
             "priv-hfl.dual-step": BETA, "priv-hfl.local-steps": STEPS, "priv-hfl.realisation": realisation,
             "priv-hfl.clip-norm": 0.0,
         } | dict(more)  # fmt: skip
@@ -36,7 +37,7 @@ class OneClient:
                 train_images=images, train_labels=labels, test_images=images, test_labels=labels,
                 augmentation=self.samples.augmentation, num_classes=10,
             ),
-            state=PrivateState(folder, "experiment", 0), learning_rate=0.05,
+            state=PrivateState(folder, "experiment", 0),
         )  # fmt: skip
         self.values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(0, "model"))
 

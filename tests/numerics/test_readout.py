@@ -17,6 +17,7 @@ from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, initial_hypernetwork
 from hyperfl_flwr.runs.observation import Observation
 from hyperfl_flwr.training.local_sgd import Epochs
+from hyperfl_flwr.training.public_training import LocalSteps
 
 ONE_STEP = Epochs(epochs=1, batch_size=8)
 
@@ -66,13 +67,17 @@ def test_embedding_activation_and_weights_are_read_off_one_step(num, settings, c
 def test_a_wrong_learning_rate_changes_the_length_only_and_a_wrong_decay_the_answer():
     """Without weight decay the rate is a factor of every gradient, and z, v, theta are ratios of them."""
     attacked = hyperfl(samples(*digits(1, side=28)), replace(ONE_STEP, weight_decay=0.05))
-    wrong = read_out(attacked.observation, replace(attacked.knowledge, weight_decay=0.0))
+    wrong = read_out(
+        attacked.observation, attacked.knowledge.with_steps(replace(attacked.knowledge.steps, weight_decay=0.0))
+    )
     assert relative_error(wrong.hidden, attacked.secrets["z"]) > 1e-4
     right = read_out(attacked.observation, attacked.knowledge)
     assert relative_error(right.hidden, attacked.secrets["z"]) < 1e-6
     attacked = hyperfl(samples(*digits(1, side=28)), ONE_STEP)
     right = read_out(attacked.observation, attacked.knowledge)
-    wrong = read_out(attacked.observation, replace(attacked.knowledge, learning_rate=3 * RATE))
+    wrong = read_out(
+        attacked.observation, attacked.knowledge.with_steps(replace(attacked.knowledge.steps, learning_rate=3 * RATE))
+    )
     torch.testing.assert_close(wrong.hidden, right.hidden, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(3 * flat(wrong.gradient), flat(right.gradient), rtol=1e-5, atol=1e-9)
 
@@ -165,7 +170,8 @@ def test_scalars_are_those_of_torch_sgd(steps, pull):
     for gradient in gradients:
         parameter.grad = torch.tensor([gradient]) + pull * (parameter.detach() - start)
         optimiser.step()
-    kept, weights = sgd_scalars(steps, learning_rate=0.3, pull=pull, **settings)
+    settings = {"pull": pull, **settings}
+    kept, weights = sgd_scalars(LocalSteps(epochs=1, batch_size=1, learning_rate=0.3, **settings), steps)
     assert float(parameter.detach()) == pytest.approx(kept * 1.7 + weights @ gradients, rel=1e-12)
 
 
@@ -202,7 +208,7 @@ def test_the_encoder_gives_its_gradient():
     encoder.load_state_dict(encoder_arrays(attacked.observation.received), assign=True)
     embedding = torch.tensor(attacked.observation.received["embedding/weight"][0])
     (encoder.requires_grad_()(data.train_images) - embedding).square().mean().backward()
-    found = read_encoder(attacked.observation, attacked.knowledge, attacked.knowledge.encoder)
+    found = read_encoder(attacked.observation, attacked.knowledge.training.encoder.steps)
     for name, parameter in encoder.named_parameters():
         assert relative_error(found[name], parameter.grad) < 1e-3
 
@@ -240,7 +246,10 @@ def test_what_cannot_be_read_is_said():
     attacked = fedavg(samples(*digits(1)), Epochs(epochs=1, batch_size=1))
     sent = attacked.observation.received
     with pytest.raises(ValueError, match="learned nothing"):
-        read_out(Observation(received=sent, reply=sent, num_examples=1), replace(attacked.knowledge, weight_decay=0.0))
+        read_out(
+            Observation(received=sent, reply=sent, num_examples=1),
+            attacked.knowledge.with_steps(replace(attacked.knowledge.steps, weight_decay=0.0)),
+        )
     strange = {f"generator/{key}": value for key, value in sent.items()}
     other = {key: value + 1 for key, value in strange.items()}
     with pytest.raises(ValueError, match="no reading"):

@@ -34,14 +34,13 @@ def fedavg_loss(values, images, labels):
 
 def fit_fedavg(data, rate, tmp_path, changes):
     """Return (initial values, values after one round of FedAvg's client, its reported numbers)."""
-    config = RunConfig.from_flat(settings(changes))
+    config = RunConfig.from_flat(settings({"learning-rate": rate} | changes))
     setting = ClientSetting(
         config=config,
         client=0,
         data=data,
         device=torch.device("cpu"),
         state=PrivateState(tmp_path, "experiment", 0),
-        learning_rate=rate,
     )
     values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(0, "model"))
     client = FedAvgClient(setting)

@@ -9,7 +9,7 @@ import pytest
 from console import ENVIRONMENT, block_with, commands, copy_checkout, shell
 
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.methods import METHODS
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,6 @@ from resident import assert_small
 
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.setting_types import Scalar
@@ -109,7 +108,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, object
     """The same run in this process: neither Ray nor kills may change a bit of it."""
     output = tmp_path_factory.mktemp("straight") / "run"
     settings = default_settings() | SETTINGS | {"output": str(output)}
-    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings, methods=METHODS))
+    run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings))
     return results(output)
 
 

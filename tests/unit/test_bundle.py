@@ -48,8 +48,8 @@ def test_no_attack_and_no_command_line_travels_to_a_node(tmp_path: Path) -> None
         bundle.extractall(tmp_path / "node")
     folders = {name.split("/")[1] for name in names if name.startswith("hyperfl_flwr/") and name.count("/") > 1}
     assert folders == {
-        "app", "config", "core", "data", "flower", "metrics", "models", "node", "privacy", "protocol", "runs", "server",
-        "training",
+        "app", "config", "core", "data", "flower", "methods", "metrics", "models", "node", "privacy", "protocol",
+        "runs", "server", "training",
     }  # fmt: skip
     assert not [name for name in names if name.startswith("hyperfl_flwr/flower/superlink/")]
     assert not [

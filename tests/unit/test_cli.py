@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from federations import Call, Federate, last_checkpoint
 
-from hyperfl_flwr import ROOT
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.data.registry import DATASETS
+from hyperfl_flwr.methods import METHODS
 
 
 def write_npz(path: Path, **changes: object) -> None:
@@ -161,11 +160,6 @@ def test_an_estimate_writes_nothing(call: Call, tmp_path: Path) -> None:
     for word in ("disk", "memory", "time for 7 rounds"):
         assert word in out
     assert not list(Path.cwd().iterdir())
-
-
-def test_every_setting_is_documented() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    assert not [key for key in default_settings() if f"`{key}`" not in text]
 
 
 def test_a_summary_is_json(federate: Federate) -> None:

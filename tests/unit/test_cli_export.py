@@ -13,7 +13,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
@@ -54,7 +53,7 @@ def test_an_owner_predicts_with_what_the_node_keeps(federate: Federate, tmp_path
     """Out of the state folder, without exporting: as many are right as the run has recorded."""
     states = tmp_path / "states"
     run = federate("hyperfl", grid=owned(**{"state-dir": str(states)}))
-    data = load_federated_data(RunConfig.from_flat(settings_of(run), methods=METHODS).data_settings())
+    data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
     chosen, test = data.test_indices(3), data.dataset.test
     np.savez(tmp_path / "test.npz", images=test.images[chosen], labels=test.labels[chosen])
     code, out, err = call("predict", states, "--client", "3", "--data", tmp_path / "test.npz")
@@ -70,7 +69,7 @@ def test_a_node_keeps_its_clients_models(method: str, federate: Federate, tmp_pa
     states = tmp_path / "states"
     run = federate(method, grid=owned(**{"state-dir": str(states)}))
     assert "label_counts" not in read_manifest(run)
-    config = RunConfig.from_flat(settings_of(run), methods=METHODS)
+    config = RunConfig.from_flat(settings_of(run))
     data = load_federated_data(config.data_settings())
     last = {row["client"]: row["own_accuracy"] for row in read_metrics(run) if row["kind"] == "client"}
     for client in range(NUM_CLIENTS):

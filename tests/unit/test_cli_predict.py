@@ -12,7 +12,6 @@ from federations import Call, small_settings, trained
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
@@ -27,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def samples(run: Path) -> tuple[np.ndarray, np.ndarray]:
     """Client 3's test images [n, 1, 8, 8] of 0 to 255, and their labels."""
-    data = load_federated_data(RunConfig.from_flat(settings_of(run), methods=METHODS).data_settings())
+    data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
     chosen = data.test_indices(3)
     return data.dataset.test.images[chosen], data.dataset.test.labels[chosen]
 

@@ -2,8 +2,12 @@
 
 import importlib
 import json
+import os
 import re
+import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,25 +15,24 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from federations import Call, Federate
+from federations import Call, Federate, exact, last_checkpoint, small_settings
 from torch import nn
 
-from clients.fedavg import FedAvgClient
 from experiments import study
 from hyperfl_flwr import ROOT
-from hyperfl_flwr.app.methods import METHODS, Method
 from hyperfl_flwr.attacks.base import AttackSettings, Reconstruction
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.toml_files import settings_text
 from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sources.torchvision import TorchvisionFiles, grey_images
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import TARGETS, build_target
 from hyperfl_flwr.runs.observation import Observation
 from hyperfl_flwr.runs.run_directory import read_manifest
-from strategies.fedavg import FedAvg
 
 PAGE = ROOT / "CONTRIBUTING.md"
 
@@ -68,6 +71,7 @@ def test_every_file_to_be_made_has_its_folder_and_likes_of_it() -> None:
         "experiments/studies/NAME.toml",
         "hyperfl_flwr/attacks/NAME.py",
         "hyperfl_flwr/data/sources/NAME.py",
+        "hyperfl_flwr/methods/NAME.py",
         "hyperfl_flwr/training/NAME.py",
         "strategies/NAME.py",
     ]
@@ -81,7 +85,7 @@ REGISTRY = re.compile(r"`([A-Z_]+)`\s+(?:in|of)\s+`([\w/]+)\.py`")
 def test_every_registry_is_the_real_one() -> None:
     found = {name: path.replace("/", ".") for name, path in REGISTRY.findall(page())}
     assert found.keys() == {
-        "METHODS", "ATTACKS", "DATASETS", "TARGETS", "SMALL", "PARTITIONS",
+        "ATTACKS", "DATASETS", "TARGETS", "SMALL", "PARTITIONS",
     }  # fmt: skip
     for name, module in found.items():
         if not module.startswith("tests."):
@@ -94,7 +98,7 @@ def test_every_registry_is_the_real_one() -> None:
 @pytest.mark.parametrize(
     ("name", "path"),
     [("BaseStrategy", "strategies/engine/base.py"), ("BaseClient", "clients/engine/base.py"),
-     ("RunConfig", "hyperfl_flwr/config/run_config.py"), ("Run", "hyperfl_flwr/attacks/base.py"),
+     ("Part", "hyperfl_flwr/core/method.py"), ("Run", "hyperfl_flwr/attacks/base.py"),
      ("grey_images", "hyperfl_flwr/data/sources/torchvision.py"), ("PERCEPTRONS", "hyperfl_flwr/models/targets.py")],
 )  # fmt: skip
 def test_what_it_refers_to_stands_there(name: str, path: str) -> None:
@@ -103,24 +107,105 @@ def test_what_it_refers_to_stands_there(name: str, path: str) -> None:
     assert hasattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
 
 
-def test_a_method_needs_no_more_than_its_two_sides_and_a_row(
-    federate: Federate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Mine(FedAvg):
-        """The server's side."""
+CLIENT = '''
+"""Mine: FedAvg with steps of another length."""
 
-    class MyClient(FedAvgClient):
-        """The client's side, which tells one number more."""
+from dataclasses import replace
 
-        def train(self, rng: np.random.Generator) -> dict[str, float]:
-            return super().train(rng) | {"mine": 7.0}
+from clients.fedavg import FedAvgClient
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.methods.mine import MyConfig
+from hyperfl_flwr.training.public_training import LocalSteps
 
-    row = Method(title="mine", strategy=Mine, client=MyClient, paper="none", leaves="all", learning_rate=0.25)
-    monkeypatch.setitem(METHODS, "mine", row)  # type: ignore[arg-type]
-    run = federate("mine", num_clients=2)
-    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"train"' in line][-1]
-    assert last["mine"] == 7.0
-    assert read_manifest(run)["resolved"]["learning-rate"] == 0.25
+
+class MyClient(FedAvgClient):
+    """Takes longer steps."""
+
+    @classmethod
+    def local_steps(cls, config: RunConfig) -> LocalSteps:
+        """Return FedAvg's, longer by the factor."""
+        steps = super().local_steps(config)
+        return replace(steps, learning_rate=config.section(MyConfig).factor * steps.learning_rate)
+'''
+
+METHOD = '''
+"""Mine: FedAvg with steps of another length."""
+
+from typing import ClassVar
+
+from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.settings import PositiveFloat, Section, setting
+
+
+class MyConfig(Section):
+    """Settings of mine."""
+
+    key: ClassVar[str] = "mine"
+    title: ClassVar[str] = "Mine"
+
+    factor: PositiveFloat = setting(4.0, "How much longer a step is than FedAvg's.")
+
+
+METHOD = Method(
+    name="mine",
+    title="FedAvg with longer steps",
+    paper="none",
+    leaves="the whole model",
+    uploads=(Upload(part="model", form="values"),),
+    learning_rate=0.0625,
+    client="clients.mine:MyClient",
+    strategy="strategies.fedavg:FedAvg",
+    settings=(MyConfig,),
+)
+'''
+
+
+ATTACKS_ON_MINE = """
+from hyperfl_flwr.attacks.registry import attacks_on
+from hyperfl_flwr.methods import METHODS
+
+print(*attacks_on(METHODS["mine"].uploads))
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a copy of what a method is added to."""
+    for name in ("hyperfl_flwr", "clients", "strategies", "experiments", "scripts", "docs/reference"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "copy" / name)
+    return tmp_path / "copy"
+
+
+def in_checkout(checkout: Path, *words: object) -> str:
+    """Return what a Python program prints that runs in a copy of the project."""
+    path = os.pathsep.join([str(checkout), *(part for part in sys.path if part != str(ROOT))])
+    command = [sys.executable, *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_method_needs_no_more_than_two_files(checkout: Path, federate: Federate, tmp_path: Path) -> None:
+    """Steps of 4 * 0.0625 are those of FedAvg with the rate 0.25, bit for bit."""
+    (checkout / "clients" / "mine.py").write_text(CLIENT)
+    (checkout / "hyperfl_flwr" / "methods" / "mine.py").write_text(METHOD)
+    in_checkout(checkout, "scripts/generate_settings.py")
+    assert "[tool.flwr.app.config.mine]\nfactor = 4.0\n" in (checkout / "pyproject.toml").read_text()
+    assert "### `mine.factor`\n" in (checkout / "docs" / "reference" / "settings.md").read_text()
+    assert "How much longer a step is" in in_checkout(checkout, "-m", "hyperfl_flwr", "settings", "mine.")
+    assert in_checkout(checkout, "-c", ATTACKS_ON_MINE) == "ig head-gradient idlg\n"
+    settings = small_settings(method="mine", num_clients=2)
+    (tmp_path / "small.toml").write_text(settings_text(settings))
+    run = tmp_path / "mine"
+    words = ("--engine", "in-process", "--config", tmp_path / "small.toml", "--output", run, "--quiet")
+    in_checkout(checkout, "-m", "hyperfl_flwr", "run", *words)
+    assert read_manifest(run)["resolved"]["learning-rate"] == 0.0625
+    same = federate("fedavg", num_clients=2, learning_rate=0.25)
+    assert exact(last_checkpoint(run)[0]) == exact(last_checkpoint(same)[0])
 
 
 def test_a_target_needs_no_more_than_its_builder_and_a_row(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +227,9 @@ def test_an_attack_needs_no_more_than_its_function_and_a_row(monkeypatch: pytest
     def mine(observed: Sequence[Observation], known: PublicKnowledge, settings: AttackSettings) -> list[Reconstruction]:
         return [Reconstruction(images=np.full((1, *known.input_shape), 0.5, np.float32)) for _ in observed]
 
-    row = Attack(title="mine", source="none", methods=("fedavg",), run=mine)
+    row = Attack(title="mine", source="none", needs=("model",), run=mine)
     monkeypatch.setitem(ATTACKS, "mine", row)  # type: ignore[arg-type]
-    assert "mine" in attacks_on("fedavg")
+    assert "mine" in attacks_on(METHODS["fedavg"].uploads)
     options = Options(attacks=["mine"], num_images=2)
     target = make_target(default_settings() | {"method": "fedavg", "batch-size": 1, "local-epochs": 1}, options)
     (finding,) = audit(target, options).values()

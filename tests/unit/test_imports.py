@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperfl_flwr.app.methods import METHODS
+from hyperfl_flwr.app.methods import strategy_of
+from hyperfl_flwr.methods import METHODS
 from strategies.pfedhn import PFedHN
 
 
@@ -16,6 +17,7 @@ from strategies.pfedhn import PFedHN
     [
         ("hyperfl_flwr.app.client", "flwr.superlink.grid, matplotlib, ray, scipy.optimize, scipy.stats, sklearn"),
         ("hyperfl_flwr.cli.main", "flwr, matplotlib, pydantic, torch"),
+        ("hyperfl_flwr.methods, hyperfl_flwr.config.run_config", "flwr, matplotlib, scipy, torch"),
         (
             "hyperfl_flwr.deploy.provision, hyperfl_flwr.deploy.register, "
             "hyperfl_flwr.deploy.check_server, hyperfl_flwr.deploy.admission",
@@ -73,19 +75,18 @@ import sys
 from federations import plain_grid, small_settings
 from hyperfl_flwr.app import server as server_app
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.app.methods import METHODS
 
 server_app.plot_run = lambda _: None
 for method in sys.argv[2:]:
     settings = small_settings(method=method, output=f"{sys.argv[1]}/{method}")
-    server_app.run(plain_grid(2, settings), RunConfig.from_flat(settings, methods=METHODS))
+    server_app.run(plain_grid(2, settings), RunConfig.from_flat(settings))
     print(method, *({"torch._dynamo", "sympy"} & set(sys.modules)))
 """
 
 
 def test_training_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     """It takes two seconds, and sympy half a second, which pFedHN's server alone imports, once in a run."""
-    with_server = [name for name, method in METHODS.items() if issubclass(method.strategy, PFedHN)]
+    with_server = [name for name in METHODS if issubclass(strategy_of(name), PFedHN)]
     others = [name for name in METHODS if name not in with_server]
     found = subprocess.run(
         [sys.executable, "-c", TRAINING, str(tmp_path), *others, *with_server],

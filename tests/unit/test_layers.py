@@ -15,6 +15,7 @@ FLOORS: dict[str, int] = {
     "hyperfl_flwr": 1,
     "hyperfl_flwr.core": 1,
     "hyperfl_flwr.protocol": 2, "hyperfl_flwr.data": 2, "hyperfl_flwr.models": 2, "hyperfl_flwr.flower": 2,
+    "hyperfl_flwr.methods": 2,
     "hyperfl_flwr.metrics": 3, "hyperfl_flwr.training": 3, "hyperfl_flwr.privacy": 3, "hyperfl_flwr.config": 3,
     "hyperfl_flwr.node": 3, "hyperfl_flwr.server": 3,
     "hyperfl_flwr.runs": 4, "hyperfl_flwr.pages": 5,
@@ -27,7 +28,7 @@ FLOORS: dict[str, int] = {
 }  # fmt: skip
 """Folder -> floor. A module imports its own folder and folders of lower floors, never one of its own floor."""
 
-WITHOUT_FLOWER = ("core", "data", "models", "metrics", "training", "privacy", "attacks")
+WITHOUT_FLOWER = ("core", "data", "models", "methods", "metrics", "training", "privacy", "attacks")
 """Folders of `hyperfl_flwr` that import neither Flower nor Ray: the mathematics runs without them."""
 
 

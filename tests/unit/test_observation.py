@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
 from hyperfl_flwr.runs.observation import Observation, load_observation, save_observation
+from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 SHAPE = {"input_shape": (3, 32, 32), "num_classes": 10, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2)}
 
@@ -24,8 +26,8 @@ def observation() -> Observation:
 
 
 def knowledge(**changes: object) -> PublicKnowledge:
-    config = RunConfig.from_flat(default_settings() | changes)  # type: ignore[operator]
-    return public_knowledge(config, learning_rate=0.02, augmented=True, **SHAPE)  # type: ignore[arg-type]
+    config = resolved(RunConfig.from_flat(default_settings() | {"learning-rate": 0.02} | changes))
+    return public_knowledge(config, augmented=True, **SHAPE)  # type: ignore[arg-type]
 
 
 def test_an_observation_is_the_same_after_saving(tmp_path: Path) -> None:
@@ -63,19 +65,35 @@ def test_what_is_no_observation_is_refused(tmp_path: Path) -> None:
 
 def test_settings_that_matter_come_from_the_configuration() -> None:
     """Clipping and steps are those of the method; 5 epochs of 50 samples for 120 are 15 steps."""
-    assert knowledge().clip_norm == 50.0
-    assert knowledge().embedding_dim == 64
-    assert knowledge(method="fedavg").clip_norm == 0.0
-    assert knowledge(method="fedavg").embedding_dim == 0
-    assert knowledge(**{"fedprox.mu": 0.3}).pull == knowledge(**{"method": "fedavg", "fedprox.mu": 0.3}).pull == 0.0
-    assert knowledge(**{"method": "fedprox", "fedprox.mu": 0.3}).pull == 0.3
+    assert knowledge().steps.clip_norm == 50.0
+    assert knowledge().training.hypernetwork.embedding_dim == 64
+    assert knowledge(method="fedavg").steps.clip_norm == 0.0
+    assert knowledge(method="fedavg").training.hypernetwork is None
+    assert knowledge(**{"fedprox.mu": 0.3}).steps.pull == 0.0
+    assert knowledge(**{"method": "fedprox", "fedprox.mu": 0.3}).steps.pull == 0.3
     assert knowledge().num_steps(120) == 15
     assert knowledge(**{"method": "pfedhn", "pfedhn.local-steps": 3}).num_steps(120) == 3
     assert knowledge(**{"method": "it-pfl", "pfedhn.local-steps": 3}).num_steps(120) == 3
-    assert knowledge(**{"method": "it-pfl", "pfedhn.clip-norm": 7.0}).clip_norm == 7.0
+    assert knowledge(**{"method": "it-pfl", "pfedhn.clip-norm": 7.0}).steps.clip_norm == 7.0
     assert knowledge(**{"pfedhn.local-steps": 3}).num_steps(120) == 15
-    assert knowledge(**{"hyperfl.embedding": "common-frozen"}).embedding_frozen
-    assert knowledge().learning_rate == 0.02
+    assert knowledge(**{"hyperfl.embedding": "common-frozen"}).training.hypernetwork.embedding_frozen
+    assert knowledge().steps.learning_rate == 0.02
+    assert knowledge(method="priv-hfl").num_steps(120) == 20
+    assert knowledge(method="priv-hfl").training.generator is None
+    assert knowledge(**{"method": "priv-hfl", "priv-hfl.distill": True}).training.generator.pseudo_samples == 100
+    assert [knowledge(method=name).form for name in ("hyperfl", "it-pfl", "priv-hfl")] == [
+        "values", "decrease", "increase",
+    ]  # fmt: skip
+
+
+def test_the_encoder_has_steps_of_its_own() -> None:
+    """One step on up to 500 samples, or as many as the model's where none are given."""
+    encoder = knowledge(method="it-pfl").training.encoder
+    assert (encoder.steps.number(2000), encoder.steps.batch_size, encoder.steps.learning_rate) == (1, 500, 0.02)
+    steps = {"it-pfl.encoder-steps": 0, "pfedhn.local-steps": 7}
+    assert knowledge(**{"method": "it-pfl", **steps}).training.encoder.steps.number(2000) == 7
+    steps = {"it-pfl.encoder-steps": 0, "local-epochs": 2}
+    assert knowledge(**{"method": "it-pfl", **steps}).training.encoder.steps.number(2000) == 8
 
 
 def test_impossible_values_are_refused() -> None:
@@ -85,6 +103,8 @@ def test_impossible_values_are_refused() -> None:
         Observation(received={"a/b": np.ones(2)}, reply={"a/b": np.ones(2)}, num_examples=0)
     with pytest.raises(ValueError, match="need 3 numbers"):
         PublicKnowledge(
-            method="fedavg", target="cnn", input_shape=(3, 8, 8), num_classes=2, mean=(0.0,), std=(1.0,),
-            local_epochs=1, batch_size=1, learning_rate=0.1,
+            target="cnn", input_shape=(3, 8, 8), num_classes=2, mean=(0.0,), std=(1.0,),
+            training=PublicTraining(steps=LocalSteps(epochs=1, batch_size=1, learning_rate=0.1)),
         )  # fmt: skip
+    with pytest.raises(ValueError, match="must be positive"):
+        LocalSteps(epochs=0, batch_size=1, learning_rate=0.1)

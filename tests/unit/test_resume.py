@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from federations import Federate, Settings, last_checkpoint
 
-from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default_settings
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
@@ -27,7 +26,7 @@ def finished(federate: Federate) -> Path:
 def resume(make_settings: Callable[..., Settings], finished: Path) -> Resume:
     def ask(**changes: Scalar) -> int:
         plan: Settings = {"num_rounds": 4, "checkpoint_every": 1, "resume": str(finished)} | changes
-        config = RunConfig.from_flat(make_settings("hyperfl", **plan), methods=METHODS)
+        config = RunConfig.from_flat(make_settings("hyperfl", **plan))
         return resume_round(config, resolved(config), keeps_state=True)
 
     return ask

@@ -1,0 +1,52 @@
+"""The command line's list of settings: what each is, and what it is if nobody sets it."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.toml_files import toml_value
+from hyperfl_flwr.launch.console import out
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.core.settings import Setting
+
+listings = typer.Typer()
+
+WIDEST = 100
+"""Most columns of a line of text."""
+
+INDENT = "    "
+
+
+@listings.command("settings")
+def list_settings(
+    word: Annotated[str, typer.Argument(help="Part of a key, for example pfedhn or learning-rate; default: all.")] = "",
+) -> None:
+    """List the settings with their defaults, possible values and meanings."""
+    from hyperfl_flwr.config.run_config import all_settings, topics
+    from hyperfl_flwr.core.settings import declared
+    from hyperfl_flwr.core.similar_names import nearest
+
+    found = [(topic, [each for each in declared(topic) if word in each.key]) for topic in topics()]
+    if not any(settings for _, settings in found):
+        raise ConfigError(f"no setting has {word!r} in its key{nearest(word, all_settings())}")
+    for topic, settings in found:
+        if settings:
+            out.print(f"{topic.title}\n", style="bold", markup=False)
+        for each in settings:
+            out.print(described(each, min(out.width, WIDEST)), markup=False)
+
+
+def described(setting: Setting, width: int) -> str:
+    """Return a setting with its default, possible values and meaning, in lines of so many columns."""
+    resumable = "; may change when a run is resumed" if setting.resumable else ""
+    lines = [f"{setting.key} = {toml_value(setting.default)}"]
+    for paragraph in (f"({setting.values}{resumable})", *setting.meaning.split("\n\n")):
+        lines += textwrap.wrap(
+            paragraph, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+        )
+    return "\n".join([*lines, ""])

@@ -1,0 +1,14 @@
+"""FedAvg: the whole model is averaged."""
+
+from hyperfl_flwr.core.method import Method, Upload
+
+METHOD = Method(
+    name="fedavg",
+    title="federated averaging of the whole model",
+    paper="McMahan et al., AISTATS 2017",
+    leaves="the whole model",
+    uploads=(Upload(part="model", form="values"),),
+    learning_rate=0.05,
+    client="clients.fedavg:FedAvgClient",
+    strategy="strategies.fedavg:FedAvg",
+)

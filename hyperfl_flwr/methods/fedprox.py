@@ -1,0 +1,32 @@
+"""FedProx: FedAvg with a pull towards the received model in local training."""
+
+from typing import ClassVar
+
+from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.settings import NonNegativeFloat, Section, setting
+
+
+class FedProxConfig(Section):
+    """Settings of FedProx."""
+
+    key: ClassVar[str] = "fedprox"
+    title: ClassVar[str] = "FedProx"
+
+    mu: NonNegativeFloat = setting(
+        0.01,
+        "Strength μ of the pull to the received model: μ/2 times the squared distance from it is added to the local "
+        "loss. 0 is `fedavg`; the paper takes 0.001 to 1.",
+    )
+
+
+METHOD = Method(
+    name="fedprox",
+    title="federated averaging of models that are pulled to the common one in local training",
+    paper="Li et al., MLSys 2020",
+    leaves="the whole model",
+    uploads=(Upload(part="model", form="values"),),
+    learning_rate=0.05,
+    client="clients.fedprox:FedProxClient",
+    strategy="strategies.fedavg:FedAvg",
+    settings=(FedProxConfig,),
+)

@@ -1,0 +1,54 @@
+"""HyperFL: only a hypernetwork is averaged; embeddings and classifiers stay with the clients."""
+
+from typing import ClassVar, Literal
+
+from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.setting_types import Initialisation
+from hyperfl_flwr.core.settings import Auto, NonNegativeFloat, Positive, PositiveFloat, Section, setting
+
+
+class HyperFLConfig(Section):
+    """Settings of HyperFL and of its form with a frozen embedding, `hyperfl-frozen`."""
+
+    key: ClassVar[str] = "hyperfl"
+    title: ClassVar[str] = "HyperFL"
+
+    initialisation: Initialisation = setting(
+        "hyperfan-bias",
+        "How the hypernetwork is initialised. `hyperfan-bias`: generated weights have the variance of an ordinary "
+        "initialisation, which the bias of the output layer carries. `hyperfan-weight`: the weights of the output "
+        "layer carry it. `torch`: PyTorch's defaults, as in the paper's public code.",
+    )
+    embedding: Literal["trained", "own", "common-frozen"] = setting(
+        "trained",
+        "The clients' embeddings v. `trained`: all start from one v. `own`: each starts from its own. `common-frozen`: "
+        "one v for all, a constant; the method `hyperfl-frozen` computes the same and sends the generated weights θ in "
+        "the place of the hypernetwork.",
+    )
+    embedding_dim: Positive = setting(64, "Length of the embedding; 64 in the paper.")
+    hidden_width: Positive = setting(128, "Width of the hypernetwork's hidden layer; 128 in the paper.")
+    classifier_learning_rate: PositiveFloat = setting(0.1, "Learning rate η_g of the private classifier.")
+    embedding_learning_rate: Auto | PositiveFloat = setting(
+        "auto", "Learning rate η_v of the private embedding. `auto`: as `learning-rate`."
+    )
+    clip_norm: NonNegativeFloat = setting(
+        50.0, "Largest gradient norm of the hypernetwork, and of the embedding; 0 does not clip."
+    )
+    head_optimiser: Literal["factored", "plain"] = setting(
+        "factored",
+        "How the hypernetwork's output layer is stepped. `factored`: without forming its gradient, which is faster. "
+        "`plain`: autograd and torch.optim.SGD. The results are the same up to rounding.",
+    )
+
+
+METHOD = Method(
+    name="hyperfl",
+    title="averaging of a hypernetwork; classifier and embedding stay private",
+    paper="Guo et al., AAAI 2025",
+    leaves="the hypernetwork",
+    uploads=(Upload(part="hypernetwork", form="values"),),
+    learning_rate=0.003,
+    client="clients.hyperfl:HyperFLClient",
+    strategy="strategies.hyperfl:HyperFL",
+    settings=(HyperFLConfig,),
+)

@@ -1,0 +1,16 @@
+"""HyperFL with one frozen embedding for all: what the hypernetwork generates is averaged."""
+
+from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.methods.hyperfl import HyperFLConfig
+
+METHOD = Method(
+    name="hyperfl-frozen",
+    title="HyperFL with one frozen embedding for all: the generated feature extractor is averaged",
+    paper="Guo et al., AAAI 2025",
+    leaves="the generated feature extractor",
+    uploads=(Upload(part="extractor", form="values"),),
+    learning_rate=0.003,
+    client="clients.hyperfl_frozen:HyperFLFrozenClient",
+    strategy="strategies.hyperfl:HyperFLFrozen",
+    settings=(HyperFLConfig,),
+)

@@ -1,0 +1,64 @@
+"""IT-PFL-HN: pFedHN with an encoder that finds a client's embedding in its data without labels."""
+
+from typing import ClassVar, Literal
+
+from hyperfl_flwr.core.method import Method, Settings, Upload
+from hyperfl_flwr.core.setting_types import Pooling
+from hyperfl_flwr.core.settings import NonNegative, Positive, PositiveFloat, Section, setting
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
+
+
+class ITPFLConfig(Section):
+    """Settings of IT-PFL-HN; its hypernetwork has those of `pfedhn.*`, too."""
+
+    key: ClassVar[str] = "it-pfl"
+    title: ClassVar[str] = "IT-PFL-HN"
+
+    fine_tune_rounds: NonNegative = setting(
+        2, "The last so many rounds are the second phase, which tunes the hypernetwork with the encoder frozen."
+    )
+    encoder_learning_rate: PositiveFloat = setting(
+        0.02,
+        "Learning rate of the encoder's SGD on the clients, which has `momentum`, `weight-decay` and "
+        "`pfedhn.clip-norm`, too.",
+    )
+    encoder_steps: NonNegative = setting(
+        1, "Local steps that train the encoder; 0: as many steps, or as many passes, as train the model."
+    )
+    encoder_batch_size: Positive = setting(500, "Samples per step of the encoder.")
+    encoder_optimiser: Literal["mean", "adam"] = setting(
+        "adam",
+        "What the server makes of the clients' encoders. `adam`: a step of Adam along their mean change (FedAdam, "
+        "Reddi et al., ICLR 2021). `mean`: their mean, as in the paper.",
+    )
+    encoder_server_learning_rate: PositiveFloat = setting(5e-4, "Learning rate of the server's Adam.")
+    pooling: Pooling = setting(
+        "mean",
+        "How the vectors of a client's samples become one. `mean-max`: half of the units are averaged, of the others "
+        "the maximum is taken. `mean`: the vectors are scaled to length 1 and averaged, which differentially private "
+        "noise needs.",
+    )
+
+    def fine_tunes(self, server_round: int, num_rounds: int) -> bool:
+        """Say whether a round, from 1, of so many fine-tunes the hypernetwork with the encoder frozen."""
+        return server_round > num_rounds - self.fine_tune_rounds
+
+
+def _trains_encoder(settings: Settings, server_round: int) -> bool:
+    return not settings.section(ITPFLConfig).fine_tunes(server_round, settings.num_rounds)
+
+
+METHOD = Method(
+    name="it-pfl",
+    title="pFedHN with an encoder, which finds the embedding of a client in its data without labels",
+    paper="IT-PFL, under review at ICLR 2022",
+    leaves="the change of the generated model, the encoder, and a descriptor of the data",
+    uploads=(
+        Upload(part="model", form="decrease", own_start=True),
+        Upload(part="encoder", form="values", sent=_trains_encoder),
+    ),
+    learning_rate=0.03,
+    client="clients.it_pfl:ITPFLClient",
+    strategy="strategies.it_pfl:ITPFL",
+    settings=(ITPFLConfig, PFedHNConfig),
+)

@@ -1,0 +1,16 @@
+"""pFedHN-PC: a hypernetwork on the server generates feature extractors, classifiers stay with the clients."""
+
+from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
+
+METHOD = Method(
+    name="pfedhn-pc",
+    title="a hypernetwork on the server generates feature extractors; the classifier stays private",
+    paper="Shamsian et al., ICML 2021",
+    leaves="the change of the generated feature extractor",
+    uploads=(Upload(part="extractor", form="decrease", own_start=True),),
+    learning_rate=0.03,
+    client="clients.pfedhn:PFedHNPCClient",
+    strategy="strategies.pfedhn:PFedHNPC",
+    settings=(PFedHNConfig,),
+)

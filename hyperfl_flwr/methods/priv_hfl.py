@@ -1,0 +1,93 @@
+"""PRIV-HFL: consensus by dual variables; every client keeps a model of its own."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from hyperfl_flwr.core.method import Method, Settings, Upload
+from hyperfl_flwr.core.setting_types import Order, Realisation
+from hyperfl_flwr.core.settings import Auto, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, setting
+
+
+class PrivHFLConfig(Section):
+    """Settings of PRIV-HFL."""
+
+    key: ClassVar[str] = "priv-hfl"
+    title: ClassVar[str] = "PRIV-HFL"
+
+    realisation: Realisation = setting(
+        "mean",
+        "With what clients are compared. `mean`: with the mean of all. `chain`: with their neighbours in a chain.",
+    )
+    order: Order = setting(
+        "alternating",
+        "Which multipliers a client's steps use. `alternating`: those that have seen the newest models. `published`: "
+        "those of the round before, as in the paper.",
+    )
+    projection: bool = setting(
+        False, "Keep both multipliers of a pair of clients and make them non-negative; with the `chain` only."
+    )
+    sigma: Auto | NonNegativeFloat = setting(
+        "auto",
+        "Regulariser of the dual; 0 leads to exact consensus. `auto`: 0.1 / β², with which a multiplier forgets a "
+        "tenth in each round.",
+    )
+    dual_step: Auto | PositiveFloat = setting(
+        "auto",
+        "Step size β of the dual. `auto`: 1 / (κ l α K), with client sampling a tenth of the sampled share of that.",
+    )
+    local_steps: Positive = setting(
+        20, "Number K of local steps, the same for every client, in the place of `local-epochs`."
+    )
+    clip_norm: NonNegativeFloat = setting(
+        10.0,
+        "Largest norm of the local loss's gradient in each step, before the dual force is added; 0 does not clip.",
+    )
+    distill: bool = setting(
+        False, "Train on pseudo-data too, of a generator that all clients train together; for images only."
+    )
+    generator_learning_rate: PositiveFloat = setting(
+        0.1, "Learning rate of the server's step of the generator along the mean of the clients' gradients."
+    )
+    generator_width: Positive = setting(64, "Number of the generator's feature maps.")
+    pseudo_samples: Annotated[int, Field(ge=2)] = setting(100, "Pseudo-data that a client makes in a round.")
+    class_balance: Annotated[float, Field(gt=1, allow_inf_nan=False)] = setting(
+        2.0,
+        "Constant c: labels of pseudo-data are drawn with probabilities proportional to c max n − n_y, for the "
+        "client's n_y samples of class y.",
+    )
+    keep_generators: NonNegative = setting(
+        0, "Every so many rounds the server keeps a copy of the generator in the run's folder; 0 keeps none."
+    )
+    mixing: bool = setting(
+        False,
+        "Clients rotate what they share by a secret of theirs, for which every node needs `mixing-key-file` in its "
+        "node config. This is obfuscation, not encryption.",
+    )
+
+    @field_validator("projection")
+    @classmethod
+    def _of_a_chain(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("realisation") == "mean":
+            raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
+        return value
+
+
+def _distils(settings: Settings, server_round: int) -> bool:
+    return settings.section(PrivHFLConfig).distill
+
+
+METHOD = Method(
+    name="priv-hfl",
+    title="consensus by dual variables: every client keeps a model of its own",
+    paper="Najafi et al., PRIV-HFL",
+    leaves="the change of the client's model; with distillation a gradient of the common generator, too",
+    uploads=(
+        Upload(part="kept-model", form="increase", own_start=True),
+        Upload(part="generator", form="gradient", sent=_distils),
+    ),
+    learning_rate=0.05,
+    client="clients.priv_hfl:PrivHFLClient",
+    strategy="strategies.priv_hfl:PrivHFL",
+    settings=(PrivHFLConfig,),
+)

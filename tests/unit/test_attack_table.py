@@ -1,0 +1,80 @@
+"""Which attacks apply to which method: written by hand, since they follow from what methods and attacks declare."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hyperfl_flwr.audit.audit import chosen_attacks
+from hyperfl_flwr.audit.record_round import Target
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError
+
+FIRST_ROUND = 1
+
+ON_UPLOADS: dict[str, Sequence[str]] = {
+    "local": (),
+    "fedavg": ("ig", "head-gradient", "idlg"),
+    "fedrep": ("head-gradient",),
+    "hyperfl": ("ig-paper", "head-gradient"),
+    "hyperfl-frozen": ("head-gradient",),
+    "pfedhn": ("ig", "head-gradient", "idlg"),
+    "pfedhn-pc": ("head-gradient",),
+    "it-pfl": ("ig", "head-gradient", "idlg", "encoder-gradient"),
+    "priv-hfl": ("dual-difference",),
+}
+
+ON_SUMS: dict[str, Sequence[str]] = {
+    "local": (),
+    "fedavg": ("head-gradient",),
+    "fedrep": ("head-gradient",),
+    "hyperfl": ("head-gradient", "channels-known", "channels-ica"),
+    "hyperfl-frozen": ("head-gradient",),
+    "pfedhn": (),
+    "pfedhn-pc": (),
+    "it-pfl": (),
+    "priv-hfl": (),
+}
+
+
+def applicable(method: str, *, server_round: int = FIRST_ROUND, summed: bool = False, **changes: Any) -> Sequence[str]:
+    """Return the attacks that an audit runs if none are named; keys of `changes` have `_` for `-` and `__` for dots."""
+    settings = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    config = RunConfig.from_flat(default_settings() | {"method": method} | settings)
+    by_neighbours = config.flat()["priv-hfl.realisation"] == "chain"
+    target = Target(
+        config=config, clients=[0], recorded_round=server_round, summed=summed, by_neighbours=by_neighbours
+    )  # fmt: skip
+    with contextlib.suppress(ConfigError):  # none applies
+        return tuple(chosen_attacks((), target))
+    with pytest.raises(ConfigError, match="no attack of this project applies"):
+        chosen_attacks((), target)
+    return ()
+
+
+@pytest.mark.parametrize(("method", "attacks"), ON_UPLOADS.items())
+def test_attacks_on_single_uploads(method: str, attacks: Sequence[str]) -> None:
+    assert applicable(method) == attacks
+
+
+@pytest.mark.parametrize(("method", "attacks"), ON_SUMS.items())
+def test_attacks_on_sums(method: str, attacks: Sequence[str]) -> None:
+    assert applicable(method, summed=True) == attacks
+
+
+def test_a_generator_is_attacked_where_there_is_one() -> None:
+    assert applicable("priv-hfl", priv_hfl__distill=True) == ("dual-difference", "generator-dlg")
+    assert applicable("fedavg", priv_hfl__distill=True) == ON_UPLOADS["fedavg"]
+
+
+def test_an_encoder_is_attacked_while_it_is_trained() -> None:
+    """Of three rounds, the last tunes the hypernetwork and leaves the encoder as it is."""
+    changes = {"num_rounds": 3, "it_pfl__fine_tune_rounds": 1}
+    assert applicable("it-pfl", server_round=2, **changes) == ON_UPLOADS["it-pfl"]
+    assert applicable("it-pfl", server_round=3, **changes) == ("ig", "head-gradient", "idlg")
+    assert applicable("fedavg", server_round=3, **changes) == ON_UPLOADS["fedavg"]
+
+
+def test_neighbours_in_a_chain_follow_models() -> None:
+    assert applicable("priv-hfl", priv_hfl__realisation="chain") == ("dual-difference",)
