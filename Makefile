@@ -71,6 +71,10 @@ define NO_PYTHON
 	$(or $(PYTHON),python3) --version; \
 	echo "Install one of them, then choose it, for example: make run PYTHON=python3.12"; exit 1
 endef
+define UNFIT_FOLDER
+	echo "error: the path of this folder must have no quotation mark, dollar sign, backquote or backslash; rename it."; \
+	pwd -P; exit 1
+endef
 define NO_VENV
 	echo "error: $(FOUND) could not make a virtual environment with pip, see above."; \
 	echo "On Debian and Ubuntu this may help: sudo apt install python$$($(FOUND) $(VERSION))-venv"; exit 1
@@ -84,12 +88,14 @@ install install-dev:
 		$(CURRENT) || $(MAKE) --no-print-directory .venv/.$@; }
 
 .environment:
+# The programs in .venv begin with this path, in quotes of the shell if it is long or has a space.
+	@case $$(pwd -P) in *[\"\$$\`\\]*) { $(UNFIT_FOLDER); } >&2;; esac
 	@$(USABLE) || { echo "Making .venv with $(FOUND)."; $(REMOVE_VENV); mkdir .venv && \
 		echo unfinished >.venv/.folder && $(FOUND) -m venv --without-pip .venv; } || { $(NO_VENV); } >&2
 	@pwd -P >.venv/.folder
 	@rm -rf .venv/.install .venv/.install-dev $(PACKAGES)/~*
 # pip lists INSTALLER in RECORD when a package is complete, and takes one without a record for absent.
-	@for record in $(PACKAGES)/*.dist-info; do grep -qs /INSTALLER, $$record/RECORD || rm -rf $$record; done
+	@for record in $(PACKAGES)/*.dist-info; do grep -qs /INSTALLER, "$$record/RECORD" || rm -rf "$$record"; done
 	@.venv/bin/python -m pip show -q pip 2>/dev/null || { rm -rf $(PACKAGES)/pip-*.dist-info; \
 		.venv/bin/python -m ensurepip --default-pip >/dev/null; } || { $(NO_VENV); } >&2
 

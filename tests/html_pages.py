@@ -34,7 +34,8 @@ class Page(html.parser.HTMLParser):
         assert self._open == []
         assert text.startswith("<!doctype html>")
         assert self.title == self.headings[0]
-        assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in text
+        policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+        assert f'"Content-Security-Policy" content="{policy}"' in text
         assert text.count("@media (prefers-color-scheme: dark)") == 1
 
     def handle_starttag(self, tag, attrs):

@@ -44,7 +44,7 @@ def book_of(message: Message, context: Context) -> Book | None:
             return None
         folder = Request.of(message.content).run_directory
     # A novel client trains nothing: its descriptor is an it-pfl client's, whatever method the run's settings name.
-    name = ON_DEMAND if NOVEL_DATA in context.node_config else str(context.run_config.get("method"))
+    name = ON_DEMAND if context.node_config.get(NOVEL_DATA) else str(context.run_config.get("method"))
     return Book(
         method=name,
         ledger=Ledger(state_folder(context.node_config.get("state-dir"), folder, simulated=simulated)),

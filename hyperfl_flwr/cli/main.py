@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from functools import partial
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -25,6 +26,7 @@ from hyperfl_flwr.cli.sample_folders import folders
 from hyperfl_flwr.cli.settings import listings
 from hyperfl_flwr.cli.tensorboard import boards
 from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.package_guard import STUDIES
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out, parse_setting
 
@@ -46,8 +48,10 @@ cli.add_typer(listings)
 cli.add_typer(boards)
 cli.add_typer(folders)
 cli.add_typer(exports)
-for commands in entry_points(group="hyperfl.commands"):  # of packages above this one: studies
-    cli.add_typer(commands.load())
+for commands in entry_points(group="hyperfl.commands"):
+    # Of the studies alone, which may be missing: `guard_all` has checked that they are this project's.
+    if commands.module.startswith(f"{STUDIES}.") and find_spec(STUDIES):
+        cli.add_typer(commands.load())
 
 
 @cli.command()

@@ -29,7 +29,7 @@ from hyperfl_flwr.core.settings import (
 )
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.data.sample_format import is_own, own_path
+from hyperfl_flwr.data.sample_format import expanded, is_own, own_path
 from hyperfl_flwr.flower.home import get_flwr_home
 
 SIMULATED = "simulated"
@@ -214,4 +214,4 @@ def _located(path: str, info: ValidationInfo) -> str:
     """Return a path that starts at the validation context's folder, if there is one."""
     if not path or not info.context:
         return path
-    return str(info.context["folder"] / Path(path).expanduser())
+    return str(info.context["folder"] / expanded(path))

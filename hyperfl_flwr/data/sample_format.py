@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyperfl_flwr.core.errors import DataError
+from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.dataset import Dataset
 
 NPZ_PREFIX = "npz:"
@@ -62,7 +62,19 @@ def is_own(name: str) -> bool:
 
 def own_path(name: str) -> Path:
     """Return the path in a name that `is_own`; relative, it is looked up in data-root."""
-    return Path(name.partition(":")[2]).expanduser()
+    return expanded(name.partition(":")[2])
+
+
+def expanded(path: str) -> Path:
+    """Return a path in which a home folder stands for `~` or `~user`.
+
+    Raises:
+        ConfigError: If this machine does not know the user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{path!r} begins with the home folder of an unknown user; write it in full") from None
 
 
 def title_of(name: str) -> str:

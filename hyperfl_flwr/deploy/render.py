@@ -78,8 +78,8 @@ def _bare(value: object) -> _Quoted:
 
 
 def _shell(value: object) -> _Quoted:
-    """Return one word of a POSIX shell."""
-    return _Quoted(shlex.quote(_printable(value)))
+    """Return one word of a POSIX shell, whose quotes hold every character of a path."""
+    return _Quoted(shlex.quote(str(value)))
 
 
 def _toml(value: object) -> _Quoted:

@@ -85,6 +85,20 @@ def test_it_holds_what_the_server_counts(method: str, make_settings: MakeSetting
     assert max(received) == told["bytes_down_per_client"]
 
 
+def test_an_empty_novel_data_leaves_the_run_s_private_groups_guarded(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Such a node trains: its book is of the run's method, and not of the one that novel clients take models of."""
+    settings = make_settings("hyperfl")
+    grid = OwnedGrid(settings, tmp_path)
+    for context in grid._contexts.values():
+        context.node_config["novel-data"] = ""
+    hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    for folder in grid.folders:
+        assert run_in(folder).methods == ["hyperfl"]
+        assert run_in(folder).private == tuple(sorted(METHODS["hyperfl"].client.private))
+
+
 def test_a_client_s_numbers_are_those_of_metrics_jsonl(make_settings: MakeSettings, tmp_path: Path) -> None:
     grid, run = federate_owned(make_settings("hyperfl"), tmp_path)
     rows = {row["client"]: row for row in read_metrics(run) if row["kind"] == "client" and row["round"] == 2}

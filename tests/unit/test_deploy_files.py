@@ -152,7 +152,7 @@ def test_a_value_that_needs_quotes_is_not_written_without(value: str) -> None:
 
 def test_a_line_break_in_a_value_is_an_error() -> None:
     for template, values in (
-        ("environment.sh.jinja", {"program": "hyperfl", "programs": "/a\nreboot"}),
+        ("hyperfl-node.service.jinja", {"folder": "/a", "start": "/a\nreboot", "number": 0}),
         ("hyperfl-superlink.service.jinja", {"start": "/a/start.sh", "user": "me\nExecStartPre=/bin/reboot"}),
         ("nginx.conf.jinja", {"host": "h", "port": 1, "keys": ["a\nb"]}),
     ):
@@ -161,8 +161,8 @@ def test_a_line_break_in_a_value_is_an_error() -> None:
 
 
 def test_a_shell_reads_the_folder_of_the_programs_as_it_was_given() -> None:
-    """Whatever is in its name."""
-    folder = '/it\'s "a" $HOME `reboot` \\ %h; #'
+    """Whatever is in its name: a no-break space, the joiner of an emoji, and a line break are not printable."""
+    folder = '/it\'s "a" $HOME `reboot` \\ %h; # a\u00a0b \U0001f468\u200d\U0001f469\nreboot'
     text = render("environment.sh.jinja", program="hyperfl", programs=folder)
     assert run("sh", "-c", f'{text}printf %s "$HYPERFL_BIN"') == folder
 

@@ -48,6 +48,12 @@ def test_paths_begin_at_the_folder(tmp_path: Path) -> None:
     assert read_node_config(node_folder(tmp_path / "node", 'data = "mnist"')).data == "mnist"
 
 
+@pytest.mark.parametrize("line", ['state-dir = "~nobody-of-this-name/x"', 'data = "npz:~nobody-of-this-name/x.npz"'])
+def test_the_home_of_an_unknown_user_is_an_error_in_the_settings(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=r"'~nobody-of-this-name/x.*' begins with the home folder of an unknown user"):
+        read_settings(node_folder(tmp_path / "node", line))
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the tables of Unicode are read once
 @given(st.dictionaries(st.sampled_from(["a", "b-c"]), st.text() | st.integers(-9, 9) | st.booleans() | st.floats(0, 9)))
 def test_flower_reads_the_values_that_were_meant(values: dict[str, str | int | float | bool]) -> None:

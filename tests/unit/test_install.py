@@ -406,6 +406,25 @@ def test_a_link_is_removed_and_what_it_leads_to_is_kept(bare: Project, tmp_path:
     assert (tmp_path / "precious" / "bin" / "python").read_text() == "not a Python"
 
 
+@pytest.mark.parametrize("name", ['a "b" c', "$(touch made) a", "`touch made` a", "a\\b c"])
+def test_a_folder_whose_name_a_shell_would_change_is_an_error(bare: Project, name: str) -> None:
+    """Pip writes its path into the first lines of .venv/bin/hyperfl, which `sh` reads: it would run what is in it."""
+    bare.folder = bare.folder.rename(bare.folder.with_name(name))
+    files = sorted(bare.folder.iterdir())
+    assert "error: the path of this folder must have no quotation mark" in bare.fail("run")
+    assert sorted(bare.folder.iterdir()) == files
+
+
+def test_nothing_outside_of_an_environment_is_removed(project: Project) -> None:
+    """Whatever the records are called that an interrupted installation has left in it."""
+    (project.packages / "a precious *.dist-info").mkdir()
+    (project.folder / "precious").write_text("kept")
+    project.make("install")
+    assert not (project.packages / "a precious *.dist-info").exists()
+    assert (project.folder / "precious").read_text() == "kept"
+    assert project.installed() == ALL
+
+
 def test_the_settings_of_others_do_not_lead_elsewhere(bare: Project, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     names = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "PIP_PREFIX", "PIP_PYTHON", "PIP_ROOT", "PIP_TARGET")

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,7 +140,7 @@ def make_foreign(folder: Path, name: str, *, is_package: bool = True) -> Path:
 def test_no_module_runs_a_foreign_package(tmp_path: Path, name: str, is_package: bool) -> None:
     """Each is imported first, from plain Python beside a foreign package or module."""
     path = make_foreign(tmp_path, name, is_package=is_package)
-    needed = NEED_ALL if name == "experiments" else [*NEED_APP, *NEED_ALL, *EXPERIMENTS]
+    needed = ["hyperfl_flwr.cli.main"] if name == "experiments" else [*NEED_APP, *EXPERIMENTS]
     found, has_run = results(tmp_path, sorted(set(needed)))
     refusal = f"InstallationError the package '{name}' would be imported from {path}"
     assert {module: what for module, what in found.items() if not what.startswith(refusal)} == {}
@@ -151,7 +152,7 @@ def test_a_foreign_package_that_was_imported_before_is_refused(tmp_path: Path, n
     """Its modules are not taken for this project's either."""
     path = make_foreign(tmp_path, name)
     before = f"import os, {name}.base, {name}.setting, {name}.run, {name}.findings; os.remove(os.environ['MARK'])\n"
-    needed = NEED_ALL if name == "experiments" else [*NEED_APP, "hyperfl_flwr.launch.simulation"]
+    needed = ["hyperfl_flwr.cli.main"] if name == "experiments" else [*NEED_APP, "hyperfl_flwr.launch.simulation"]
     found, has_run = results(tmp_path, needed, before)
     refusal = f"InstallationError the package '{name}' would be imported from {path}"
     assert {module: what for module, what in found.items() if not what.startswith(refusal)} == {}
@@ -186,3 +187,56 @@ def test_the_command_line_names_the_foreign_package(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: the package 'clients' would be imported from {tmp_path / 'clients'}")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "mark").exists()
+
+
+COMMANDS = """
+import sys, pathlib
+
+here = sys.argv.pop(1)
+sys.path[:] = [here] + [path for path in sys.path if not (pathlib.Path(path) / "hyperfl_flwr/__init__.py").is_file()]
+from hyperfl_flwr.__main__ import main
+main()
+"""
+"""Runs the command line of the installation in a folder, beside no other."""
+
+
+def command_line(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", COMMANDS, str(folder), *words], capture_output=True, text=True, check=False,
+        env={**os.environ, "MARK": str(folder / "mark")},
+    )  # fmt: skip
+
+
+def make_distribution(folder: Path, name: str, commands: str) -> None:
+    """Write what an installer writes of a distribution that brings commands for `hyperfl`."""
+    path = folder / f"{name}-1.0.dist-info"
+    path.mkdir()
+    (path / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (path / "entry_points.txt").write_text(f"[hyperfl.commands]\nx = {commands}\n")
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Path:
+    """A copy of this project's packages, with its entry point."""
+    for name in (OURS, *ALL):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    make_distribution(tmp_path, "hyperfl_flwr", "experiments.commands:studies")
+    return tmp_path
+
+
+def test_commands_of_other_packages_are_not_loaded(installation: Path) -> None:
+    """One that is damaged would end every command, and one of the name of ours would take its place."""
+    make_foreign(installation, "other")
+    make_distribution(installation, "other", "other:commands")
+    make_distribution(installation, "missing", "no_such_package:commands")
+    done = command_line(installation, "version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (installation / "mark").exists()
+    assert "study" in command_line(installation, "--help").stdout
+
+
+def test_the_command_line_works_without_the_studies(installation: Path) -> None:
+    shutil.rmtree(installation / "experiments")
+    done = command_line(installation, "version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "study" not in command_line(installation, "--help").stdout
