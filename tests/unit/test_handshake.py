@@ -51,7 +51,7 @@ def test_a_node_that_does_not_come() -> None:
 
 def test_two_nodes_that_claim_one_client() -> None:
     answers = {A: [says(introduction(0, 2, 4))], B: [says(introduction(0, 2, 4))]}
-    with pytest.raises(RunFailedError, match="both claim client 0; give each node its own partition-id"):
+    with pytest.raises(RunFailedError, match="both claim client 0; give each node a different partition-id"):
         handshake(ScriptedGrid(answers), 4, 10.0)
 
 
