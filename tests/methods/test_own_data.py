@@ -158,7 +158,7 @@ def test_uploads_of_owners_are_not_held_against_a_data_set_that_they_did_not_hav
     watched = {"num_rounds": 1, "audit.clients": "0", "audit.rounds": "1"}
     run = federate("fedavg", 3, grid=grid, **OWN | watched)
     assert list((run / "observations").iterdir())
-    with pytest.raises(RunDirectoryError, match="was trained on the nodes' own data, which are not here"):
+    with pytest.raises(RunDirectoryError, match="was trained on the nodes' own data, which are not on this machine"):
         recorded_round(run, {})
 
 
