@@ -23,9 +23,9 @@ CLASS_NAMES = {
     "cinic10": tuple(_CIFAR10.split()),
     "omniglot": tuple(CHARACTERS),
 }
-"""By data set and label; the others' classes have no names but their numbers."""
+"""Names of the classes by data set, in the order of the labels; classes of other data sets have no names."""
 
 
 def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
-    """Return the names of the classes 0..K-1 of a data set: its own, or the numbers."""
+    """Return the names of the classes 0..K-1 of a data set; their numbers if they have no names."""
     return CLASS_NAMES.get(dataset) or tuple(map(str, range(num_classes)))

@@ -1,8 +1,8 @@
-"""The data sets by name: what they are, and loading them.
+"""Registry of data sets, and loading by name.
 
-An entry of `DATASETS` holds what the data set is and the sizes and rates that HyperFL's paper uses with it;
-`load_dataset` gives the images. The normalisation is the papers' (CIFAR-100 uses CIFAR-10's); of sets that no paper
-normalises it is computed from the training images.
+An entry of `DATASETS` describes a data set, with the sizes and learning rates of HyperFL's paper; `load_dataset`
+returns the images. The normalisation is that of the papers (CIFAR-100 uses the one of CIFAR-10); for data sets that no
+paper normalises, it is computed from the training images.
 """
 
 import importlib.util
@@ -34,22 +34,22 @@ _DIGITS_SPLIT_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What is known of a data set without loading it.
+    """Description of a data set that is available without loading it.
 
     Attributes:
         title: One line for people.
-        source: Citation, and the licence where there is one.
-        num_classes: K; None where the file decides.
-        input_shape: (C, H, W); None where the file decides.
-        train_size: Number of training images in all; None where the file decides.
-        test_size: Number of test images in all; None where the file decides.
-        download_mb: Size of the download in megabytes, 0 for none.
-        normalisation: Mean and standard deviation per channel; None where they are computed from the training images.
-        augment: Whether training crops and flips at random.
-        train_samples: Recommended training images per client (HyperFL's paper), None for no limit.
-        test_samples: Recommended test images per client (HyperFL's paper), None for no limit.
-        learning_rate: HyperFL's in its paper. Runs whose manifest has no `resolved` had it where `learning-rate` was
-            `auto`; where the paper does not use the data set, they had 0.01.
+        source: Citation, and the licence if there is one.
+        num_classes: Number of classes K; None if it depends on the file.
+        input_shape: Shape (C, H, W) of an image; None if it depends on the file.
+        train_size: Total number of training images; None if it depends on the file.
+        test_size: Total number of test images; None if it depends on the file.
+        download_mb: Size of the download in megabytes; 0 for none.
+        normalisation: Mean and standard deviation per channel; None to compute them from the training images.
+        augment: True if training uses random crops and flips.
+        train_samples: Recommended number of training images per client (HyperFL's paper); None for no limit.
+        test_samples: Recommended number of test images per client (HyperFL's paper); None for no limit.
+        learning_rate: Learning rate in HyperFL's paper; 0.01 for data sets that it does not use. Runs with a manifest
+            without `resolved` used this rate for `learning-rate = auto`.
     """
 
     title: str
@@ -184,25 +184,25 @@ DATASETS: dict[str, DatasetInfo] = {
 
 
 def default_data_root() -> Path:
-    """Return the folder for downloaded data sets of this user; it need not exist."""
+    """Return this user's folder for downloaded data sets; it need not exist."""
     return cache_directory() / "data"
 
 
 def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS_IT_IS) -> Dataset:
-    """Load a data set; a second call in the same process returns the same object at once.
+    """Load a data set; further calls in the same process return the same object.
 
     Args:
-        name: A name from `DATASETS`, ``npz:PATH`` or ``folder:PATH``. A relative PATH is looked up in `data_root`,
-            never in the working directory, which other processes of a run need not share.
-        data_root: Folder of the data sets; None for `default_data_root`, where no relative PATH is looked up. Those of
-            torchvision are downloaded to it where they are missing.
-        reading: What the federation has agreed on.
+        name: A name from `DATASETS`, ``npz:PATH`` or ``folder:PATH``. A relative PATH is resolved in `data_root`, never
+            in the working directory, which may differ between the processes of a run.
+        data_root: Folder of the data sets; None for `default_data_root`, in which relative paths are not resolved.
+            Missing data sets of torchvision are downloaded to it.
+        reading: The federation's agreement on the samples.
 
     Returns:
         The data set; its arrays are shared and must not be written to.
 
     Raises:
-        DataError: The name is unknown, the files are missing or damaged, or they are not what is agreed on.
+        DataError: If the name is unknown, or the files are missing or damaged or do not match the agreement.
     """
     kind = placeholder_of(name)
     if is_own(name) and name != kind:
@@ -222,7 +222,7 @@ def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS
 
 @lru_cache(maxsize=8)
 def _load(name: str, location: Path, _state: str, reading: Reading) -> Dataset:
-    """Load without looking back: `_state` is in the key so that changed files are read again."""
+    """Load a data set; `_state` is only a part of the cache key, so that changed files are read again."""
     kind = placeholder_of(name)
     if kind == "npz:PATH":
         dataset = read_npz(name, location)
@@ -254,7 +254,8 @@ def _dataset(name: str, train: Split, test: Split, client_ids: tuple[str, ...] |
     if train.images.shape[1:] != info.input_shape or max(train.labels.max(), test.labels.max()) >= info.num_classes:
         raise DataError(
             f"images of {name} must have the shape {info.input_shape} and labels below {info.num_classes}, "
-            f"got {train.images.shape[1:]} and labels up to {train.labels.max()}; replace the files"
+            f"got {train.images.shape[1:]} and labels up to {max(train.labels.max(), test.labels.max())}; replace the "
+            f"files"
         )
     mean, std = info.normalisation or channel_statistics(train.images)
     return Dataset(
@@ -275,9 +276,12 @@ def _dataset(name: str, train: Split, test: Split, client_ids: tuple[str, ...] |
 
 def _digits() -> tuple[Split, Split]:
     """Return scikit-learn's digits, 0..16 scaled to 0..255, in a fixed split that keeps the class proportions."""
-    package = importlib.util.find_spec("sklearn")  # its file is read: to import it takes a second of every process
+    package = importlib.util.find_spec("sklearn")  # read its file directly: the import takes a second per process
     if package is None or package.origin is None:
-        raise InstallationError("the package 'sklearn' (scikit-learn) is missing, in which the data set digits lies")
+        raise InstallationError(
+            "the package 'sklearn' (scikit-learn), which contains the data set digits, is missing; install "
+            "hyperfl-flwr again"
+        )
     rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", delimiter=",")
     images = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     labels = rows[:, -1].astype(np.int64)

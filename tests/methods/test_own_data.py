@@ -182,7 +182,7 @@ def test_one_that_does_not_fit_is_left_out_by_name(federate: Federate, folders: 
     run = federate("fedavg", 3, grid=owners(folders, tmp_path / "states", grids), **OWN)
     assert {row["client"] for row in metrics(run) if row["kind"] == "client"} == {0, 2}
     said = b"".join(grids[0].said)
-    assert b"1 of its folders of classes are not in data.classes" in said
+    assert b"1 of its class folders are not in data.classes" in said
     assert b"Secret" not in said
     assert b"Secret" not in b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
 

@@ -56,7 +56,7 @@ def test_the_device_of_a_setting(num_gpus, name, expected, monkeypatch):
         (
             2,
             "cuda:2",
-            "device is 'cuda:2', but this machine has only 2 CUDA device(s), counted from 0; choose one of them, or use device=cpu",
+            "device is 'cuda:2', but this machine has only 2 CUDA device(s), counted from 0; choose one",
         ),
     ],
 )

@@ -90,7 +90,7 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "size": (lambda: patched(22, 24, b"\xf0\xff\xff\xff"), "it declares 4294967280 bytes, but stores only 1328"),
     "compressed size": (lambda: patched(18, 20, b"\xf0\xff\xff\xff"), "it declares 1328 bytes, but stores only"),
     "deflated size": (
-        lambda: patched(22, 24, b"\xf0\xff\xff\xff", zipfile.ZIP_DEFLATED), "it declares 4294967280 bytes, but stores only"
+        lambda: patched(22, 24, b"\xf0\xff\xff\xff", zipfile.ZIP_DEFLATED), "4294967280 bytes, but stores only"
     ),
     "terabytes": (lambda: archive(declared((10**13,), "<f2")), "shape (10000000000000,) of float16 does not fit the 0"),
     "gigabytes": (lambda: archive(declared((3 * 10**9,))), "shape (3000000000,) of uint8 does not fit the 0 bytes"),

@@ -1,8 +1,8 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in the folders that torchvision uses.
+"""Read MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 from the folders that torchvision uses.
 
-torchvision finds, downloads, checks and decodes the files. Around it stand three things that it lacks: a download
-leaves either all files or none, it gives up soon where there is no network, and a second process maps the decoded
-arrays.
+torchvision finds, downloads, checks and decodes the files. This module adds three features that it lacks: a download
+leaves either all files or none, it fails soon without a network, and further processes map the decoded arrays from the
+cache.
 """
 
 import http.client
@@ -31,14 +31,14 @@ _IDX_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionFiles:
-    """Where torchvision keeps a data set.
+    """Location of a data set's files in torchvision's layout.
 
     Attributes:
         class_name: The class in `torchvision.datasets`.
         folder: Folder below the data root.
-        files: The files in it.
-        arguments: What its class is called with, beside the root.
-        transposed: Whether the files hold rows for columns; images are turned upright.
+        files: Names of the files in the folder.
+        arguments: Additional arguments of the class.
+        transposed: True if the files have rows and columns swapped; images are then transposed.
     """
 
     class_name: str
@@ -48,7 +48,7 @@ class TorchvisionFiles:
     transposed: bool = False
 
     def paths(self, root: Path) -> list[Path]:
-        """Return the files below a data root."""
+        """Return the paths of the files below a data root."""
         return [root / self.folder / name for name in self.files]
 
 
@@ -76,7 +76,7 @@ TORCHVISION_FILES = {
 
 
 def load_arrays(name: str, root: Path) -> Arrays:
-    """Load one data set, downloading it where it is missing.
+    """Load one data set; downloads it if files are missing.
 
     Args:
         name: A key of `TORCHVISION_FILES`.
@@ -86,7 +86,7 @@ def load_arrays(name: str, root: Path) -> Arrays:
         ``train_images`` and ``test_images`` uint8 [n, C, H, W], ``train_labels`` and ``test_labels`` int64 [n].
 
     Raises:
-        DataError: The files are missing and cannot be downloaded, or they are damaged.
+        DataError: If the files are missing and cannot be downloaded, or if they are damaged.
     """
     source = TORCHVISION_FILES[name]
     if not all(path.is_file() for path in source.paths(root)):
@@ -96,8 +96,8 @@ def load_arrays(name: str, root: Path) -> Arrays:
 
 
 def _decode(name: str, source: TorchvisionFiles, root: Path) -> Arrays:
-    """Read the source files; torchvision compares CIFAR's with their checksums before it unpickles them."""
-    import torchvision  # deferred: costs a second that a process with a warm cache need not spend
+    """Read the source files; torchvision verifies the checksums of CIFAR's files before it unpickles them."""
+    import torchvision  # deferred: the import takes a second, and a process with a warm cache does not need it
 
     dataset_class = getattr(torchvision.datasets, source.class_name)
     arrays = {}
@@ -111,7 +111,7 @@ def _decode(name: str, source: TorchvisionFiles, root: Path) -> Arrays:
             arrays[f"{part}_labels"] = np.asarray(dataset.targets, dtype=np.int64)
             if len(images) != len(arrays[f"{part}_labels"]) or len(images) == 0:
                 raise ValueError(f"{len(images)} images with {len(arrays[f'{part}_labels'])} labels")
-    except Exception as error:  # whatever torchvision's parsers raise for bytes without meaning
+    except Exception as error:  # torchvision does not document which exceptions damaged files raise
         raise DataError(
             f"the files of {name} must be those that torchvision downloads, but reading {root / source.folder} failed: "
             f"{error}; delete that folder and load the data set again"
@@ -148,14 +148,14 @@ def _missing(name: str, source: TorchvisionFiles, root: Path, error: Exception) 
     return (
         f"data set {name} must lie in {root / source.folder} as the files {', '.join(source.files)}; "
         f"missing: {', '.join(absent)}; downloading them failed: {reason}; "
-        f"copy the files there (the layout of torchvision.datasets.{source.class_name}), choose the folder that holds "
-        f"{source.folder} as data-root, or use the data set digits, which needs no download"
+        f"copy the files there (the layout of torchvision.datasets.{source.class_name}), set data-root to the folder "
+        f"that contains {source.folder}, or use the data set digits, which needs no download"
     )
 
 
 @contextmanager
 def _network_timeout(seconds: float) -> Iterator[None]:
-    """Bound every network operation; torchvision sets no limit, and a silent firewall would hold it for minutes."""
+    """Limit the time of every network operation; torchvision sets no limit, and a firewall may block for minutes."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
