@@ -283,6 +283,7 @@ def _digits() -> tuple[Split, Split]:
             "hyperfl-flwr again"
         )
     rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", delimiter=",")
+    # Pixels are 0 to 16 in the file.
     images = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     labels = rows[:, -1].astype(np.int64)
     train, test = split_train_test(labels, numpy_generator(_DIGITS_SPLIT_SEED, "digits", "split"))

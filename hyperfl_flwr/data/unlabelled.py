@@ -71,7 +71,7 @@ def _read(path: Path, input_shape: tuple[int, ...], convert: bool, labelled: boo
             f"{path}: all samples must be finite, but {len(broken)} are not, the first is {broken[0]}; remove or "
             f"repair them"
         )
-    found.samples.flags.writeable = False
+    found.samples.flags.writeable = False  # the cache shares them between callers
     return found
 
 

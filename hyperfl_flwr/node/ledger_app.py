@@ -57,6 +57,7 @@ class RecordedApp(ClientApp):
             book.ledger.append(origin.entry("in", message.content))
             reply = self._answer(message, context, book)
             entry = _leaving(origin, reply)
+            # Before the entry is written: the ledger must record what really leaves.
             if kept := private_arrays(entry, book.private):
                 log(ERROR, "the reply contains arrays of private groups, so it is not sent: %s", ", ".join(kept))
                 reply = _error(message, "ValueError: the reply contains arrays of private groups")

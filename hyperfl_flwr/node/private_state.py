@@ -42,7 +42,7 @@ class PrivateState:
         """
         meta = {"client": self.client, "experiment": self.experiment, "round": version}
         try:
-            for directory in (self.directory.parent, self.directory):
+            for directory in (self.directory.parent, self.directory):  # mkdir applies `mode` only to the last folder
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_arrays(self.path(version), arrays, meta, mode=0o600)
         except OSError as error:

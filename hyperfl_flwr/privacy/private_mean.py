@@ -107,6 +107,7 @@ def private_pooled(encoder: Encoder, samples: Tensor, *, epsilon: float, delta: 
     with _evaluating(encoder), torch.no_grad():
         refuse_unbounded(encoder, samples[:1])
         features = torch.cat([encoder.phi(batch).double().cpu() for batch in torch.split(samples, BATCH)])
+    # A row with one such value becomes zero as a whole: n is public, so the row must not be dropped.
     features[~torch.isfinite(features).all(dim=1)] = 0
     return private_unit_mean(features.numpy(), epsilon, delta)
 
@@ -143,6 +144,7 @@ def refuse_unbounded(encoder: Encoder, like: Tensor) -> None:
         ValueError: If there is no bound; the message gives the reason.
     """
     refuse_maximum(encoder.pooling)
+    # A fixed local generator: the test neither depends on nor advances the global random numbers.
     probes = torch.randn((_PROBES, *like.shape[1:]), generator=torch.Generator().manual_seed(0)).to(like)
     with torch.no_grad():
         together, again = encoder.phi(probes), encoder.phi(probes)

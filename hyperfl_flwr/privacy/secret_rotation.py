@@ -48,6 +48,7 @@ def read_key(path: Path) -> bytes:
 
 def run_key(secret: bytes, experiment: str) -> bytes:
     """Return the key of one run, derived from the key file so that two runs have independent rotations."""
+    # The length prefix makes the concatenation of secret and experiment unambiguous.
     return hashlib.sha256(len(secret).to_bytes(8, "big") + secret + experiment.encode()).digest()
 
 
@@ -132,5 +133,6 @@ def _signs(key: bytes, number: int, size: int) -> Tensor:
 
 
 def _permutation(key: bytes, size: int) -> Tensor:
+    # Sorting random 64-bit numbers; "<u8" fixes the byte order, so that all machines get the same permutation.
     values = np.frombuffer(_stream(key, "order", 8 * size), "<u8")
     return torch.from_numpy(np.argsort(values, kind="stable"))

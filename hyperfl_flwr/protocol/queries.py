@@ -78,7 +78,7 @@ class Question:
         """
         if QUESTION not in content:
             return cls()
-        values = dict(record_of(content, QUESTION, ConfigRecord))
+        values = dict(record_of(content, QUESTION, ConfigRecord))  # untrusted: check types before use
         samples, epsilon = values.get("samples"), values.get("epsilon")
         if samples is not None and not (type(samples) is int and samples > 0):
             raise ValueError(f"samples must be an integer above 0, got {samples!r}")

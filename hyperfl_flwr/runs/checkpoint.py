@@ -56,7 +56,7 @@ class Checkpoints:
         Deletes older checkpoints except the last two and the one at which the run's last phase began. A run that is
         resumed with more rounds continues from the latter.
         """
-        write_arrays(self.path(progress.round), arrays, asdict(progress))
+        write_arrays(self.path(progress.round), arrays, asdict(progress))  # before any older one is deleted
         for number in self.rounds()[:-KEPT]:
             if number != progress.last_phase_after:
                 self.path(number).unlink(missing_ok=True)

@@ -75,6 +75,7 @@ def resumed(
     history = [*old.get("resumed", []), _circumstances()]
     began = {"status": "running", "problem": "", "end": None, "resumed": history}
     asked = {"settings": dict(settings), "resolved": dict(resolved)}
+    # Manifests of earlier versions lack `present_at_start`.
     return with_nodes({"present_at_start": [], **old, **asked, **began}, roster)
 
 

@@ -83,6 +83,7 @@ def mean_observation(observations: Iterable[Observation]) -> Observation:
         if any(not np.array_equal(value, first.received[key]) for key, value in observation.received.items()):
             raise ValueError("all clients of a sum must have received the same parameters, got different ones")
         for key, value in observation.reply.items():
+            # Sums in float64, so that the mean is rounded to the type of the replies only once.
             totals[key] = totals[key] + value if key in totals else value.astype(np.float64)
     if first is None:
         raise ValueError("a sum needs at least one reply, got none")

@@ -33,7 +33,7 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
     if is_complete and not _is_to_assess(path, manifest["settings"], config):
         raise RunDirectoryError(f"the run in {path} is complete after {done} rounds; raise num-rounds to continue it")
     checkpoints = Checkpoints(path / "checkpoints")
-    for number in reversed(checkpoints.rounds()):
+    for number in reversed(checkpoints.rounds()):  # the newest suitable checkpoint
         _, progress = checkpoints.load(number)
         if _fits(progress, config):
             if keeps_state and is_simulation(manifest):
@@ -95,6 +95,7 @@ def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Ma
         RunDirectoryError: If settings differ that must not; the message names all of them.
     """
     old = {**default_settings(), **old}
+    # `old` has numbers instead of `auto`, so a setting may match as requested or after `auto` is replaced.
     problems = [
         f"{key} was {old.get(key)!r}, now {in_use.get(key)!r}"
         for key in sorted(set(old) | set(new))

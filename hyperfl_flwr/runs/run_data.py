@@ -80,6 +80,7 @@ class RunData:
 
     def with_earlier(self, before: Self) -> Self:
         """Combine with the description of the nodes that took part before: owners' data, once used, stay recorded."""
+        # The summary must not name the data set of the setting once an owner's data were used.
         found = before if before.source == "nodes" and self.source == "dataset" else self
         return replace(found, are_files=self.are_files and before.are_files)
 

@@ -136,7 +136,7 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
             return sorted(meant, key=lambda node: node.partition)
         if time.monotonic() > end:
             raise RunFailedError(
-                f"only {len(meant)} of {expected or 'an unknown number of'} {'novel ' * novel}nodes answered within "
+                f"only {len(meant)} of {expected or 'an unknown number of'} {'novel ' * novel}nodes replied within "
                 f"node-timeout = {timeout:g} s; start the missing ones or raise node-timeout"
             )
         time.sleep(POLL_SECONDS)
@@ -195,6 +195,7 @@ def agree(nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | No
             if key in node.properties:
                 holders.setdefault(_text(node, key), []).append(node.partition)
         ranked = Counter({value: len(numbers) for value, numbers in holders.items()}).most_common(2)
+        # In a tie there is no majority, and the first node to reply must not decide.
         if len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
             found.split[TERMS[key]] = holders
         elif ranked:

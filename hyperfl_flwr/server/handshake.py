@@ -16,7 +16,7 @@ MOST_NODES = 10_000
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and value >= 0  # isinstance would accept bool
 
 
 def _are_counts(value: object) -> bool:
@@ -124,5 +124,6 @@ def _problem(properties: Mapping[str, Any]) -> str:
     needed = _NEEDED_OF_NOVEL if properties.get(NOVEL) else _NEEDED
     if missing := [key for key in needed if key not in properties]:
         return f"its handshake lacks {', '.join(missing)}"
+    # `printable` also limits the length: the value is untrusted and goes to the log.
     wrong = (key for key, is_right in _KINDS.items() if key in properties and not is_right(properties[key]))
     return next((printable(f"its {key} is invalid, got {properties[key]!r}") for key in wrong), "")

@@ -43,7 +43,7 @@ def test_more_nodes_than_clients() -> None:
 def test_a_node_that_does_not_come() -> None:
     answers = nodes_of(3, 3)
     grid = ScriptedGrid(answers, arrivals=[A, B])
-    with pytest.raises(RunFailedError, match=r"only 2 of 3 nodes answered within node-timeout = 0\.05 s"):
+    with pytest.raises(RunFailedError, match=r"only 2 of 3 nodes replied within node-timeout = 0\.05 s"):
         handshake(grid, 3, 0.05)
     with pytest.raises(RunFailedError, match="only 0 of an unknown number of nodes"):
         handshake(ScriptedGrid({}), 3, 0.05)

@@ -204,7 +204,7 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
         ({"test_clients": np.zeros(40, dtype=int)}, "must have the keys clients, test_images"),
         ({"images": np.zeros((40, 30), dtype=np.uint8)}, "3 or 4 dimensions"),
         ({"images": np.zeros((40, 2, 6, 5), dtype=np.uint8)}, "must have 1 or 3 channels"),
-        ({"images": np.zeros((40, 3, 6, 3), dtype=np.uint8)}, "cannot tell the channels"),
+        ({"images": np.zeros((40, 3, 6, 3), dtype=np.uint8)}, "only one axis of 1 or 3 channels"),
         ({"images": np.zeros((0, 6, 5), dtype=np.uint8), "labels": np.zeros(0, dtype=int)}, "must not be empty"),
         ({"images": IMAGES.astype(np.int64)}, "must be uint8 or floats in [0, 1], got int64"),
         ({"images": IMAGES + 254.5}, "must be in [0, 1] if they are floats, got 254.5"),

@@ -85,7 +85,7 @@ def round_fairly(expected: FloatArray, rng: np.random.Generator) -> IntArray:
     offset = (rng.permutation(num_rows) + rng.random())[:, None] / num_rows
     whole = np.floor(exact)
     ends = np.cumsum((exact - whole)[:, order], axis=1)
-    ends[:, -1] = np.rint(ends[:, -1])
+    ends[:, -1] = np.rint(ends[:, -1])  # the fractions of a row sum to a whole number, but for rounding errors
     points = np.floor(ends + offset)
     counts = whole.astype(np.int64)
     counts[:, order] += np.diff(points, axis=1, prepend=0).astype(np.int64)
@@ -106,6 +106,7 @@ def largest_remainder(proportions: FloatArray, sizes: IntArray, rng: np.random.G
     exact = np.round(proportions * sizes[:, None], _DECIMALS)
     counts = np.floor(exact).astype(np.int64)
     remainders = np.round(exact - counts, _DECIMALS)
+    # The last key of lexsort is the primary one: by descending remainder, ties in random order.
     order = np.lexsort((rng.random(exact.shape), -remainders), axis=1)
     rank = np.argsort(order, axis=1)
     extra = rank < (sizes - counts.sum(axis=1))[:, None]

@@ -132,6 +132,7 @@ def held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[I
             f"{settings.validation_fraction} makes {count} of the {len(indices)} training samples of client {client} "
             f"validation samples; choose another fraction"
         )
+    # A separate generator per client: its validation samples do not depend on those of other clients.
     order = numpy_generator(settings.seed, "validation", client).permutation(indices)
     return np.sort(order[count:]), np.sort(order[:count])
 
@@ -204,6 +205,6 @@ def _numbered(clients: IntArray, settings: DataSettings) -> IntArray:
     order = np.arange(settings.num_clients)
     rng = numpy_generator(settings.seed, "partition", "novel")
     novel = np.sort(rng.choice(order, settings.novel_clients, replace=False))
-    numbers = np.empty_like(order)
+    numbers = np.empty_like(order)  # the inverse permutation: new number by old number
     numbers[np.concatenate([np.setdiff1d(order, novel), novel])] = order
     return numbers[clients]

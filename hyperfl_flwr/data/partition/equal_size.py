@@ -48,6 +48,7 @@ def iid(
         sizes = np.full(num_clients, samples)
     elif cap is not None:
         sizes = np.minimum(sizes, cap)
+    # If the sizes add up to more than all samples, the clients wrap around the ring, so that reuse is even.
     ring = rng.permutation(count)
     stops = np.cumsum(sizes)
     return [

@@ -44,6 +44,7 @@ def shards(
         )
     order = rng.permutation(number)
     sizes = count // number + (rng.permutation(number) < count % number)
+    # The stable sort makes the shards the same on all platforms; only their owners are random.
     pieces = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     owned = order.reshape(num_clients, shards_per_client)
     return _at_most([np.concatenate([pieces[shard] for shard in row]) for row in owned], samples, rng)
@@ -91,7 +92,7 @@ def dirichlet_per_label(
                 mine.extend(piece.tolist())
         if min(map(len, owned)) >= min_samples:
             break
-    for mine in owned:
+    for mine in owned:  # has an effect only if the last try failed, too
         while len(mine) < min_samples:
             largest = max(owned, key=len)
             mine.append(largest.pop(int(rng.integers(len(largest)))))

@@ -53,6 +53,7 @@ def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
     labelled = {part: _labelled(images, classes) for part, images in parts.items()}
     if "all" in labelled:
         labelled = _split(path, *labelled["all"], reading.seed)
+    # The labels come from the folders on every call; only the images, which are slow to decode, are cached.
     arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, reading)
     train, test = (
         Split(images=arrays[f"{part}_images"], labels=labels) for part, (_, labels) in sorted(labelled.items())[::-1]
@@ -170,7 +171,7 @@ def _decode(path: Path, files: Mapping[str, Sequence[Path]], input_shape: Shape 
     shape = input_shape
     for part, paths in files.items():
         images, refused = decode(path, paths, shape, convert=input_shape is not None)
-        shape = (images.shape[1], images.shape[2], images.shape[3])
+        shape = (images.shape[1], images.shape[2], images.shape[3])  # the first part decides it for the other one
         if refused:
             raise DataError(_refusal(path, shape, refused, len(paths), given=input_shape is not None))
         arrays[f"{part}_images"] = images

@@ -211,7 +211,7 @@ def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
     elif array.ndim == 4:
         first, last = array.shape[1] in _CHANNELS, array.shape[3] in _CHANNELS
         if first == last:
-            problem = "cannot tell the channels from" if first else "must have 1 or 3 channels in"
+            problem = "must have only one axis of 1 or 3 channels in" if first else "must have 1 or 3 channels in"
             raise _error(path, f"{problem} {key} of shape {array.shape}", "store it as [n, C, H, W] or [n, H, W, C]")
         array = array if first else array.transpose(0, 3, 1, 2)
     else:

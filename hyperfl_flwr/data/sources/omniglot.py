@@ -94,13 +94,14 @@ def _decode(root: Path) -> Arrays:
     for name in SETS:
         archive, folder = _places(root, name)
         try:
+            # Greek and Latin are in both sets under the same names, so the union keeps one copy of them.
             files |= _in_archive(archive, name) if archive.is_file() else _in_folder(folder)
         except (OSError, MalformedFileError) as error:
             raise DataError(f"reading {name} below {root / FOLDER} failed: {error}; copy its archive again") from error
     names = sorted(files)
     labels, clients = _labels_and_clients(names, root)
     images = np.stack([_read(files[name], name, root) for name in names])
-    groups = clients * len(CHARACTERS) + labels
+    groups = clients * len(CHARACTERS) + labels  # one group for each drawer and alphabet
     arrays: dict[str, npt.NDArray[np.uint8] | npt.NDArray[np.int64]] = {}
     chosen = split_train_test(groups, numpy_generator(_SPLIT_SEED, "omniglot", "split"))
     for part, indices in zip(("train", "test"), chosen, strict=True):
