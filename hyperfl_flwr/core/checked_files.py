@@ -1,7 +1,7 @@
-"""Reading zip archives and numpy arrays from files that may be damaged or malicious.
+"""Read zip archives and numpy arrays from untrusted files, which may be damaged or malicious.
 
-What a file declares (the size of a member, the shape of an array) is compared with what it holds before anything is
-allocated, and whatever a parser raises becomes one exception. Nothing is unpickled.
+The sizes that a file declares (of a member, of an array) are compared with the bytes it holds before any memory is
+allocated. Every exception of a parser becomes a `MalformedFileError`. Nothing is unpickled.
 """
 
 import contextlib
@@ -17,16 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ENCRYPTED = 0x1
-"""The bit of a member's flags."""
+"""Bit of a zip member's flags that marks it as encrypted."""
 
 _EXPANSION = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
-"""How many bytes at most come out of one: of deflate, 258 bytes of two bits. Numpy writes in no other way."""
+"""Largest expansion factor of each accepted compression method; deflate encodes at most 258 bytes in two bits.
+
+Numpy writes no other methods. A declared size above the factor is a forgery (a "zip bomb").
+"""
 
 _KINDS = "biufcSU"
-"""Numpy's kinds of numbers and strings."""
+"""Numpy type kinds that are accepted: numbers, booleans and strings."""
 
 _LONGEST_REASON = 300
-"""Characters of a parser's message, which may repeat what it was given."""
+"""Maximum length of a parser's message in characters; it may quote its input, which is untrusted."""
 
 _MEGABYTE = 1e6
 
@@ -36,43 +39,44 @@ class MalformedFileError(ValueError):
 
 
 def memory_bytes() -> int:
-    """Return the size of this machine's memory."""
+    """Return the size of this machine's physical memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def refuse_excess(num_bytes: int) -> None:
-    """Check that data fit into this machine's memory.
+    """Check that `num_bytes` of data fit into this machine's memory.
 
     Raises:
         MalformedFileError: If they do not.
     """
     if num_bytes > (available := memory_bytes()):
         raise MalformedFileError(
-            f"it takes {num_bytes / _MEGABYTE:,.1f} MB, this machine has {available / _MEGABYTE:,.1f} MB of memory"
+            f"it needs {num_bytes / _MEGABYTE:,.1f} MB, but this machine has {available / _MEGABYTE:,.1f} MB of memory"
         )
 
 
 @contextlib.contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive, to be read by the functions below.
+    """Open an untrusted zip archive for `read_member` and `read_array`.
 
     Raises:
         OSError: If the file cannot be opened.
-        MalformedFileError: If it is no archive, or has two members of one name.
+        MalformedFileError: If it is not a zip archive, or has two members with the same name.
     """
     with path.open("rb") as file, contextlib.ExitStack() as stack:
         with _malformed("the archive"):
             archive = stack.enter_context(zipfile.ZipFile(file))
+            # zipfile reads the last of several members with one name, and `check_members` would count only that one.
             if repeated := [name for name, count in Counter(archive.namelist()).items() if count > 1]:
                 raise MalformedFileError(f"{repeated[0]!r} occurs more than once")
         yield archive
 
 
 def check_members(archive: zipfile.ZipFile, names: Iterable[str]) -> None:
-    """Check that members of an archive fit into this machine's memory together, before they are read.
+    """Check, before reading, that members of an archive together fit into this machine's memory.
 
     Raises:
-        MalformedFileError: If they do not, or if one of them cannot be read.
+        MalformedFileError: If they do not fit, or if one of them is missing or cannot be read.
     """
     refuse_excess(sum(_size(archive, name) for name in names))
 
@@ -81,8 +85,8 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     """Read a member of an archive.
 
     Raises:
-        MalformedFileError: If it is missing, damaged, encrypted, compressed in another way than deflate, or declares a
-            size that what is stored of it cannot have.
+        MalformedFileError: If it is missing, damaged or encrypted, uses a compression method other than deflate, or
+            declares a size that its stored bytes cannot have.
     """
     check_members(archive, [name])
     with _malformed(name):
@@ -90,10 +94,10 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """Read an array that numpy has written to an archive.
+    """Read an array in numpy's `.npy` format from an archive.
 
     Raises:
-        MalformedFileError: As for `read_member`, or if it is no array of numbers or strings.
+        MalformedFileError: As for `read_member`, or if it is not an array of numbers or strings.
     """
     refuse_excess(array_bytes(archive, name))
     with _malformed(name), archive.open(name) as member:
@@ -102,7 +106,7 @@ def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
 
 
 def array_bytes(archive: zipfile.ZipFile, name: str) -> int:
-    """Return the size of an array in an archive, in memory; only its header is read.
+    """Return the size in bytes that an archived array takes in memory; reads only its header.
 
     Raises:
         MalformedFileError: As for `read_array`.
@@ -114,18 +118,18 @@ def array_bytes(archive: zipfile.ZipFile, name: str) -> int:
 
 
 def read_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of an array in numpy's format; the stream is left at its first element.
+    """Read and check the header of a `.npy` stream; leaves the stream at the first element.
 
     Args:
-        stream: The array, header included.
-        size: Of the array in bytes, header included.
+        stream: The array, including its header.
+        size: Size of the array in bytes, including its header.
 
     Returns:
-        Shape, whether it is in Fortran order, and type.
+        The shape, True for Fortran order, and the type of the elements.
 
     Raises:
-        MalformedFileError: If the header cannot be read, is of something else than numbers or strings, or declares
-            another size than the array has.
+        MalformedFileError: If the header cannot be read, describes elements other than numbers and strings, or does
+            not match the size of the array.
     """
     with _malformed("its header"):
         version = np.lib.format.read_magic(stream)
@@ -134,28 +138,36 @@ def read_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np
         held = size - stream.tell()
     if dtype.kind not in _KINDS:
         raise MalformedFileError(f"it must hold numbers or strings (no pickled objects, no records), got {dtype}")
+    # A negative dimension could make the product match although the shape is impossible.
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held:
         raise MalformedFileError(f"its shape {shape} of {dtype} does not fit the {held} bytes that it holds")
     return shape, is_fortran, dtype
 
 
 def _size(archive: zipfile.ZipFile, name: str) -> int:
-    """Return the declared size of a member, beyond which zipfile does not read; it must be one that it can have."""
+    """Return the declared size of a member in bytes, after checking that its stored bytes can expand to that size.
+
+    zipfile never reads beyond the declared size, so a checked size also bounds the memory that reading takes.
+    """
     with _malformed(name):
         info = archive.getinfo(name)
         if info.flag_bits & _ENCRYPTED:
             raise MalformedFileError("it is encrypted")
         if info.compress_type not in _EXPANSION:
-            raise MalformedFileError(f"it is compressed by method {info.compress_type}, only deflate is read")
+            raise MalformedFileError(f"its compression method is {info.compress_type}; only deflate is supported")
+        # The compressed size is declared by the file, too; all members are stored before the central directory.
         held = min(info.compress_size, archive.start_dir)
         if info.compress_size > held or info.file_size > held * _EXPANSION[info.compress_type]:
-            raise MalformedFileError(f"it declares {info.file_size} bytes, but holds {held}")
+            raise MalformedFileError(f"it declares {info.file_size} bytes, but stores only {held}")
     return info.file_size
 
 
 @contextlib.contextmanager
 def _malformed(name: str) -> Iterator[None]:
-    """Turn whatever zipfile, zlib and numpy raise for bytes without meaning, of which there is no list, into one."""
+    """Convert every exception of zipfile, zlib and numpy to `MalformedFileError`.
+
+    These parsers do not document which exceptions they raise for damaged input, so all are caught.
+    """
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The commit of an app that was handed to Flower, where no git is; written by `hyperfl_flwr.launch.app_bundle`."""
+"""The git commit of an app bundle, for machines without the repository; `hyperfl_flwr.launch.app_bundle` writes it."""
 
 COMMIT = ""
-"""With `-dirty` where files differed from it; empty in a checkout, whose git can be asked."""
+"""Commit hash, with the suffix `-dirty` if files differed from it; empty in a checkout, where git knows the commit."""

@@ -1,4 +1,4 @@
-"""The device that a node trains on."""
+"""Select the torch device of a node."""
 
 import torch
 
@@ -6,16 +6,16 @@ from hyperfl_flwr.core.errors import DeviceError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn the setting `device` into a torch device.
+    """Return the torch device that the setting `device` names.
 
     Args:
-        name: `auto` (CUDA when there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ...
+        name: `auto` (CUDA if available, else the CPU), `cpu`, `cuda`, `cuda:1`, ...
 
     Returns:
         A device that exists on this machine.
 
     Raises:
-        DeviceError: If the device does not exist here, or is one that this project does not support.
+        DeviceError: If this machine does not have the device, or this project does not support it.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -26,10 +26,13 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise DeviceError(
-                f"device is {name!r}, but torch {torch.__version__} sees no CUDA device here; use device=cpu"
+                f"device is {name!r}, but torch {torch.__version__} finds no CUDA device here; use device=cpu"
             )
         if device.index is not None and device.index >= torch.cuda.device_count():
-            raise DeviceError(f"device is {name!r}, but there are only {torch.cuda.device_count()} CUDA devices here")
+            raise DeviceError(
+                f"device is {name!r}, but this machine has only {torch.cuda.device_count()} CUDA device(s), counted "
+                f"from 0; choose one of them, or use device=cpu"
+            )
         return device
     if device.type != "cpu":
         raise DeviceError(f"device must be auto, cpu or cuda, got {name!r}: only those two are tested; use device=cpu")

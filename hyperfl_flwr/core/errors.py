@@ -1,30 +1,31 @@
-"""The errors that users see.
+"""Exceptions for errors that users can act on.
 
 ::
 
-    HyperFLError            something a user can act on; `exit_code` is what the command line returns
+    HyperFLError            base class; `exit_code` is the exit code of the command line
     |-- ConfigError         a setting is unknown, of the wrong type or out of range (exit 2)
     |-- DataError           a data set is missing, unreadable or too small for the federation (exit 2)
-    |-- RunDirectoryError   a run directory exists, is in use, or does not fit what is asked of it (exit 2)
+    |-- RunDirectoryError   a run directory exists, is in use, or does not match the request (exit 2)
     |-- StateError          a checkpoint or a private state file is missing or corrupted (exit 2)
-    |-- DeviceError         a device was asked for that this machine does not offer (exit 2)
-    |-- RefusalError        a node does not do what the server asks (exit 2)
+    |-- DeviceError         this machine does not have the requested device (exit 2)
+    |-- RefusalError        a node refuses a request of the server (exit 2)
     |-- InstallationError   foreign packages hide this project's, or a file of the installation is missing (exit 2)
     `-- RunFailedError      the run itself failed (exit 1)
 
-A message says what must hold, what was given, and what to do. Misuse of a library function is a `ValueError`.
+A message states what must hold, what was given, and what to do. Misuse of a library function raises a `ValueError`.
 
-What happens on a node with an owner is told to the server by `for_others` only: a message may name the owner's files.
+A node that belongs to a data owner must pass an error to the server only through `for_others`, since the full message
+may name the owner's files.
 """
 
 
 class HyperFLError(Exception):
-    """An error that a user can act on.
+    """Base class of errors that a user can act on.
 
     Args:
-        message: For the user at this machine.
-        public: What another machine may learn of it: nothing of the owner's paths, names or samples. Empty for the kind
-            of error alone.
+        message: Message for the user of this machine.
+        public: Message that other machines may see; it must not contain the owner's paths, names or samples. If empty,
+            they see only the type of the error.
     """
 
     exit_code = 2
@@ -43,7 +44,7 @@ class DataError(HyperFLError):
 
 
 class RunDirectoryError(HyperFLError):
-    """A run directory exists, is in use, or does not fit what is asked of it."""
+    """A run directory exists, is in use, or does not match the request."""
 
 
 class StateError(HyperFLError):
@@ -51,11 +52,11 @@ class StateError(HyperFLError):
 
 
 class DeviceError(HyperFLError):
-    """A device was asked for that this machine does not offer."""
+    """This machine does not have the requested device."""
 
 
 class RefusalError(HyperFLError):
-    """A node does not do what the server asks; the message is meant for the server."""
+    """A node refuses a request of the server; the message is meant for the server."""
 
 
 class InstallationError(HyperFLError):
@@ -69,7 +70,7 @@ class RunFailedError(HyperFLError):
 
 
 def for_others(error: Exception) -> str:
-    """Return what another machine may learn of an error: a sentence that was written for it, or the kind alone."""
+    """Return the description of an error that other machines may see: its public message, else only its type."""
     if isinstance(error, RefusalError):
         return str(error)
     public = error.public if isinstance(error, HyperFLError) else ""

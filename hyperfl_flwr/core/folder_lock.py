@@ -1,4 +1,4 @@
-"""The lock of a run's folder, which one process at a time writes to; the kernel gives it back when its holder ends."""
+"""Lock a folder so that only one process writes to it; the kernel releases the lock when the process ends."""
 
 import fcntl
 import os
@@ -9,12 +9,12 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 
 
 def lock_folder(path: Path) -> IO[str]:
-    """Lock an existing folder until the file that is returned is closed.
+    """Lock an existing folder until the returned file is closed.
 
     Raises:
-        RunDirectoryError: If another process is writing to it.
+        RunDirectoryError: If another process holds the lock.
     """
-    # Nobody else may open it: a lock can be taken by whoever can read the file.
+    # Mode 600: any user who can read the file could take the lock and block the run.
     lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

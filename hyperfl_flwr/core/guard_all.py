@@ -1,4 +1,4 @@
-"""Importing this module refuses foreign packages named `clients`, `strategies` or `experiments`; see `guard_app`."""
+"""Refuse, on import, foreign packages named `clients`, `strategies` or `experiments`; see `guard_app`."""
 
 from hyperfl_flwr.core.package_guard import ALL, refuse_foreign_packages
 

@@ -1,7 +1,7 @@
-"""Importing this module refuses foreign packages named `clients` or `strategies`, before any of their code runs.
+"""Refuse, on import, foreign packages named `clients` or `strategies`, before any of their code runs.
 
-Each module of `hyperfl_flwr` that imports one of them imports this first, since a program may import any module first.
-`guard_all` is for modules that import `experiments`, too, which Flower's app bundle does not hold.
+Every module of `hyperfl_flwr` that imports one of these packages imports this module first, since a program may start
+with any module. Modules that also import `experiments`, which Flower's app bundle lacks, use `guard_all`.
 """
 
 from hyperfl_flwr.core.package_guard import APP, refuse_foreign_packages

@@ -1,9 +1,8 @@
-"""torch's optimisers without torch's compiler.
+"""torch's optimisers without the import of torch's compiler, which takes two seconds per process.
 
-`torch.optim` imports `torch._dynamo` with the first optimiser that is made, so that `torch.compile` leaves some of an
-optimiser's methods alone: two seconds of every process that trains, where a SuperNode starts a process for every
-message. Nothing here is compiled, and these classes have the methods as they are below those wrappers. What they
-compute is torch's own.
+The first optimiser of a process makes `torch.optim` import `torch._dynamo`, whose wrappers exclude some methods from
+`torch.compile`. A SuperNode starts a process for every message, so each message would pay for that import. This project
+compiles nothing: the classes below use torch's own methods without these wrappers and compute the same results.
 """
 
 from inspect import unwrap
@@ -15,11 +14,11 @@ __all__ = ["SGD", "Adam"]
 _add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
 _zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
 _without_grad = torch.no_grad()
-"""As torch's wrapper does, for optimisers that are not differentiable."""
+"""Disables gradients in `step`, as torch's wrapper does for optimisers that are not differentiable."""
 
 
 class SGD(torch.optim.SGD):
-    """`torch.optim.SGD`; it cannot be differentiated through."""
+    """`torch.optim.SGD` without compiler support and without `differentiable`."""
 
     add_param_group = _add_param_group
     zero_grad = _zero_grad
@@ -27,7 +26,7 @@ class SGD(torch.optim.SGD):
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam`; it cannot be differentiated through."""
+    """`torch.optim.Adam` without compiler support and without `differentiable`."""
 
     add_param_group = _add_param_group
     zero_grad = _zero_grad

@@ -1,7 +1,7 @@
-"""A guard against foreign packages that carry the names of this project's own.
+"""Refuse foreign packages that have the names of this project's top-level packages.
 
-`clients`, `strategies` and `experiments` are common names. Where another package of such a name comes first on the
-import path, everything would fail in strange ways, or silently run somebody else's code.
+`clients`, `strategies` and `experiments` are common names. If another package with such a name came first on the import
+path, imports would fail with misleading errors, or foreign code would run silently.
 """
 
 import importlib.util
@@ -11,28 +11,28 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import InstallationError
 
 APP = ("clients", "strategies")
-"""The packages that Flower's app bundle holds beside `hyperfl_flwr`."""
+"""Packages in Flower's app bundle, in addition to `hyperfl_flwr`."""
 
 STUDIES = "experiments"
-"""The package of the studies, which an installation may lack."""
+"""Package of the studies; an installation may lack it."""
 
 ALL = (*APP, STUDIES)
-"""The packages of an installation or a checkout."""
+"""Packages of an installation or a checkout."""
 
 
 def refuse_foreign_packages(names: tuple[str, ...]) -> None:
-    """Check that packages are this project's own.
+    """Check that importing these names gives this project's packages; does not import them.
 
     Args:
         names: `APP` or `ALL`.
 
     Raises:
-        InstallationError: If one would be imported from elsewhere, or is missing and not `STUDIES`.
+        InstallationError: If a package would be imported from another place, or if one other than `STUDIES` is missing.
     """
     for name in names:
         try:
             spec = importlib.util.find_spec(name)
-        except ValueError:  # it has been made by a program and not imported
+        except ValueError:  # a module without a spec, which a program has put into sys.modules
             places = ["nowhere"]
         else:
             if spec is None:
@@ -44,5 +44,5 @@ def refuse_foreign_packages(names: tuple[str, ...]) -> None:
         if not any(Path(place).resolve().is_relative_to(expected) for place in places):
             raise InstallationError(
                 f"the package {name!r} would be imported from {', '.join(places)}, expected {expected}; rename or "
-                f"uninstall the other one, or start from another folder"
+                f"uninstall the other package, or start from another folder"
             )

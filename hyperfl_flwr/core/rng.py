@@ -1,7 +1,7 @@
-"""Randomness as a function of (seed, purpose, client, round).
+"""Derive independent random number generators from a seed and a purpose, such as (purpose, client, round).
 
-Nothing below the apps touches a global random number generator, and no generator's state is ever stored: whoever needs
-random numbers names what they are for, and the same name always gives the same numbers, on every machine.
+No code below the apps uses a global random number generator, and no generator state is stored. Each use of random
+numbers names its purpose. The same seed and purpose give the same numbers on every machine.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ def seed_for(seed: int, *path: str | int) -> int:
 
     Args:
         seed: The run's (or the data's) seed.
-        *path: What the numbers are for, for example ``("batches", client, round)``.
+        *path: Purpose of the random numbers, for example ``("batches", client, round)``.
 
     Returns:
         An integer in [0, 2**63), equal on every platform and Python version.

@@ -1,16 +1,16 @@
-"""What a setting may be, in a module that imports next to nothing: commands that need no more begin at once."""
+"""Types of run-config values; imports almost nothing, so that the command line starts fast."""
 
 from typing import Literal
 
 Scalar = str | int | float | bool
-"""What a run-config value may be (Flower's `UserConfigValue`)."""
+"""Type of a run-config value (Flower's `UserConfigValue`)."""
 
 
 Realisation = Literal["mean", "chain"]
-"""PRIV-HFL's pairs of clients: each with the mean of all, or with its neighbours in a chain."""
+"""Consensus pairs of PRIV-HFL: each client with the mean of all clients, or with its neighbours in a chain."""
 
 Order = Literal["alternating", "published"]
-"""PRIV-HFL's order of primal and dual steps."""
+"""Order of the primal and dual steps of PRIV-HFL."""
 
 Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
 """How HyperFL's hypernetwork is drawn.
@@ -32,10 +32,10 @@ step."""
 
 
 def number(value: Literal["auto"] | float) -> float:
-    """Return a setting's number where `hyperfl_flwr.app.resolved` has put one in the place of `auto`.
+    """Return the number of a setting in which `hyperfl_flwr.app.resolved` has replaced `auto`.
 
     Raises:
-        ValueError: If it has not.
+        ValueError: If the setting is still `auto`.
     """
     if value == "auto":
         raise ValueError("a setting is still auto; pass the run's settings through hyperfl_flwr.app.resolved.resolved")

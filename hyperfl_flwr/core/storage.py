@@ -1,6 +1,6 @@
-"""Arrays on disk: written atomically, read back without pickle, and checked.
+"""Store arrays on disk: atomic writes, and checked reads without pickle.
 
-The format is numpy's npz without compression: a zip archive, whose checksums reveal a damaged file.
+The format is numpy's npz without compression. It is a zip archive, in which checksums reveal damage.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ _META = "meta.json"
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace a file's content so that a reader, or a crash at any moment, sees the old or the new one in full."""
+    """Replace the content of a file; readers see either the old or the new content in full, even after a crash."""
     with _replacement(path, mode) as file:
         file.write(data)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], *, mode: int = 0o644) -> None:
-    """Write arrays and a JSON-able dict to one file, atomically; the file is on disk when this returns."""
+    """Write arrays and a dict of JSON values to one file, atomically; the file is on disk when this returns."""
     with _replacement(path, mode) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_META, json.dumps({"arrays": list(arrays), "meta": meta}))
         for name, array in arrays.items():
@@ -40,7 +40,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[s
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Read what `write_arrays` wrote.
+    """Read the arrays and the meta data of a file that `write_arrays` wrote.
 
     Raises:
         StateError: If the file is missing or damaged.
@@ -52,7 +52,7 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def stored_bytes(path: Path) -> dict[str, int]:
-    """Return the size of each array in a file that `write_arrays` wrote, in memory; only their headers are read.
+    """Return the size in memory, in bytes, of each array in a file of `write_arrays`; reads only the headers.
 
     Raises:
         StateError: If the file is missing or damaged.
@@ -63,19 +63,19 @@ def stored_bytes(path: Path) -> dict[str, int]:
 
 
 def leftovers(folder: Path, pattern: str) -> list[Path]:
-    """Return unfinished files, of processes that were killed or still write; `pattern` is of the finished names."""
+    """Return the temporary files of writers that were killed or still run; `pattern` matches the final file names."""
     return sorted(folder.glob(f".{pattern}.*"))
 
 
 def unwritable(folder: Path, error: OSError, num_bytes: int) -> str:
-    """Return in words why a file of so many bytes could not be written to a folder, and what to do."""
+    """Return a message for the user: why a file of `num_bytes` could not be written to a folder, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"the disk of {folder} is full ({error.strerror}); make room for {num_bytes} bytes"
-    return f"{folder} cannot be written ({error.strerror or error}); correct its owner or its disk"
+        return f"the disk of {folder} is full ({error.strerror}); free at least {num_bytes} bytes"
+    return f"cannot write to {folder} ({error.strerror or error}); check its permissions and its disk"
 
 
 def _document(archive: zipfile.ZipFile) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the members that hold the arrays, by the arrays' names, and the meta data."""
+    """Return the archive member of each array, by the array's name, and the meta data."""
     document = json.loads(read_member(archive, _META))
     meta, names = document["meta"], document["arrays"]
     if not isinstance(meta, dict) or not isinstance(names, list):
@@ -85,7 +85,7 @@ def _document(archive: zipfile.ZipFile) -> tuple[dict[str, str], dict[str, Any]]
 
 @contextlib.contextmanager
 def _checked(path: Path) -> Iterator[None]:
-    """Say in words what is wrong with a file that cannot be read."""
+    """Convert the errors of reading a file to a `StateError` that says what is wrong and what to do."""
     try:
         yield
     except FileNotFoundError:
@@ -98,16 +98,17 @@ def _checked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
-    """Open a temporary file that takes the place of `path` at the end, or vanishes if there is an exception."""
+    """Open a temporary file that replaces `path` at the end, or is removed after an exception."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        error.filename = str(path)  # and not that of a file which nobody knows
+        error.filename = str(path)  # the message must name the user's file, not the temporary one
         raise
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+            # The content must be on disk before the rename: after a power failure the new name could hold no data.
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(mode)
@@ -115,6 +116,7 @@ def _replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # The rename itself is durable only after the folder is synced.
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -1,4 +1,4 @@
-"""Settings as TOML files hold them, in a module that imports no third-party package: commands without torch use it."""
+"""Convert settings to and from TOML; imports no third-party package, so that commands without torch start fast."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,9 @@ from hyperfl_flwr.core.setting_types import Scalar
 
 
 def app_file(name: str) -> Path:
-    """Return `pyproject.toml` or `LICENSE` of this installation: beside the packages, or inside an installed wheel.
+    """Return the path of this installation's `pyproject.toml` or `LICENSE`.
+
+    An installed wheel holds the file in the package `hyperfl_flwr`; a checkout holds it next to the packages.
 
     Raises:
         InstallationError: If the file is in neither place.
@@ -23,7 +25,7 @@ def app_file(name: str) -> Path:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Turn nested tables into dotted keys."""
+    """Return nested tables as one flat dict with dotted keys."""
     flat: dict[str, Scalar] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
@@ -34,7 +36,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 
 def settings_text(settings: Mapping[str, Scalar]) -> str:
-    """Return a TOML file of settings with dotted keys, as Flower takes it."""
+    """Return settings with dotted keys as the text of a TOML file, in the form that Flower accepts."""
     return "".join(f"{_toml_key(key)} = {toml_value(value)}\n" for key, value in settings.items())
 
 

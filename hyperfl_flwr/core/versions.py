@@ -1,4 +1,4 @@
-"""The versions of what a run depends on, on this machine and on others."""
+"""Versions of the packages that a run depends on, and their comparison with those of other machines."""
 
 import importlib.metadata
 import platform
@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping
 from hyperfl_flwr import __version__
 
 PACKAGES = ("flwr", "matplotlib", "numpy", "pydantic", "ray", "scikit-learn", "torch", "torchvision")
-"""On which results depend."""
+"""Packages on which results depend."""
 
 COMMIT_VARIABLE = "HYPERFL_COMMIT"
-"""Environment variable by which a study tells the processes of its cells the checkout's commit, the same for all."""
+"""Environment variable in which a study passes the checkout's commit to the processes of its cells."""
 
 SHARED = ("hyperfl-flwr", "python", "flwr", "torch")
-"""What all machines of a federation should have in one version."""
+"""Packages that should have the same version on all machines of a federation."""
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of Python, this project and packages; those that are not installed are left out."""
+    """Return the versions of Python, this project and other packages; omits packages that are not installed."""
     found = {"python": platform.python_version(), "hyperfl-flwr": __version__}
     for name in packages:
         try:
@@ -28,16 +28,16 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def shared_versions() -> dict[str, str]:
-    """Return the versions here of what all machines of a federation should have in one."""
+    """Return this machine's versions of the `SHARED` packages."""
     found = versions(("flwr", "torch"))
     return {name: found[name] for name in SHARED}
 
 
 def differing(there: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return what another machine has in another version, as (name, its version, the one here).
+    """Return the packages that another machine has in another version, as (name, its version, the version here).
 
     Args:
-        there: Its versions, of which some may be missing.
+        there: Versions of the other machine by name; some may be missing.
     """
     here = shared_versions()
     return [
@@ -48,5 +48,5 @@ def differing(there: Mapping[str, str]) -> list[tuple[str, str, str]]:
 
 
 def _comparable(name: str, version: str) -> str:
-    """Return what must be the same: not the build for a CPU or a GPU, and of Python the first two numbers."""
+    """Return the part of a version that must be equal: without the CPU or GPU build; major.minor of Python."""
     return version.rpartition(".")[0] if name == "python" else version.partition("+")[0]

@@ -1,1 +1,1 @@
-"""Data sets, how they are shared out among clients, and what one client holds."""
+"""Data sets, their partition among clients, and the data of each client."""

@@ -1,4 +1,4 @@
-"""Random crops and flips of a whole batch at once."""
+"""Augment a whole batch at once with random crops and flips."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Pad with black, crop back to the size at a random place, flip left and right with probability 1/2.
+    """Pad with black, crop to the original size at a random position, and flip left-right with probability 1/2.
 
-    The distribution of torchvision's RandomCrop(size, padding) and RandomHorizontalFlip, drawn per image, but on images
-    that are normalised already.
+    The same distribution as torchvision's RandomCrop(size, padding) and RandomHorizontalFlip, drawn per image, but for
+    images that are already normalised.
 
     Attributes:
-        padding: Pixels added on every side; an image moves by -padding..padding in both directions.
-        pad_value: Per channel, what black is after normalisation.
-        flip: Whether to flip.
+        padding: Pixels to add on every side; an image moves by -padding..padding in both directions.
+        pad_value: Value of black after normalisation, per channel.
+        flip: True to flip images.
     """
 
     padding: int = 4
@@ -29,12 +29,13 @@ class Augmentation:
 
         Args:
             images: [B, C, H, W], on any device.
-            rng: Source of the offsets and flips, drawn on the CPU, so that every device gets the same ones.
+            rng: Source of the offsets and flips; they are drawn on the CPU, so that they are the same on every device.
 
         Returns:
             A new tensor of the same shape, type and device.
         """
         batch, channels, height, width = images.shape
+        # One gather with computed pixel positions replaces a crop and a flip per image.
         offsets = rng.integers(0, 2 * self.padding + 1, size=(2, batch, 1))
         flipped = (rng.random((batch, 1)) < 0.5) & self.flip
         rows = offsets[0] + np.arange(height)

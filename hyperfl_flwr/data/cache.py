@@ -1,8 +1,8 @@
-"""Decoded arrays on disk, shared by all processes of a machine.
+"""Cache decoded arrays on disk, shared by all processes of a machine.
 
 Decoding CIFAR-100 takes a second and 180 MB in every process. The first process writes plain `.npy` files; all others
-map them, so that the operating system keeps one copy. The cache is a convenience: it is rebuilt when it is damaged, and
-where it cannot be written the arrays stay in memory.
+map them, so that the operating system keeps one copy. The cache is optional: it is rebuilt if it is damaged, and if it
+cannot be written, the arrays stay in memory.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def cache_directory() -> Path:
-    """Return this user's cache directory of the project; it need not exist.
+    """Return the project's cache directory for this user; it need not exist.
 
-    `$XDG_CACHE_HOME` where it is set (to an absolute path), otherwise ~/Library/Caches on macOS and ~/.cache elsewhere.
+    Its parent is `$XDG_CACHE_HOME` if that is an absolute path, else ~/Library/Caches on macOS and ~/.cache elsewhere.
     """
     configured = os.environ.get("XDG_CACHE_HOME", "")
     if configured and Path(configured).is_absolute():
@@ -41,10 +41,10 @@ def cache_directory() -> Path:
 
 
 def fingerprint(paths: Sequence[Path]) -> str:
-    """Return what changes whenever one of the files is replaced or another folder is meant.
+    """Return a fingerprint that changes whenever one of the files or its path changes.
 
     Args:
-        paths: Files; one that is missing has its own fingerprint.
+        paths: Files; a missing file is part of the fingerprint, too.
 
     Returns:
         16 hexadecimal digits from the paths, sizes and modification times.
@@ -67,14 +67,14 @@ def load_or_build(
     base: Path | None = None,
     family: str = "",
 ) -> Arrays:
-    """Return the decoded arrays of one data set, from the cache where possible.
+    """Return the decoded arrays of one data set, from the cache if possible.
 
     Args:
-        key: Names the data set and the state of its source files; becomes a folder name.
-        build: Decodes the source files into the arrays; its errors are passed on.
-        names: The arrays: `ARRAYS` and, for a data set that knows whose image is whose, `CLIENTS`.
-        base: Folder of the cache; None for the user's.
-        family: What the keys of all states of the same files begin with: others leave the cache when one is written.
+        key: Identifies the data set and the state of its source files; used as a folder name.
+        build: Function that decodes the source files into the arrays; its errors are passed on.
+        names: Names of the arrays: `ARRAYS` and, for a data set with client ids, `CLIENTS`.
+        base: Folder of the cache; None for the user's cache directory.
+        family: Common prefix of the keys of all states of the same files: writing one state deletes the others.
 
     Returns:
         The arrays by name: images uint8 [n, C, H, W], labels and clients int64 [n]; read-only, mapped from disk where
@@ -92,12 +92,12 @@ def load_or_build(
     if family:
         for other in folder.parent.glob(f"{family}*"):
             if other != folder:
-                shutil.rmtree(other, ignore_errors=True)  # who has mapped its files keeps them
+                shutil.rmtree(other, ignore_errors=True)  # processes that have mapped its files keep them
     return _read(folder, names) or arrays
 
 
 def _read(folder: Path, names: Sequence[str]) -> Arrays | None:
-    """Map the arrays of a cache folder; None where one is missing or damaged."""
+    """Map the arrays of a cache folder; None if one is missing or damaged."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
         for name in names:
@@ -113,7 +113,7 @@ def _read(folder: Path, names: Sequence[str]) -> Arrays | None:
 
 
 def _map(path: Path) -> npt.NDArray[Any]:
-    """Map an array's file as a plain array: indexing an np.memmap is slower and gives np.memmap."""
+    """Map a file as a plain array; indexing an np.memmap is slower and returns np.memmap objects."""
     with path.open("rb") as file:
         shape, is_fortran, dtype = read_header(file, path.stat().st_size)
         order: Literal["F", "C"] = "F" if is_fortran else "C"
@@ -121,7 +121,7 @@ def _map(path: Path) -> npt.NDArray[Any]:
 
 
 def _write(folder: Path, arrays: Arrays, names: Sequence[str]) -> None:
-    """Write a cache folder so that another process sees all of it or nothing."""
+    """Write a cache folder atomically: other processes see all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

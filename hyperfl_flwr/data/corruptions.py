@@ -1,10 +1,10 @@
-"""Five corruptions of images, as another sensor or surrounding would cause them.
+"""Apply one of five corruptions to images, as another sensor or environment would cause them.
 
 "Inference-Time Personalized Federated Learning" (under review at ICLR 2022), section 6.6, corrupts the data of novel
-clients, those that the descriptor is made of and those that are tested on, and no others. Every image draws its own
-parameter, as torchvision's random transforms do; the paper does not say whether a client's images share one.
+clients, both the samples of the descriptor and the test samples, and no other data. Each image has a separate random
+parameter, as in torchvision's random transforms; the paper does not say whether a client's images share one.
 
-The transforms are torchvision's, on images with values in [0, 1]; what they make brighter than white stays white.
+The transforms are torchvision's, for images with values in [0, 1]; values brighter than white are clipped to white.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ CORRUPTIONS: dict[str, tuple[float, float]] = {
     "contrast": (0.5, 1.5),
     "saturation": (0.5, 1.5),
 }
-"""Name -> smallest and largest parameter: the standard deviation in pixels of a Gaussian filter of 7x7 pixels, degrees
-anticlockwise (nearest pixel, black where nothing was), factors."""
+"""Smallest and largest parameter of each corruption: the standard deviation in pixels of a Gaussian filter of 7x7
+pixels (blur), degrees anticlockwise (rotation; nearest pixel, uncovered pixels are black), or factors."""
 
 KERNEL_SIZE = 7
 
@@ -31,35 +31,35 @@ Transform = Callable[[Tensor, float], Tensor]
 
 
 def require_corruption(name: str, channels: int) -> None:
-    """Check that images can be corrupted in a way.
+    """Check that a corruption exists and is defined for the images.
 
     Args:
         name: A key of `CORRUPTIONS`.
-        channels: Of the images.
+        channels: Number of channels of the images.
 
     Raises:
-        DataError: If there is no such corruption, or it is defined for other numbers of channels only. Grey images have
-            no saturation: torchvision would return them as they are, and a result would say nothing.
+        DataError: If there is no such corruption, or it is not defined for this number of channels. Grey images have no
+            saturation: torchvision would return them unchanged, and the result would be meaningless.
     """
     if name not in CORRUPTIONS:
-        raise DataError(f"there is no corruption {name!r}; known: {', '.join(CORRUPTIONS)}")
+        raise DataError(f"the corruption must be one of {', '.join(CORRUPTIONS)}, got {name!r}")
     if name == "saturation" and channels != 3:
-        raise DataError(f"the saturation of images with {channels} channels cannot be changed; it takes 3, colours")
+        raise DataError(f"the corruption saturation needs images with 3 channels (colour), got {channels} channels")
     if name in ("brightness", "contrast") and channels not in (1, 3):
-        raise DataError(f"the {name} of images with {channels} channels cannot be changed; it takes 1 or 3")
+        raise DataError(f"the corruption {name} needs images with 1 or 3 channels, got {channels} channels")
 
 
 def corrupted(
     images: Tensor, name: str, rng: np.random.Generator, *, mean: Sequence[float], std: Sequence[float]
 ) -> Tensor:
-    """Corrupt images, each with a parameter of its own.
+    """Corrupt images, each with a separate random parameter.
 
     Args:
         images: [n, C, H, W], normalised with `mean` and `std`, on any device.
         name: A key of `CORRUPTIONS`.
-        rng: Source of the parameters, drawn uniformly on the CPU, so that every device gets the same ones.
-        mean: Per channel, of images scaled to [0, 1].
-        std: Per channel, of images scaled to [0, 1].
+        rng: Source of the parameters; they are drawn uniformly on the CPU, so that they are the same on every device.
+        mean: Mean per channel of images scaled to [0, 1].
+        std: Standard deviation per channel of images scaled to [0, 1].
 
     Returns:
         A new tensor of the same shape, type and device, normalised in the same way.
@@ -81,7 +81,7 @@ def corrupted(
 
 
 def _transform(name: str) -> Transform:
-    from torchvision.transforms import functional  # deferred: costs a second that most processes need not spend
+    from torchvision.transforms import functional  # deferred: the import takes a second, and few processes need it
 
     if name == "blur":
         return lambda image, sigma: functional.gaussian_blur(image, [KERNEL_SIZE, KERNEL_SIZE], [sigma, sigma])

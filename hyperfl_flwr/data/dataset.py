@@ -1,4 +1,4 @@
-"""What a data set is to this project: images or feature vectors, and labels, for training and for testing."""
+"""In-memory form of a data set: images or feature vectors with labels, for training and for testing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Split:
         images: [n, C, H, W], uint8 in 0..255 or float32 in [0, 1]; float32 may hold NaN. Or feature vectors [n, D],
             float32, finite.
         labels: [n], in 0..K-1.
-        clients: [n], in 0..N-1: whose image it is; None where the data set does not say.
+        clients: [n], in 0..N-1, the client of each sample; None if the data set has no client ids.
     """
 
     images: ImageArray
@@ -40,21 +40,21 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """A data set with all that training on it takes.
+    """A data set with everything that training on it needs.
 
     Attributes:
-        name: As given to `load_dataset`.
-        num_classes: K.
-        input_shape: (C, H, W), or (D,) of feature vectors.
-        train: What clients train on.
-        test: What clients are tested on; shares no image with `train`.
-        mean: Per channel, of images scaled to [0, 1]; or per feature.
-        std: Per channel, of images scaled to [0, 1]; or per feature.
-        augment: Whether training crops and flips at random (see `augmentation.Augmentation`).
-        train_samples: The recommended number of training images per client, None for no limit.
-        test_samples: The recommended number of test images per client, None for no limit.
-        client_ids: The ids that `clients` numbers, in that order; None where there are none.
-        classes: Names of the classes 0..K-1; None where nobody has told them.
+        name: Name as given to `load_dataset`.
+        num_classes: Number of classes K.
+        input_shape: Shape of a sample: (C, H, W), or (D,) for feature vectors.
+        train: The training data.
+        test: The test data; shares no sample with `train`.
+        mean: Mean per channel of images scaled to [0, 1], or per feature.
+        std: Standard deviation per channel of images scaled to [0, 1], or per feature.
+        augment: True if training uses random crops and flips (see `augmentation.Augmentation`).
+        train_samples: Recommended number of training samples per client; None for no limit.
+        test_samples: Recommended number of test samples per client; None for no limit.
+        client_ids: The id of each client 0..N-1 in `clients`; None without client ids.
+        classes: Names of the classes 0..K-1; None if they are unknown.
     """
 
     name: str
@@ -79,8 +79,8 @@ def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArr
         rng: Source of the choice.
 
     Returns:
-        Sorted indices of the training and of the test samples. A group of n gives a quarter of n to the test, rounded
-        half to even; of two or more samples at least one, of a single sample none.
+        Sorted indices of the training and of the test samples. The test data get a quarter of each group, rounded half
+        to even: at least one of two or more samples, and none of a single sample.
     """
     test: list[IntArray] = []
     for group in np.unique(groups):
@@ -92,19 +92,19 @@ def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArr
 
 
 def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute mean and standard deviation per channel, or per feature, leaving out NaN.
+    """Compute the mean and standard deviation per channel, or per feature, ignoring NaN.
 
     Args:
         images: [n, C, H, W], uint8 or float32 in [0, 1]; or feature vectors [n, D].
 
     Returns:
-        Mean and standard deviation of the images scaled to [0, 1], or of the features. What has no spread (less
-        than a millionth of its root mean square), or is nothing but NaN, has the standard deviation 1, so that
-        normalising only shifts it.
+        Mean and standard deviation of the images scaled to [0, 1], or of the features. A channel or feature without
+        spread (less than a millionth of its root mean square), or with NaN only, gets the standard deviation 1, so
+        that normalisation only shifts it.
     """
     channels, others = images.shape[1], (0, *range(2, images.ndim))
     count, total, square = np.zeros(channels), np.zeros(channels), np.zeros(channels)
-    for start in range(0, len(images), _CHUNK):
+    for start in range(0, len(images), _CHUNK):  # in chunks, since a float64 copy of all images may not fit into memory
         chunk = images[start : start + _CHUNK].astype(np.float64)
         count += np.sum(~np.isnan(chunk), axis=others)
         total += np.nansum(chunk, axis=others)

@@ -1,7 +1,8 @@
-"""What each client of a federation holds.
+"""Load a data set and divide it among the clients of a federation.
 
-`load_federated_data` decides, as a function of its settings alone, which training and test samples belong to which
-client; `FederatedData.client` makes one client's tensors. Positions are cheap to hold for all clients, images are not.
+`load_federated_data` assigns training and test samples to clients, as a function of its settings alone.
+`FederatedData.client` creates the tensors of one client: for all clients, positions fit into memory, but images may
+not.
 """
 
 from collections.abc import Sequence
@@ -25,15 +26,15 @@ __all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data",
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClientData:
-    """One client's samples, ready for a model.
+    """Samples of one client, ready for a model.
 
     Attributes:
-        train_images: float32 [n, C, H, W], normalised; or feature vectors [n, D].
-        train_labels: int64 [n].
-        test_images: float32 [m, C, H, W], normalised; or feature vectors [m, D].
-        test_labels: int64 [m].
-        augmentation: For training batches; None where the data set is used without.
-        num_classes: K.
+        train_images: Training samples, normalised: images float32 [n, C, H, W], or feature vectors [n, D].
+        train_labels: Training labels int64 [n].
+        test_images: Test samples, normalised: images float32 [m, C, H, W], or feature vectors [m, D].
+        test_labels: Test labels int64 [m].
+        augmentation: Augmentation of training batches; None for no augmentation.
+        num_classes: Number of classes K.
     """
 
     train_images: Tensor
@@ -47,11 +48,11 @@ class ClientData:
         """Return the same data on a device.
 
         Args:
-            device: Where to.
-            dtype: Type of the images, None to keep it.
+            device: The target device.
+            dtype: Type of the images; None to keep it.
 
         Returns:
-            A new object; tensors that are there already are shared.
+            A new object; it shares tensors that are already on the device.
         """
         return ClientData(
             train_images=self.train_images.to(device, dtype),
@@ -64,13 +65,13 @@ class ClientData:
 
 
 class FederatedData:
-    """Which client of a federation holds which samples of a data set.
+    """Assignment of the samples of a data set to the clients of a federation.
 
     Attributes:
         dataset: The data set.
-        partition: The partition in use: ``natural`` where the data set knows its clients, ``own`` of a client whose
-            data nobody else has, otherwise the settings'.
-        num_clients: N.
+        partition: Name of the partition in use: ``natural`` for a data set with client ids, ``own`` for the data of a
+            single client, otherwise that of the settings.
+        num_clients: Number of clients N.
         reuse: ``{"train": ..., "test": ...}``, plain numbers and lists for a manifest, see `reuse_report`.
     """
 
@@ -82,8 +83,8 @@ class FederatedData:
         Args:
             dataset: The data set.
             partition: Name of the partition.
-            train: Per client, positions in ``dataset.train``.
-            test: Per client, positions in ``dataset.test``.
+            train: Positions in ``dataset.train`` of each client's training samples.
+            test: Positions in ``dataset.test`` of each client's test samples.
         """
         self.dataset = dataset
         self.partition = partition
@@ -91,7 +92,7 @@ class FederatedData:
         self._train = tuple(train)
         self._test = tuple(test)
         for indices in (*self._train, *self._test):
-            indices.flags.writeable = False  # shared by everyone who loads the same settings
+            indices.flags.writeable = False  # all callers that load the same settings share these arrays
         self.reuse = {
             "train": reuse_report(train, dataset.train.labels, dataset.num_classes),
             "test": reuse_report(test, dataset.test.labels, dataset.num_classes),
@@ -106,7 +107,7 @@ class FederatedData:
         return self._test[self._checked(client)]
 
     def label_counts(self) -> tuple[IntArray, IntArray]:
-        """Return how many training and test samples of each class every client holds, [N, K] both."""
+        """Return the numbers of training and of test samples of each client and class, both [N, K]."""
         dataset = self.dataset
         return (
             class_counts(self._train, dataset.train.labels, dataset.num_classes),
@@ -114,16 +115,16 @@ class FederatedData:
         )
 
     def client(self, client: int) -> ClientData:
-        """Make one client's tensors on the CPU.
+        """Create one client's tensors on the CPU.
 
         Args:
-            client: In 0..N-1.
+            client: The client's id, in 0..N-1.
 
         Returns:
-            Newly made tensors; nothing is kept.
+            New tensors; they are not cached.
 
         Raises:
-            IndexError: There is no such client.
+            IndexError: If there is no such client.
         """
         train_images, train_labels = self._tensors(self.dataset.train, self.train_indices(client))
         test_images, test_labels = self._tensors(self.dataset.test, self.test_indices(client))
@@ -139,7 +140,7 @@ class FederatedData:
 
     @cached_property
     def global_test(self) -> tuple[Tensor, Tensor]:
-        """All test images of the data set, normalised, float32 [n, C, H, W], and their labels [n]; kept once made."""
+        """All test images of the data set, normalised, float32 [n, C, H, W], and their labels [n]; cached."""
         return self._tensors(self.dataset.test, np.arange(len(self.dataset.test)))
 
     def _tensors(self, split: Split, indices: IntArray) -> tuple[Tensor, Tensor]:
@@ -153,33 +154,33 @@ class FederatedData:
 
 
 def load_federated_data(settings: DataSettings) -> FederatedData:
-    """Load a data set and share it out; equal settings give the same object within a process.
+    """Load a data set and divide it among the clients; equal settings return the same object within a process.
 
     Args:
         settings: See `DataSettings`.
 
     Returns:
-        The federation's data, equal in every process and on every machine that has the same files.
+        The federation's data, the same in every process and on every machine with the same files.
 
     Raises:
-        DataError: The data set cannot be loaded or is too small for the federation.
+        DataError: If the data set cannot be loaded or is too small for the federation.
     """
     root = Path(settings.data_root) if settings.data_root else None
     return _share_out(settings, load_dataset(settings.dataset, root, settings.reading))
 
 
 def load_own_data(settings: DataSettings, client: int) -> FederatedData:
-    """Load the data of one client, which nobody else has; equal arguments give the same object within a process.
+    """Load the data of a single client; equal arguments return the same object within a process.
 
     Args:
-        settings: `dataset` names the client's data; the partition has no meaning. Sizes per client are upper limits.
-        client: Its id, in 0..N-1.
+        settings: `dataset` names the client's data; the partition has no effect. Sizes per client are upper limits.
+        client: The client's id, in 0..N-1.
 
     Returns:
-        Data of N clients, of which all others have none.
+        Data of N clients, where all other clients have no samples.
 
     Raises:
-        DataError: The data cannot be loaded.
+        DataError: If the data cannot be loaded.
     """
     root = Path(settings.data_root) if settings.data_root else None
     return _own(settings, client, load_dataset(settings.dataset, root, settings.reading))
@@ -199,9 +200,10 @@ def _own(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData
 
 
 def _as_used(settings: DataSettings, dataset: Dataset) -> Dataset:
-    """Return the data set without augmentation, or with validation data in the place of test data, if so set."""
+    """Return the data set as the settings use it: without augmentation, or with validation instead of test data."""
     if settings.augmentation == "none":
         dataset = replace(dataset, augment=False)
+    # The validation samples are held back from the training data, so test positions refer to those.
     return replace(dataset, test=dataset.train) if settings.validation_fraction else dataset
 
 
@@ -215,22 +217,22 @@ def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
 
 
 def normalised(samples: npt.NDArray[np.float32], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Return what a model takes of samples.
+    """Normalise samples for a model.
 
     Args:
-        samples: Images [n, C, H, W] scaled to [0, 1], or feature vectors [n, D]; they are written over.
-        mean: Per channel or feature.
-        std: Per channel or feature.
+        samples: Images [n, C, H, W] scaled to [0, 1], or feature vectors [n, D]; overwritten.
+        mean: Mean per channel or feature.
+        std: Standard deviation per channel or feature.
 
     Returns:
-        (samples - mean) / std in memory of its own.
+        (samples - mean) / std as a new tensor.
     """
     samples -= _per_channel(mean, samples.ndim)
     samples /= _per_channel(std, samples.ndim)
-    # A copy, in memory that torch has aligned: vectorised kernels may round by where memory begins.
+    # A copy, in memory that torch has aligned: the rounding of vectorised kernels may depend on the alignment.
     return torch.tensor(samples)
 
 
 def _per_channel(values: tuple[float, ...], ndim: int) -> npt.NDArray[np.float32]:
-    """Return numbers of channels or features as they go with samples of so many dimensions."""
+    """Return values per channel or feature as an array that broadcasts with samples of `ndim` dimensions."""
     return np.array(values, dtype=np.float32).reshape(-1, *[1] * (ndim - 2))

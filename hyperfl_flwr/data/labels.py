@@ -1,4 +1,4 @@
-"""The labels of somebody's own samples, where the samples come with any."""
+"""Read the labels of custom samples, if there are any."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +12,16 @@ from hyperfl_flwr.data.unlabelled import Unlabelled
 
 
 def labels_of(path: Path, found: Unlabelled, classes: Sequence[str]) -> tuple[IntArray | None, str]:
-    """Return the labels [n] of samples, and what there is to say of them.
+    """Return the labels [n] of samples (None without labels), and a note for the user (may be empty).
 
     Args:
-        path: A folder of images, whose folders may be named as classes, or an `.npz` file, which may hold `labels`.
-        found: What was read from it.
+        path: A folder of images, with folders that may be named after classes, or an `.npz` file, which may have the
+            key `labels`.
+        found: The samples read from it.
         classes: Names of the classes 0..K-1.
 
     Raises:
-        DataError: If labels in a file are no classes.
+        DataError: If the labels in a file are not classes.
     """
     if not path.is_dir():
         labels = read_labels(path, len(found))
@@ -34,5 +35,8 @@ def labels_of(path: Path, found: Unlabelled, classes: Sequence[str]) -> tuple[In
         return np.array([classes.index(top) for top in tops], dtype=np.int64), ""
     strange = next(top for top in tops if top not in classes)
     if any(tops):
-        return None, f"the folders in {path} are no labels, since {strange or 'the folder itself'} is no class"
+        return (
+            None,
+            f"the folders in {path} are not read as labels: {strange or 'the folder itself'} is not a class",
+        )
     return None, ""

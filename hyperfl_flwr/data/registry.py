@@ -1,8 +1,8 @@
-"""The table of data sets: a new one is a module and a row.
+"""Registry of data sets, and loading by name; a new data set is a module and a row.
 
-A row is a `DatasetSpec`: what the data set is, the sizes that HyperFL's paper uses with it, and its loader. The
-normalisation is the papers' (CIFAR-100 uses CIFAR-10's); of sets that no paper normalises it is computed from the
-training images.
+A row is a `DatasetSpec`: a description, the sizes and learning rates of HyperFL's paper, and the loader. The
+normalisation is that of the papers (CIFAR-100 uses the one of CIFAR-10); for data sets that no paper normalises, it is
+computed from the training images.
 """
 
 from functools import lru_cache
@@ -51,25 +51,25 @@ def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
 
 
 def default_data_root() -> Path:
-    """Return the folder for downloaded data sets of this user; it need not exist."""
+    """Return this user's folder for downloaded data sets; it need not exist."""
     return cache_directory() / "data"
 
 
 def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS_IT_IS) -> Dataset:
-    """Load a data set; a second call in the same process returns the same object at once.
+    """Load a data set; further calls in the same process return the same object.
 
     Args:
-        name: A name from `DATASETS`, ``npz:PATH`` or ``folder:PATH``. A relative PATH is looked up in `data_root`,
-            never in the working directory, which other processes of a run need not share.
-        data_root: Folder of the data sets; None for `default_data_root`, where no relative PATH is looked up. Those of
-            torchvision are downloaded to it where they are missing.
-        reading: What the federation has agreed on.
+        name: A name from `DATASETS`, ``npz:PATH`` or ``folder:PATH``. A relative PATH is resolved in `data_root`, never
+            in the working directory, which may differ between the processes of a run.
+        data_root: Folder of the data sets; None for `default_data_root`, in which relative paths are not resolved.
+            Missing data sets of torchvision are downloaded to it.
+        reading: The federation's agreement on the samples.
 
     Returns:
         The data set; its arrays are shared and must not be written to.
 
     Raises:
-        DataError: The name is unknown, the files are missing or damaged, or they are not what is agreed on.
+        DataError: If the name is unknown, or the files are missing or damaged or do not match the agreement.
     """
     kind = placeholder_of(name)
     if is_own(name) and name != kind:
@@ -84,7 +84,7 @@ def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS
 
 @lru_cache(maxsize=8)
 def _load(name: str, location: Path, _state: str, reading: Reading) -> Dataset:
-    """Load without looking back: `_state` is in the key so that changed files are read again."""
+    """Load a data set; `_state` is only a part of the cache key, so that changed files are read again."""
     kind = placeholder_of(name)
     if kind == "npz:PATH":
         dataset = read_npz(name, location)
@@ -107,7 +107,8 @@ def _load_named(name: str, root: Path) -> Dataset:
     if train.images.shape[1:] != spec.input_shape or max(train.labels.max(), test.labels.max()) >= spec.num_classes:
         raise DataError(
             f"images of {name} must have the shape {spec.input_shape} and labels below {spec.num_classes}, "
-            f"got {train.images.shape[1:]} and labels up to {train.labels.max()}; replace the files"
+            f"got {train.images.shape[1:]} and labels up to {max(train.labels.max(), test.labels.max())}; replace the "
+            f"files"
         )
     mean, std = spec.normalisation or channel_statistics(train.images)
     return Dataset(

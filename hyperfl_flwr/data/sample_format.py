@@ -1,7 +1,7 @@
-"""What a federation has agreed on about samples, and the names of somebody's own data.
+"""The federation's agreement on the format of samples, and the names of custom data sets.
 
-Somebody's own data are an `.npz` file or a folder of images. Which classes there are, the shape of a sample and how
-samples are normalised must be the same for all clients; where each sees its own data only, the settings say so.
+Custom data are an `.npz` file or a folder of images. The classes, the shape of a sample and the normalisation must be
+the same for all clients. If each client has only its own data, the settings must define them.
 """
 
 import re
@@ -16,26 +16,26 @@ NPZ_PREFIX = "npz:"
 FOLDER_PREFIX = "folder:"
 
 OWN = (f"{NPZ_PREFIX}PATH", f"{FOLDER_PREFIX}PATH")
-"""Placeholders of somebody's own data in tables of data sets."""
+"""Placeholders of custom data in tables of data sets."""
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation, per channel."""
+"""Mean and standard deviation per channel."""
 
 HALF: Normalisation = ((0.5,), (0.5,))
-"""Of images of which nobody knows the statistics of all clients: [0, 1] becomes [-1, 1]."""
+"""Normalisation of images if the statistics over all clients are unknown: maps [0, 1] to [-1, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How samples are read.
+    """Agreed format of samples, and options for reading them.
 
     Attributes:
-        input_shape: (C, H, W) of images; those of folders are converted to it. None for what the data have.
-        classes: Names of the classes 0..K-1; None for those that the data have.
-        normalisation: Mean and standard deviation, for each channel or one for all; None for the data set's own.
-        seed: Of the split of a folder into training and test data.
+        input_shape: Shape (C, H, W) of images; images in folders are converted to it. None for the shape of the data.
+        classes: Names of the classes 0..K-1; None for the classes of the data.
+        normalisation: Mean and standard deviation, per channel or one for all; None for those of the data set.
+        seed: Seed of the split of a folder into training and test data.
         cache: Folder for decoded images; None for the user's cache folder.
-        has_owner: Whether the data are one client's, whose statistics nobody else has.
+        has_owner: True if the data belong to one client, so that their statistics are not known to the others.
     """
 
     input_shape: tuple[int, int, int] | None = None
@@ -47,26 +47,26 @@ class Reading:
 
 
 AS_IT_IS = Reading()
-"""Nothing is agreed on."""
+"""No agreement: samples are read unchanged."""
 
 
 def placeholder_of(name: str) -> str:
-    """Return the entry of `DATASETS` that tells of a data set: its name, or `npz:PATH` or `folder:PATH`."""
+    """Return the key of a data set in `DATASETS`: its name, or `npz:PATH` or `folder:PATH` for custom data."""
     return next((own for own in OWN if name.startswith(own.removesuffix("PATH"))), name)
 
 
 def is_own(name: str) -> bool:
-    """Say whether a name is that of a file or folder, and not of a data set that everybody has."""
+    """Return True if a name refers to custom data (a file or folder), and not to a public data set."""
     return placeholder_of(name) in OWN
 
 
 def own_path(name: str) -> Path:
-    """Return the path in a name that `is_own`; relative, it is looked up in data-root."""
+    """Return the path in the name of custom data; a relative path is resolved in data-root, see `located`."""
     return expanded(name.partition(":")[2])
 
 
 def expanded(path: str) -> Path:
-    """Return a path in which a home folder stands for `~` or `~user`.
+    """Expand `~` and `~user` in a path.
 
     Raises:
         ConfigError: If this machine does not know the user.
@@ -78,13 +78,13 @@ def expanded(path: str) -> Path:
 
 
 def title_of(name: str) -> str:
-    """Return what people call a data set: its name, or that of a file or folder without the path to it."""
+    """Return the title of a data set for people: its name, or the name of a file or folder without the path."""
     folder = "folder " if name.startswith(FOLDER_PREFIX) else ""
     return f"{folder}{own_path(name).name}" if is_own(name) else name
 
 
 def located(name: str, data_root: Path | None) -> Path:
-    """Return where somebody's own data are.
+    """Return the absolute path of custom data.
 
     Raises:
         DataError: If the path is relative and there is no data root.
@@ -94,28 +94,28 @@ def located(name: str, data_root: Path | None) -> Path:
         return path
     if data_root is None:
         raise DataError(
-            f"dataset {name} is looked up in data-root, which is empty; set data-root to the folder that holds {path}, "
-            f"or give its absolute path after {prefix}"
+            f"dataset {name} has a relative path, which needs data-root, but data-root is empty; set data-root to the "
+            f"folder that contains {path}, or give the absolute path after {prefix}"
         )
     return data_root.expanduser().absolute() / path
 
 
 def parse_shape(text: str) -> tuple[int, int, int] | None:
-    """Return (C, H, W) of `auto` or a text as 1x28x28.
+    """Parse a shape such as 1x28x28 to (C, H, W); None for `auto`.
 
     Raises:
-        ValueError: If it is neither, or no image that the targets take has this shape.
+        ValueError: If the text is invalid, or the target networks do not accept images of this shape.
     """
     if text == "auto":
         return None
     if not (match := re.fullmatch(r"([13])x([1-9]\d{0,3})x([1-9]\d{0,3})", text)):
-        raise ValueError(f"must be auto or CHANNELSxHEIGHTxWIDTH with 1 or 3 channels, as 1x28x28; got {text!r}")
+        raise ValueError(f"must be auto or CHANNELSxHEIGHTxWIDTH with 1 or 3 channels, such as 1x28x28; got {text!r}")
     channels, height, width = map(int, match.groups())
     return channels, height, width
 
 
 def parse_classes(text: str) -> tuple[str, ...] | None:
-    """Return the names in `auto` or a list with commas.
+    """Parse a comma-separated list of class names; None for `auto`.
 
     Raises:
         ValueError: If a name is empty or occurs twice, or there is only one.
@@ -124,15 +124,15 @@ def parse_classes(text: str) -> tuple[str, ...] | None:
         return None
     names = tuple(name.strip() for name in text.split(","))
     if len(names) < 2 or "" in names or len(set(names)) < len(names):
-        raise ValueError(f"must be auto or two or more different names with commas between them; got {text!r}")
+        raise ValueError(f"must be auto or two or more different names, separated by commas; got {text!r}")
     return names
 
 
 def parse_normalisation(text: str) -> Normalisation | None:
-    """Return mean and standard deviation of `auto` or a text as 0.13/0.31 or 0.5,0.5,0.5/0.2,0.2,0.2.
+    """Parse a mean and standard deviation such as 0.13/0.31 or 0.5,0.5,0.5/0.2,0.2,0.2; None for `auto`.
 
     Raises:
-        ValueError: If it is neither, or a standard deviation is not above 0.
+        ValueError: If the text is invalid, or a standard deviation is not above 0.
     """
     if text == "auto":
         return None
@@ -142,45 +142,50 @@ def parse_normalisation(text: str) -> Normalisation | None:
         mean, std = (tuple(map(float, part.split(","))) for part in match.groups())
         if len(mean) == len(std) and min(std) > 0:
             return mean, std
-    raise ValueError(f"must be auto or MEAN/STD, one number or one per channel each, as 0.13/0.31; got {text!r}")
+    raise ValueError(
+        f"must be auto or MEAN/STD (one number or one per channel each, STD above 0), such as 0.13/0.31; got {text!r}"
+    )
 
 
 def normalisation_text(mean: Sequence[float], std: Sequence[float]) -> str:
-    """Return what `parse_normalisation` takes for a mean and standard deviation of images; of features, words."""
+    """Return a mean and standard deviation in the format of `parse_normalisation`; for features only a description."""
     if len(mean) > 3:
         return f"mean and standard deviation of each of {len(mean)} features"
     return "/".join(",".join(f"{value:.6g}" for value in values) for values in (mean, std))
 
 
 def agreed(dataset: Dataset, reading: Reading) -> Dataset:
-    """Return a data set as the federation has agreed to see it.
+    """Return a data set with the agreed classes and normalisation.
 
     Raises:
-        DataError: If it does not fit.
+        DataError: If it does not match the agreement.
     """
     if reading.input_shape not in (None, dataset.input_shape):
         wanted, given = shape_text(reading.input_shape or ()), shape_text(dataset.input_shape)
         raise DataError(
-            f"samples of {dataset.name} must have the shape {wanted} (data.input-shape), got {given}; only images of "
-            f"folder: data are converted",
+            f"samples of {dataset.name} must have the shape {wanted} (data.input-shape), got {given}; convert them "
+            f"(only images of folder: data are converted automatically)",
             public=f"its samples have the shape {given}, not that of data.input-shape",
         )
     if reading.classes is not None:
         dataset = _named(dataset, reading.classes)
     mean_and_std = reading.normalisation
+    # A client's statistics must not decide the normalisation, which has to be the same for all clients.
     if mean_and_std is None and reading.has_owner and len(dataset.input_shape) == 3:
         mean_and_std = HALF
     if mean_and_std is None:
         return dataset
     count = dataset.input_shape[0]
     if len(mean_and_std[0]) not in (1, count):
-        raise DataError(f"data.normalisation must have 1 or {count} numbers each, got {len(mean_and_std[0])}")
+        raise DataError(
+            f"data.normalisation must have 1 or {count} numbers for each of MEAN and STD, got {len(mean_and_std[0])}"
+        )
     mean, std = (values * count if len(values) == 1 else values for values in mean_and_std)
     return replace(dataset, mean=mean, std=std)
 
 
 def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """Return a data set with the agreed classes, of which it need not have all."""
+    """Return a data set with the agreed classes; it need not have samples of all of them."""
     if dataset.classes not in (None, classes):
         raise DataError(
             f"data.classes must be {','.join(dataset.classes or ())}, the classes of {dataset.name}, got "
@@ -196,5 +201,5 @@ def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """Return a sample's shape in words: 1x28x28 of an image, 64 features of a vector."""
+    """Return the shape of a sample for people: "1x28x28" for an image, "64 features" for a vector."""
     return f"{shape[0]} features" if len(shape) == 1 else "x".join(map(str, shape))

@@ -1,8 +1,8 @@
-"""Somebody's own samples without labels: a folder of images, or an `.npz` file.
+"""Read custom samples without labels from a folder of images or an `.npz` file.
 
-A folder is searched with all folders below it; their names are not read as labels. Images must have the size and the
-channels of those that the models were trained on: nothing is resized or converted unless asked for. Of an `.npz` file
-the keys `images` or `features` are read as `hyperfl_flwr.data.sources.npz` has them, and no others.
+A folder is searched recursively; the names of its folders are not read as labels. Images must have the size and the
+channels of the images that the models were trained on; they are resized or converted only on request. In an `.npz`
+file, only the key `images` or `features` is read, in the format of `hyperfl_flwr.data.sources.npz`.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ class Unlabelled:
     """Samples without labels.
 
     Attributes:
-        column: What `names` are: `file` or `index`.
-        names: Of each sample its path below the folder, with slashes, or its number in the file.
-        samples: float32: images [n, C, H, W] in [0, 1], or feature vectors [n, D]. Shared: not to be written to.
-        notes: What was left out, in words.
+        column: Kind of the names: `file` or `index`.
+        names: Name of each sample: its path below the folder, with slashes, or its number in the file.
+        samples: float32: images [n, C, H, W] in [0, 1], or feature vectors [n, D]. Shared; must not be written to.
+        notes: Notes for the user about files or keys that were left out.
     """
 
     column: str
@@ -42,17 +42,18 @@ class Unlabelled:
 def read_unlabelled(
     path: Path, input_shape: Sequence[int], *, convert: bool = False, labelled: bool = False
 ) -> Unlabelled:
-    """Read a folder of images or an `.npz` file; a second call in the same process returns the same object at once.
+    """Read a folder of images or an `.npz` file; a second call in the same process returns the same object.
 
     Args:
         path: The folder or the file.
-        input_shape: (C, H, W) of the images, or (D,) of the feature vectors, that are wanted.
-        convert: Whether images of a folder that have another shape are converted and resized, as those of `folder:` are
-            with `data.input-shape`.
-        labelled: Whether the caller reads labels itself, so that no note says that they are not read.
+        input_shape: Required shape: (C, H, W) of images, or (D,) of feature vectors.
+        convert: True to convert and resize images of a folder that have another shape, like `folder:` data with
+            `data.input-shape`.
+        labelled: True if the caller reads the labels separately, so that no note reports them as unused.
 
     Raises:
-        DataError: If there is no sample, one cannot be read, has another shape, or holds something that is no number.
+        DataError: If there are no samples, or if a sample cannot be read, has another shape, or has a value that is not
+            finite.
     """
     files = files_below(path) if path.is_dir() else [path]
     return _read(path, tuple(input_shape), convert, labelled, fingerprint([path, *files]))
@@ -60,14 +61,17 @@ def read_unlabelled(
 
 @lru_cache(maxsize=1)
 def _read(path: Path, input_shape: tuple[int, ...], convert: bool, labelled: bool, _state: str) -> Unlabelled:
-    """Read without looking back: `_state` is in the key so that changed files are read again."""
+    """Read samples; `_state` is only a part of the cache key, so that changed files are read again."""
     if path.is_dir():
         found = _read_folder(path, input_shape, convert=convert, labelled=labelled)
     else:
         found = _read_npz(path, input_shape, labelled=labelled)
     if broken := [name for name, fine in zip(found.names, _finite(found.samples), strict=True) if not fine]:
-        raise DataError(f"{path}: {len(broken)} samples hold NaN, the first is {broken[0]}; remove or repair them")
-    found.samples.flags.writeable = False
+        raise DataError(
+            f"{path}: all samples must be finite, but {len(broken)} are not, the first is {broken[0]}; remove or "
+            f"repair them"
+        )
+    found.samples.flags.writeable = False  # the cache shares them between callers
     return found
 
 
@@ -79,17 +83,20 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...], *, convert: bool, l
     files = files_below(folder)
     images = [path for path in files if is_image(path)]
     if len(input_shape) != 3:
-        raise DataError(f"{folder}: the run's samples are feature vectors of {input_shape[0]} numbers; give an .npz")
+        raise DataError(
+            f"{folder}: the run's samples are feature vectors of {input_shape[0]} numbers, got a folder; give an .npz "
+            f"file"
+        )
     if not images:
         raise DataError(
-            f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}); give a folder that does, or an .npz"
+            f"{folder} contains no images ({', '.join(sorted(SUFFIXES))}); give a folder with images, or an .npz file"
         )
     names = [path.relative_to(folder).as_posix() for path in images]
     notes = []
     if len(files) > len(images):
-        notes.append(f"{len(files) - len(images)} files of {folder} are no images and are left out")
+        notes.append(f"{len(files) - len(images)} files of {folder} are not images and are left out")
     if not labelled and any("/" in name for name in names):
-        notes.append("images lie in folders below the given one, whose names are not read as labels")
+        notes.append("images lie in folders below the given one; the names of these folders are not read as labels")
     pixels = _pixels(folder, images, (input_shape[0], input_shape[1], input_shape[2]), convert=convert)
     return Unlabelled(
         column="file",
@@ -100,17 +107,17 @@ def _read_folder(folder: Path, input_shape: tuple[int, ...], *, convert: bool, l
 
 
 def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape, *, convert: bool) -> npt.NDArray[np.uint8]:
-    """Read images [n, C, H, W]; all are looked at before one is refused."""
+    """Read images [n, C, H, W]; checks all of them before refusing, so that the error counts all that do not fit."""
     found, refused = decode(folder, paths, input_shape, convert=convert)
     if refused and convert:
         raise DataError(
             f"{folder}: images must have 8 bits per channel to be converted; {len(refused)} of {len(paths)} have more, "
-            f"the first is {refused[0]}; scale them to 8 bits as their meaning demands"
+            f"the first is {refused[0]}; scale them to 8 bits in a way that suits their content"
         )
     if refused:
         raise DataError(
-            f"{folder}: images must have {wanted(input_shape)}, as those of the run; {len(refused)} of {len(paths)} "
-            f"have not, the first is {refused[0]}; convert them, nothing is resized here"
+            f"{folder}: images must have {wanted(input_shape)}, like those of the run; {len(refused)} of {len(paths)} "
+            f"do not, the first is {refused[0]}; convert them, since images are not resized here"
         )
     return found
 
@@ -122,8 +129,8 @@ def _read_npz(path: Path, input_shape: tuple[int, ...], *, labelled: bool) -> Un
     samples, others = read_samples(path)
     if samples.shape[1:] != input_shape:
         raise DataError(
-            f"{path}: samples must have the shape {_shape(input_shape)}, as those of the run, got "
-            f"{_shape(samples.shape[1:])}; convert them, nothing is resized here"
+            f"{path}: samples must have the shape {_shape(input_shape)}, like those of the run, got "
+            f"{_shape(samples.shape[1:])}; convert them, since samples are not resized here"
         )
     others = [name for name in others if not (labelled and name == "labels")]
     scale = np.float32(255 if samples.dtype == np.uint8 else 1)
@@ -136,5 +143,5 @@ def _read_npz(path: Path, input_shape: tuple[int, ...], *, labelled: bool) -> Un
 
 
 def _shape(shape: tuple[int, ...]) -> str:
-    """Return a shape as 1x28x28."""
+    """Return a shape as a text such as 1x28x28."""
     return "x".join(map(str, shape))

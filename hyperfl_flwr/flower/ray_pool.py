@@ -1,7 +1,7 @@
-"""A dead Ray actor is replaced.
+"""Replace dead Ray actors in Flower's simulation.
 
-Flower's simulation puts an actor whose process died back into its pool and never starts another: the same nodes are
-then missing in every later round, while the run ends as completed. Here the pool starts a fresh actor instead.
+Flower's simulation puts an actor back into its pool even if the actor's process died. The same nodes are then missing
+in every later round, yet the run ends as completed. With this patch the pool starts a new actor instead.
 
 Wraps `flwr.simulation.ray_transport.ray_actor.BasicActorPool`; Flower offers no choice of the pool.
 """
@@ -13,7 +13,7 @@ from hyperfl_flwr.flower.log import log
 
 
 def replace_dead_actors() -> None:
-    """Teach Flower's actor pool in this process to replace dead actors; without Ray, nothing happens."""
+    """Patch Flower's actor pool in this process so that it replaces dead actors; does nothing without Ray."""
     try:
         from flwr.simulation.ray_transport.ray_actor import BasicActorPool
         from ray.exceptions import OutOfMemoryError, RayActorError, WorkerCrashedError
@@ -23,9 +23,9 @@ def replace_dead_actors() -> None:
 
     def add_actor_back_to_pool(self: BasicActorPool, future: Any) -> None:  # noqa: ANN401 - a Ray reference
         actor = self._future_to_actor.pop(future)
-        # The pool calls this while it handles the exception that the actor's death raised, if there was one.
+        # If the actor died, the pool calls this method while it handles the exception that its death raised.
         if isinstance(sys.exc_info()[1], deadly):
-            log(30, "A simulation process died; a fresh one takes its place.")
+            log(30, "A simulation process died; a new process replaces it.")
             actor = self.create_actor_fn()  # type: ignore[no-untyped-call]
         self.pool.append(actor)
 

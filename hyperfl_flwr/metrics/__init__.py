@@ -1,1 +1,1 @@
-"""Metrics as sums that merge exactly: over batches, over clients, over nodes."""
+"""Metrics: accuracy and loss as mergeable sums, predictions, comparisons of images and distributions, memory."""

@@ -1,4 +1,4 @@
-"""Accuracy and loss of a classifier."""
+"""Compute accuracy and loss of a classifier as sums that merge over batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationSums:
-    """Sums over samples; adding two of them gives those of the union.
+    """Sums over samples; adding two objects gives the sums over both sets of samples.
 
     Attributes:
-        correct: Number of samples whose largest logit is their label's.
+        correct: Number of correctly classified samples (the label has the largest logit).
         total: Number of samples.
         loss: Sum of the cross-entropies, in nats.
     """
@@ -45,10 +45,10 @@ def evaluate(
     """Evaluate a classifier.
 
     Args:
-        predict: Maps images [B, C, H, W] to logits [B, K].
+        predict: Function from images [B, C, H, W] to logits [B, K].
         images: All images [n, C, H, W].
-        labels: Their labels [n], int64.
-        batch_size: Images per call; it bounds the memory and does not change the counts.
+        labels: Labels of the images [n], int64.
+        batch_size: Number of images per call; it limits the memory and does not change the counts.
     """
     sums = ClassificationSums()
     for batch, truth in zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True):

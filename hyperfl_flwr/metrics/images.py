@@ -1,7 +1,7 @@
-"""How alike two images are: PSNR, SSIM and LPIPS, one value per pair.
+"""Measure the similarity of image pairs: PSNR, SSIM and LPIPS, one value per pair.
 
 PSNR and SSIM come from torchmetrics, LPIPS (Zhang et al., CVPR 2018) from its authors' package `lpips`. Pixels are in
-[0, 1]. Tables hold means of these values; the PSNR of a mean is something else.
+[0, 1]. Tables contain means of these values; the mean of PSNRs differs from the PSNR of the mean error.
 """
 
 import warnings
@@ -23,20 +23,21 @@ GAUSSIAN_SIDE = 11
 """Side of SSIM's Gaussian window (sigma 1.5, Wang et al. 2004); smaller images get a uniform window of 7."""
 
 SMALL_SIDE = 7
+"""Side of that uniform window; for smaller images SSIM is NaN."""
 
 LPIPS_SIDE = 64
-"""Smaller images are enlarged to this side, bilinearly, and grey ones repeated to three channels: AlexNet's first
-layers leave nothing of 28 pixels. Values are comparable among each other only where this is the same."""
+"""Side to which smaller images are enlarged bilinearly for LPIPS: AlexNet's first layers would reduce 28 pixels to
+nothing. Grey images are repeated to three channels. Values are comparable only for the same side."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Similarity:
-    """Values per pair of images.
+    """Similarity values, one per pair of images [n].
 
     Attributes:
-        psnr: In dB, data range 1; infinite for equal images, never capped.
-        ssim: In [-1, 1]; NaN for images below 7 pixels.
-        lpips: 0 for equal images, larger is further; None without weights.
+        psnr: PSNR in dB, data range 1; infinite for equal images, never capped.
+        ssim: SSIM in [-1, 1]; NaN for images with a side below 7 pixels.
+        lpips: LPIPS, 0 for equal images, larger for less similar ones; None without weights.
     """
 
     psnr: Values
@@ -48,15 +49,18 @@ def similarity(images: Images, references: Images, lpips: "Lpips | None" = None)
     """Compare images with references, pair by pair.
 
     Args:
-        images: [n, C, H, W] in [0, 1].
-        references: The same shape.
-        lpips: The network to measure LPIPS with; None leaves it out.
+        images: Images [n, C, H, W] in [0, 1].
+        references: Reference images of the same shape.
+        lpips: The LPIPS network; None to omit LPIPS.
 
     Raises:
         ValueError: If the shapes differ.
     """
     if images.shape != references.shape or images.ndim != 4:
-        raise ValueError(f"images must be [n, C, H, W], and as many as references: {images.shape}, {references.shape}")
+        raise ValueError(
+            f"images and references must both be [n, C, H, W] of the same shape, got {images.shape} and "
+            f"{references.shape}"
+        )
     return Similarity(
         psnr=psnr(images, references),
         ssim=ssim(images, references),
@@ -76,9 +80,9 @@ def psnr(images: Images, references: Images) -> Values:
 
 
 def ssim(images: Images, references: Images) -> Values:
-    """Return the structural similarities (Wang et al. 2004), [n]: means over all pixels, borders reflected.
+    """Return the structural similarities (Wang et al. 2004), [n]: means over all pixels, with reflected borders.
 
-    The window is Gaussian with 11 pixels, or uniform with 7 for sides below 11.
+    The window is Gaussian with 11 pixels, or uniform with 7 pixels if a side is below 11; NaN if a side is below 7.
     """
     from torchmetrics.functional.image import structural_similarity_index_measure
 
@@ -97,15 +101,15 @@ def ssim(images: Images, references: Images) -> Values:
 
 
 class Lpips:
-    """Learned perceptual distance on AlexNet's convolutions; nothing is downloaded.
+    """Learned perceptual distance (LPIPS) on AlexNet's convolutions; downloads nothing.
 
     Args:
-        weights: File with AlexNet's convolutions, pretrained on ImageNet, under torchvision's names
-            (`features.0.weight`, ...): a torch state dict. The linear layers are part of the package `lpips`.
-        device: Where to compute.
+        weights: File with AlexNet's convolutions, pretrained on ImageNet: a torch state dict with torchvision's names
+            (`features.0.weight`, ...). The linear layers are part of the package `lpips`.
+        device: Device to compute on; None for the CPU.
 
     Raises:
-        DataError: If the file is missing or holds something else.
+        DataError: If the file is missing or does not contain these weights.
     """
 
     def __init__(self, weights: Path, device: torch.device | None = None) -> None:
@@ -113,7 +117,8 @@ class Lpips:
 
         self._device = device or torch.device("cpu")
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            # The package calls torchvision's constructor in an old way, and draws values that are replaced below.
+            # The package calls torchvision's constructor with deprecated arguments, which warns, and initialises random
+            # weights, which are replaced below and must not advance the global generator.
             warnings.simplefilter("ignore")
             network = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
         _load_backbone(network.net, weights)
@@ -130,21 +135,21 @@ class Lpips:
 
     def _prepared(self, images: Tensor) -> Tensor:
         height, width = (max(side, LPIPS_SIDE) for side in images.shape[2:])
-        images = images.to(self._device).expand(-1, 3, -1, -1) * 2 - 1
+        images = images.to(self._device).expand(-1, 3, -1, -1) * 2 - 1  # the network expects [-1, 1]
         return nn.functional.interpolate(images, (height, width), mode="bilinear", align_corners=False)
 
 
 def _load_backbone(network: nn.Module, weights: Path) -> None:
-    """Fill a backbone `sliceN.LAYER.weight` with a file's `features.LAYER.weight`."""
+    """Load a file's parameters `features.LAYER.weight` into a backbone's `sliceN.LAYER.weight`."""
     try:
         values = torch.load(weights, map_location="cpu", weights_only=True)
         wanted = {name: f"features.{name.partition('.')[2]}" for name in network.state_dict()}
         network.load_state_dict({name: values[source] for name, source in wanted.items()})
     except FileNotFoundError:
-        raise DataError(f"{weights} is missing; LPIPS needs AlexNet's weights, or leave it out") from None
-    except Exception as error:  # torch's text would advise to load the file as a program
+        raise DataError(f"{weights} is missing; LPIPS needs AlexNet's weights: give their file or omit it") from None
+    except Exception as error:  # torch's message would advise the user to load the file without `weights_only`
         raise DataError(
-            f"{weights} must hold AlexNet's convolutions under torchvision's names, but reading it failed "
+            f"{weights} must contain AlexNet's convolutions under torchvision's names, but reading it failed "
             f"({type(error).__name__}); download torchvision's weights of alexnet again"
         ) from error
 

@@ -1,4 +1,4 @@
-"""What a model says of somebody's own samples, one by one."""
+"""Predict the classes of custom samples with a model, one prediction per sample."""
 
 import csv
 import io
@@ -18,20 +18,20 @@ from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.models.model_spec import TargetRecipe
 
 BATCH = 500
-"""Samples that are on the device at a time."""
+"""Number of samples on the device at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions:
-    """Predictions of n samples in K classes.
+    """Predictions for n samples in K classes.
 
     Attributes:
-        column: What `names` are: `file` or `index`.
-        names: Of the samples.
-        classes: Names of the classes.
+        column: Kind of the names: `file` or `index`.
+        names: Names of the samples [n].
+        classes: Names of the classes [K].
         probabilities: The model's softmax [n, K].
-        labels: What the samples are [n]; None where nothing tells.
-        notes: What was left out, in words.
+        labels: True labels of the samples [n]; None without labels.
+        notes: Notes for the user about files, keys or labels that were left out.
     """
 
     column: str
@@ -43,13 +43,13 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of samples whose largest probability is their label's; None without labels."""
+        """Share of correctly classified samples, in [0, 1]; None without labels."""
         if self.labels is None:
             return None
         return float((self.probabilities.argmax(axis=1) == self.labels).mean())
 
     def table(self) -> str:
-        """Return a table in CSV: name, class, its probability, the label if there are any, all probabilities."""
+        """Return a table in CSV: name, predicted class, its probability, the label (if known), all probabilities."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         known = [] if self.labels is None else ["label"]
@@ -67,14 +67,14 @@ def predict(
     """Predict all samples of a folder of images or of an `.npz` file.
 
     Args:
-        tensors: Values of the target network by name.
-        recipe: How it is used.
+        tensors: Parameters of the target network by name.
+        recipe: Description of how to build and use the network.
         data: The folder or the file.
-        device: Where to compute.
-        convert: Whether images of another size or colour are converted.
+        device: Device to compute on.
+        convert: True to convert images of another size or with other channels.
 
     Raises:
-        DataError: If there is no sample, or one cannot be used.
+        DataError: If there are no samples, or if a sample cannot be used.
     """
     found = read_unlabelled(data, recipe.input_shape, convert=convert, labelled=True)
     labels, note = labels_of(data, found, recipe.classes)
@@ -94,7 +94,7 @@ def predict(
 
 
 def batches(found: Unlabelled, recipe: TargetRecipe, device: torch.device) -> Iterator[Tensor]:
-    """Yield samples, normalised, on a device."""
+    """Yield normalised batches of at most `BATCH` samples on a device."""
     for begin in range(0, len(found), BATCH):
-        part = found.samples[begin : begin + BATCH].copy()
+        part = found.samples[begin : begin + BATCH].copy()  # `normalised` overwrites it, and the samples are shared
         yield normalised(part, recipe.mean, recipe.std).to(device)

@@ -1,1 +1,1 @@
-"""The owner's machine: cohort of clients, private state, ledger."""
+"""The node's side, on the data owner's machine: cohort of clients, private state, ledger."""

@@ -1,13 +1,12 @@
-"""A node hosts a cohort of clients.
+"""Train and evaluate a node's cohort of clients, and combine their results into one reply.
 
-Client is this project's word, node is Flower's. Node p of P hosts the clients p, p+P, p+2P, ...: with P = N it is one
-client per node, as in a deployment; with P = 2 two Ray actors run a hundred clients. A node trains its sampled clients
-and answers once, with the weighted sum of their shared parameters, so that a 60 MB hypernetwork crosses the wire once
-per node and not once per client. The sum is made so that the number of nodes changes no bit of the result, see
-`hyperfl_flwr.protocol.reproducible_sum`. A client that fails is named and left out; the node goes on.
+Client is this project's term, node is Flower's. Node p of P hosts the clients p, p+P, p+2P, ...: with P = N there is
+one client per node, as in a deployment; with P = 2 two Ray actors run a hundred clients. A node trains its sampled
+clients and sends one reply, with the weighted sum of their shared parameters. So a 60 MB hypernetwork is transferred
+once per node and not once per client. The number of nodes does not change any bit of the sum, see
+`hyperfl_flwr.protocol.reproducible_sum`. A client that fails is reported and left out; the node continues.
 
-How the clients are trained is a `Trainer`'s choice: one after the other (`OneByOne`), or together, with the parameters
-of all of them stacked.
+A `Trainer` decides how to train the clients: one after another (`OneByOne`), or together, with stacked parameters.
 """
 
 import traceback
@@ -27,10 +26,10 @@ from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 
 
 class CohortClient(Protocol):
-    """A Flower NumPyClient that names its shared arrays."""
+    """Interface of a client: a Flower NumPyClient that also names its shared arrays."""
 
     def keys(self) -> list[str]:
-        """Return the names `group/name` of the shared arrays, in the order in which it takes and returns them."""
+        """Return the names `group/name` of the shared arrays, in the order of the parameter lists."""
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -42,33 +41,33 @@ class CohortClient(Protocol):
 
 
 MakeClient = Callable[[int], CohortClient]
-"""Builds the client with an id."""
+"""Function that builds the client with the given id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """What the server has sent to a node; not changed here.
+    """Arrays that a node has received from the server; read-only.
 
     Attributes:
-        shared: What all its clients get.
-        own: What each of them gets alone, by id; empty where no group is per client.
+        shared: Arrays for all clients of the node.
+        own: Arrays for one client each, by client id; empty if no group is per client.
     """
 
     shared: SharedArrays
     own: Mapping[int, SharedArrays] = field(default_factory=dict)
 
     def of(self, client: int) -> SharedArrays:
-        """Return all that a client gets."""
+        """Return all arrays for one client."""
         return {**self.shared, **self.own.get(client, {})}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one client is asked for.
+    """Request to train or evaluate one client.
 
     Attributes:
-        client: Its id.
-        config: Its NumPyClient's config: `round`, `version` and `kept-version`.
+        client: The client's id.
+        config: Config of its NumPyClient: `round`, `version` and `kept-version`.
     """
 
     client: int
@@ -77,13 +76,13 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Clients that have been trained, C of them together.
+    """Results of C clients that were trained together.
 
     Attributes:
         clients: Their ids [C].
-        stacked: Their shared arrays, each [C, *shape]; the trainer does not write into them again.
-        num_examples: Their training samples [C].
-        metrics: Their numbers [C].
+        stacked: Their shared arrays, each [C, *shape]; the trainer does not write to them again.
+        num_examples: Their numbers of training samples [C].
+        metrics: Their metrics [C].
     """
 
     clients: Sequence[int]
@@ -94,40 +93,40 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A client that could not be trained, and why."""
+    """A client that could not be trained, with the error."""
 
     client: int
     error: Exception
 
 
 class Trainer(Protocol):
-    """Trains the clients of a node."""
+    """Interface: train the clients of a node."""
 
     def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
-        """Train clients, all of them once, in groups of any size.
+        """Train each client once, in groups of any size.
 
         Args:
-            jobs: The clients, by ascending id.
-            received: What the server has sent.
+            jobs: Jobs of the clients, by ascending id.
+            received: Arrays from the server.
         """
 
 
 class OneByOne:
-    """Trains one client after the other: no more than one client's parameters are in memory.
+    """Train one client after another, with the parameters of only one client in memory.
 
     Args:
-        make_client: Builds a client.
+        make_client: Function that builds a client.
     """
 
     def __init__(self, make_client: MakeClient) -> None:
         self._make_client = make_client
 
     def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
-        """Train the clients, see `Trainer`."""
+        """Train the clients, one per group; see `Trainer`."""
         for job in jobs:
             try:
                 yield self._train(job, received.of(job.client))
-            except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
+            except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
                 yield Failed(client=job.client, error=error)
 
     def _train(self, job: Job, received: SharedArrays) -> Trained:
@@ -139,16 +138,16 @@ class OneByOne:
 
 @dataclass
 class CohortResult:
-    """What a node's clients did together.
+    """Combined results of a node's clients.
 
     Attributes:
-        arrays: The shared parameters of the one client that finished, or their weighted sums over several; empty if
-            none did.
-        outliers: By level, what the sums lack of terms that are too large for them.
-        own: The per-client groups of each client that finished.
-        num_examples: Sum of their training samples.
-        results: Their numbers, by ascending id.
-        failures: The others.
+        arrays: The shared parameters of a single finished client, or the weighted sums over several; empty if no client
+            finished.
+        outliers: Sums of the terms that are too large for `arrays`, by level.
+        own: The per-client groups of each finished client.
+        num_examples: Total number of training samples of the finished clients.
+        results: Numbers of each finished client, by ascending id.
+        failures: Failures of the other clients.
     """
 
     arrays: SharedArrays = field(default_factory=dict)
@@ -167,14 +166,14 @@ def train_cohort(
     *,
     send_details: bool,
 ) -> CohortResult:
-    """Train the requested clients and add up what they share.
+    """Train the requested clients and sum their shared parameters.
 
     Args:
-        trainer: Trains them.
-        request: Which clients, and the private versions that they start from.
-        received: What the server has sent.
-        reductions: How each shared group is reduced.
-        send_details: Whether a failure's text and traceback leave the node.
+        trainer: Trains the clients.
+        request: The clients, and the versions of private state that they start from.
+        received: Arrays from the server.
+        reductions: Reduction of each shared group.
+        send_details: True to send the message and traceback of a failure to the server.
     """
     result = CohortResult()
     rounding = {"num_clients": request.num_clients, "max_num_examples": request.max_num_examples}
@@ -185,16 +184,16 @@ def train_cohort(
         else:
             for row in range(len(part.clients)):
                 _take(part, row, result, received, shared, send_details=send_details)
-        del part  # the next clients' parameters take the place of these
+        del part  # frees these parameters before the next clients are trained
     result.arrays, result.outliers = shared.arrays, shared.outliers
     return result
 
 
 class _Shared:
-    """The shared arrays of a node's clients: those of the first as they are, until there is a second to add.
+    """Sum of the shared arrays of a node's clients; keeps the first client's arrays unchanged until a second one.
 
     Args:
-        total: Adds them up.
+        total: Sum to add the arrays to.
     """
 
     def __init__(self, total: ReproducibleSum) -> None:
@@ -203,7 +202,8 @@ class _Shared:
         self._count = 0
 
     def add(self, arrays: SharedArrays, num_examples: int) -> None:
-        """Take the arrays of one more client."""
+        """Add the arrays of one more client."""
+        # A single client's float32 arrays are sent as they are: exact, and half the bytes of a float64 sum.
         self._waiting.append((arrays, num_examples))
         self._count += 1
         while self._count > 1 and self._waiting:
@@ -239,7 +239,7 @@ def _take(
 
 
 def _check(shared: SharedArrays, received: SharedArrays) -> None:
-    """Raise what is wrong with a client's arrays after training."""
+    """Check a client's arrays after training; raises ValueError or FloatingPointError."""
     if problem := layout_problem(received, shared):
         raise ValueError(f"after training {problem}")
     if key := not_finite(shared):
@@ -249,13 +249,13 @@ def _check(shared: SharedArrays, received: SharedArrays) -> None:
 def evaluate_cohort(
     make_client: MakeClient, request: Request, received: Received, *, send_details: bool
 ) -> CohortResult:
-    """Evaluate what each requested client has received, with its private parameters, on its test data."""
+    """Evaluate the received parameters of each requested client, with its private ones, on its test data."""
     result = CohortResult()
     for job in _jobs(request):
         try:
             member = make_client(job.client)
             _, num_examples, metrics = member.evaluate(_in_order(member, received.of(job.client)), job.config)
-        except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
+        except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
             result.failures.append(failure_of(job.client, error, send_details=send_details))
             continue
         result.results.append(_result(job.client, num_examples, metrics))
@@ -274,7 +274,7 @@ def _in_order(member: CohortClient, received: SharedArrays) -> list[NDArray[Any]
     """Return the received arrays in the client's order."""
     keys = member.keys()
     if set(keys) != set(received):
-        raise ValueError(f"received the arrays {sorted(received)}, expected {sorted(keys)}")
+        raise ValueError(f"the client must receive the arrays {sorted(keys)}, got {sorted(received)}")
     return [received[key] for key in keys]
 
 
@@ -284,7 +284,10 @@ def _result(client: int, num_examples: int, metrics: Mapping[str, object]) -> Cl
 
 
 def failure_of(client: int, error: Exception, *, send_details: bool) -> Failure:
-    """Return what the server learns of a failure; without details its kind only, and the node's log has the rest."""
+    """Return the failure to report to the server: in full with `send_details`, else as `for_others` allows.
+
+    Without `send_details`, the message and the traceback go to the node's log instead.
+    """
     kind, details = type(error).__name__, "".join(traceback.format_exception(error))
     if send_details:
         return Failure(client=client, reason=printable(f"{kind}: {error}"), details=details)

@@ -1,7 +1,7 @@
-"""The node's own book of what came in and what left: names, shapes and bytes of every message, never the arrays.
+"""The node's ledger: a record of every incoming and outgoing message with names, shapes and sizes, but no arrays.
 
-One line of JSON per message in `ledger.jsonl` of the node's state folder, on disk before the message goes on its way.
-Nothing is ever taken out of it; a resumed run repeats rounds, and its ledger tells both times.
+`ledger.jsonl` in the node's state folder has one line of JSON per message. The line is on disk before the message is
+processed or sent. No line is ever removed; a resumed run repeats rounds, and its ledger holds both passes.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ LEDGER = "ledger.jsonl"
 Direction = Literal["in", "out"]
 
 LONGEST_VALUE = MAX_REASON
-"""Characters of JSON up to which a value is written down in full: reasons always are."""
+"""Maximum length of a value that is recorded in full, in characters of JSON; reasons always fit."""
 
 BEGINNING = 5
-"""Elements that are kept of a longer one."""
+"""Number of elements recorded of a longer list."""
 
 
 class LedgerError(StateError):
-    """The ledger cannot be written: its disk is full, or its folder may not be written to."""
+    """The ledger cannot be written: its disk is full, or its folder is not writable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayEntry:
-    """An array of a message.
+    """Ledger entry of one array of a message.
 
     Attributes:
-        name: Its key, `group/name`, in `own-arrays` `client/group/name`, in `outlier-sums` `level/group/name`.
-        shape: Its shape.
-        dtype: Type of its numbers.
-        bytes: Size of its numbers.
+        name: Key of the array: `group/name`, in `own-arrays` `client/group/name`, in `outlier-sums` `level/group/name`.
+        shape: Shape of the array.
+        dtype: Type of its elements.
+        bytes: Total size of its elements in bytes.
     """
 
     name: str
@@ -56,13 +56,13 @@ class ArrayEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordEntry:
-    """A record of a message.
+    """Ledger entry of one record of a message.
 
     Attributes:
-        name: Its name, see `hyperfl_flwr.protocol.messages`.
-        bytes: Its size as the server counts it: what it holds and the names of it.
+        name: Name of the record, see `hyperfl_flwr.protocol.messages`.
+        bytes: Size of the record as the server counts it: values and names, in bytes.
         arrays: The arrays of an ArrayRecord.
-        values: The values of a ConfigRecord or a MetricRecord, long ones by their length and beginning.
+        values: The values of a ConfigRecord or a MetricRecord; of long values only length and beginning.
     """
 
     name: str
@@ -73,19 +73,19 @@ class RecordEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A message.
+    """Ledger entry of one message.
 
     Attributes:
-        time: When it was written down, UTC, ISO 8601.
+        time: Time of the entry, UTC, ISO 8601.
         direction: `in` or `out`.
         kind: Flower's type of the message: `query.hello`, `train`, `evaluate`, ...
         flower_run: Flower's number of the run.
-        node: Number of the node; -1 where its owner has set none.
-        method: The run's method, as the server says.
-        experiment: Identity of the run; empty in the handshake, which does not tell it.
+        node: Number of the node; -1 if its owner has not set one.
+        method: The run's method, as reported by the server.
+        experiment: Identity of the run; empty in the handshake, which does not contain it.
         round: The federated round; 0 in the handshake.
-        records: What the message holds.
-        error: The text that leaves instead if the node could not answer.
+        records: The records of the message.
+        error: Text of an error reply; empty for other messages.
     """
 
     time: str
@@ -107,14 +107,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a node knows of a message beside its content.
+    """Facts about a message and its reply that are not in their content.
 
     Attributes:
         kind: See `Entry`.
         flower_run: See `Entry`.
         node: See `Entry`.
         method: See `Entry`.
-        request: The content that came in, which tells experiment and round, for the reply, too.
+        request: Content of the incoming message; it has the experiment and the round of both messages.
     """
 
     kind: str
@@ -124,9 +124,9 @@ class Origin:
     request: RecordDict
 
     def entry(self, direction: Direction, content: RecordDict | None, error: str = "") -> Entry:
-        """Return what is written down of a message's content, or of the error that it holds instead.
+        """Return the ledger entry of a message with the given content or error.
 
-        Whatever is in it, there is something to write.
+        The content is untrusted: missing or invalid fields are recorded with default values, never refused.
         """
         request = self.request.get(CONFIG)
         asked: Mapping[str, Any] = request if isinstance(request, ConfigRecord) else {}
@@ -146,20 +146,20 @@ class Origin:
 
 
 class Ledger:
-    """A node's ledger, open for more; several processes may write to one.
+    """Append to a node's ledger; several processes may write to the same ledger.
 
     Args:
-        folder: The node's state folder; made if it is not there, readable by its owner alone.
+        folder: The node's state folder; created if missing, with access for its owner only.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LEDGER
 
     def append(self, entry: Entry) -> None:
-        """Write a message down; it is on disk when this returns.
+        """Append an entry; it is on disk when this returns.
 
         Raises:
-            LedgerError: If that fails; the ledger is as it was.
+            LedgerError: If the entry cannot be written; the ledger is unchanged.
         """
         line = (json.dumps(asdict(entry)) + "\n").encode()
         try:
@@ -168,7 +168,8 @@ class Ledger:
                 _append(file, line)
         except OSError as error:
             raise LedgerError(
-                f"the ledger {self.path} cannot be written: {error.strerror}; make room, or let the node's user write"
+                f"the ledger {self.path} cannot be written: {error.strerror}; free disk space, or give the node's user "
+                f"write permission"
             ) from error
 
 
@@ -185,7 +186,7 @@ def _locked(path: Path) -> Iterator[int]:
 def _append(file: int, line: bytes) -> None:
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
-        line = b"\n" + line  # a machine that went down left a line without an end; it stays as it is
+        line = b"\n" + line  # a crash left an incomplete last line; it stays, and the new entry gets a separate line
     try:
         written = 0
         while written < len(line):
@@ -193,22 +194,22 @@ def _append(file: int, line: bytes) -> None:
         os.fsync(file)
     except OSError:
         with contextlib.suppress(OSError):
-            os.ftruncate(file, size)  # what was not written in full has not left
+            os.ftruncate(file, size)  # without a complete entry the message goes nowhere, so no partial one may remain
         raise
 
 
 def read_ledger(folder: Path) -> tuple[list[Entry], list[int]]:
-    """Return what a node has written down, in its order, and the numbers of lines that cannot be read.
+    """Return the entries of a node's ledger in order, and the numbers (from 1) of lines that cannot be read.
 
     Raises:
-        StateError: If there is no ledger, or it may not be read.
+        StateError: If the ledger is missing or cannot be read.
     """
     path = folder / LEDGER
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise StateError(
-            f"{path} cannot be read: {error.strerror}; give a node's state folder, in which {LEDGER} lies"
+            f"{path} cannot be read: {error.strerror}; give the state folder of a node, which contains {LEDGER}"
         ) from None
     entries, damaged = [], []
     for number, line in enumerate(lines, start=1):
@@ -238,13 +239,13 @@ def _record(name: str, record: ArrayRecord | ConfigRecord | MetricRecord) -> Rec
 def _array(name: str, array: Array) -> ArrayEntry:
     try:
         size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
-    except (TypeError, ValueError, SyntaxError):  # a server that sends a type which numpy does not know
+    except (TypeError, ValueError, SyntaxError):  # the server sent a type that numpy does not know
         size = len(array.data)
     return ArrayEntry(name=name, shape=list(array.shape), dtype=array.dtype, bytes=size)
 
 
 def _written(value: Any) -> Any:  # noqa: ANN401 - what JSON can hold
-    """Return a value as it is written down: finite numbers and short texts as they are."""
+    """Return the JSON form of a value: finite numbers and short values unchanged, long values abbreviated."""
     if isinstance(value, list):
         elements = [_written(element) for element in value[: LONGEST_VALUE // 2]]
         if len(elements) == len(value) and len(json.dumps(elements)) <= LONGEST_VALUE:
@@ -255,5 +256,5 @@ def _written(value: Any) -> Any:  # noqa: ANN401 - what JSON can hold
     if isinstance(value, str) and len(value) > LONGEST_VALUE:
         return {"length": len(value), "beginning": value[:LONGEST_VALUE]}
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no word for it
+        return str(value)  # JSON cannot represent NaN and infinities
     return value

@@ -1,4 +1,4 @@
-"""A client app that writes into the node's ledger what comes in and what leaves, before it does."""
+"""Client app that records every incoming and outgoing message in the node's ledger before processing or sending it."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from hyperfl_flwr.node.ledger import Entry, Ledger, LedgerError, Origin
 from hyperfl_flwr.protocol.messages import OUTLIER_SUMS, OWN_ARRAYS, group_of
 
 NOT_RECORDED = "the node's ledger cannot be written, so nothing else leaves it; its log says why"
-"""The only text that leaves a node unrecorded."""
+"""The only text that a node sends without a ledger entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Book:
-    """How a node's messages are recorded.
+    """Settings of the recording of a node's messages.
 
     Attributes:
-        method: The method that the node takes part in.
-        ledger: Where.
-        private: Groups of parameters that must not leave.
-        send_details: Whether the texts of exceptions may leave, or only what `for_others` makes of them.
+        method: The run's method.
+        ledger: The ledger to append to.
+        private: Groups of parameters that must not leave the node.
+        send_details: True if full messages of exceptions may leave the node; else only the result of `for_others`.
     """
 
     method: str
@@ -35,10 +35,12 @@ class Book:
 
 
 class RecordedApp(ClientApp):
-    """Flower's client app, whose replies are final: Flower serialises what `__call__` returns, and adds nothing.
+    """Flower client app with a ledger.
+
+    Flower serialises the return value of `__call__` and adds nothing, so the recorded reply is what leaves the node.
 
     Args:
-        book_of: Returns how the messages of a node are recorded; None if they are not.
+        book_of: Function that returns the recording settings of a node; None to record nothing.
     """
 
     def __init__(self, book_of: Callable[[Message, Context], Book | None]) -> None:
@@ -46,7 +48,7 @@ class RecordedApp(ClientApp):
         self._book_of = book_of
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; what the ledger does not hold does not leave."""
+        """Process a message and return the reply; a reply without a ledger entry is not sent."""
         book = self._book_of(message, context)
         if book is None:
             return super().__call__(message, context)
@@ -55,9 +57,10 @@ class RecordedApp(ClientApp):
             book.ledger.append(origin.entry("in", message.content))
             reply = self._answer(message, context, book)
             entry = _leaving(origin, reply)
+            # Before the entry is written: the ledger must record what really leaves.
             if kept := private_arrays(entry, book.private):
-                log(ERROR, "the answer holds arrays of private groups, which stay: %s", ", ".join(kept))
-                reply = _error(message, "ValueError: the answer holds arrays of private groups")
+                log(ERROR, "the reply contains arrays of private groups, so it is not sent: %s", ", ".join(kept))
+                reply = _error(message, "ValueError: the reply contains arrays of private groups")
                 entry = _leaving(origin, reply)
             book.ledger.append(entry)
         except LedgerError as error:
@@ -66,24 +69,24 @@ class RecordedApp(ClientApp):
         return reply
 
     def _answer(self, message: Message, context: Context, book: Book) -> Message:
-        """Answer a message; an exception becomes an error reply here, so that its text can be recorded."""
+        """Process a message; converts an exception to an error reply, so that its text can be checked and recorded."""
         try:
             return super().__call__(message, context)
         except LedgerError:
             raise
-        except Exception as error:  # noqa: BLE001 - Flower would send the text of whatever it is
-            log(ERROR, "the node could not answer a message of type %s", message.metadata.message_type, exc_info=error)
+        except Exception as error:  # noqa: BLE001 - Flower would send the full text of any exception
+            log(ERROR, "the node could not process a message of type %s", message.metadata.message_type, exc_info=error)
             return _error(message, f"{type(error).__name__}: {error}" if book.send_details else for_others(error))
 
 
 def private_arrays(entry: Entry, private: Collection[str]) -> list[str]:
-    """Return the names of a message's arrays that belong to one of these groups."""
+    """Return the names of a message's arrays that belong to one of the private groups."""
     names = [(record.name, array.name) for record in entry.records for array in record.arrays]
     return [name for record, name in names if array_group(record, name) in private]
 
 
 def array_group(record: str, name: str) -> str:
-    """Return the group of an array in a record, where its key may begin with a client's id or a level."""
+    """Return the group of an array; in some records the key begins with a client id or a level."""
     return group_of(name.partition("/")[2] if record in (OWN_ARRAYS, OUTLIER_SUMS) else name)
 
 
@@ -105,5 +108,5 @@ def _leaving(origin: Origin, reply: Message) -> Entry:
 
 
 def _error(message: Message, reason: str) -> Message:
-    """Return an error reply as Flower makes one of an exception."""
+    """Return an error reply in the form that Flower uses for exceptions."""
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)

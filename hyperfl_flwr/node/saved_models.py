@@ -1,9 +1,9 @@
-"""A client's model as it was after its last local training, on the node's own disk.
+"""Save each client's personalized model (after its last local training) on the node's disk.
 
-It lies beside the private state and is for the node's owner: `hyperfl export` makes a file for plain torch of it. No
-message holds it and nothing reads it in a round, so there is one version, the newest. A SuperNode keeps the models of
-its clients unless its node config has `keep-model=false`; a simulated node keeps none, since its run's folder has what
-they are made of.
+The file lies next to the private state and is for the node's owner: `hyperfl export` converts it to a file for plain
+torch. No message contains it and no round reads it, so only the newest version is kept. A SuperNode keeps the models of
+its clients unless its node config has `keep-model=false`. A simulated node keeps none, since the models can be rebuilt
+from the run's folder.
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ FILE = "model.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class KeptModel:
-    """A client's model and what it is.
+    """A client's model with its description.
 
     Attributes:
         client: The client's id.
         experiment: Identity of the run.
-        round: The federated round whose local training made it.
-        method: Of the run.
-        dataset: The data that it was trained on: their name, or that of a file or folder without the path to it.
-        accuracy: On the client's test data, in [0, 1]; NaN without any.
-        test_examples: Their number.
-        recipe: How the model is used.
-        tensors: Values of the target network by name.
+        round: The federated round of the last local training.
+        method: The run's method.
+        dataset: Name of the training data; for a file or folder, its name without the path.
+        accuracy: Accuracy on the client's test data, in [0, 1]; NaN without test data.
+        test_examples: Number of test samples.
+        recipe: Description of how to build and use the model.
+        tensors: Parameters of the target network by name.
     """
 
     client: int
@@ -44,10 +44,12 @@ class KeptModel:
     tensors: Arrays
 
     def write(self, folder: Path) -> None:
-        """Replace the model in a client's folder, which is made where it is missing; for its owner alone.
+        """Write the model to a client's folder, replacing an older one.
+
+        The folder is created if missing; only its owner has access.
 
         Raises:
-            StateError: If it cannot be written, as on a full disk; the older one is there as before.
+            StateError: If the model cannot be written, for example on a full disk; an older model is unchanged.
         """
         meta = {name: value for name, value in vars(self).items() if name not in ("recipe", "tensors")}
         try:
@@ -58,16 +60,16 @@ class KeptModel:
         except OSError as error:
             size = sum(value.nbytes for value in self.tensors.values())
             raise StateError(
-                f"the model of client {self.client} after round {self.round} is not kept: "
+                f"the model of client {self.client} after round {self.round} is not saved: "
                 f"{unwritable(folder, error, size)}, or set keep-model = false in node.toml"
             ) from error
 
     @classmethod
     def read(cls, folder: Path) -> "KeptModel":
-        """Read what `write` has written.
+        """Read a model that `write` has written.
 
         Raises:
-            StateError: If it is missing or damaged.
+            StateError: If the file is missing, damaged or of an incompatible version.
         """
         tensors, meta = read_arrays(folder / FILE)
         try:
@@ -75,5 +77,5 @@ class KeptModel:
             return cls(tensors=tensors, recipe=TargetRecipe.of(meta.pop("recipe")), **meta)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
-                f"{folder / FILE} is no model that this version of hyperfl-flwr can read ({error}); train again"
+                f"{folder / FILE} is not a model that this version of hyperfl-flwr can read ({error}); train again"
             ) from None

@@ -1,1 +1,1 @@
-"""What a client does to its upload before it leaves."""
+"""Protection of a client's uploads before they leave the node: clipping, noise, private means, rotation."""

@@ -1,10 +1,10 @@
-"""Clipping and Gaussian noise on what a client uploads, inside the node and before any sum.
+"""Clip a client's upload and add Gaussian noise, inside the node and before any sum.
 
-The change that a client uploads is shortened to a norm C, and every coordinate gets independent noise of standard
+The change that a client uploads is clipped to a norm C, and every coordinate gets independent noise of standard
 deviation sigma C (McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models", ICLR
-2018, with the noise added by each client). Small noise multipliers, which defeat the attacks of this project at little
-cost, are no meaningful guarantee of differential privacy; noise that is rounded to floating point is none to the letter
-either (Mironov, CCS 2012).
+2018; here each client adds the noise). Small noise multipliers, which defeat the attacks of this project at little
+cost, are not a meaningful guarantee of differential privacy. And noise that is rounded to floating point does not give
+a strict guarantee (Mironov, CCS 2012).
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 2**20
-"""Noise values that are made at a time."""
+"""Number of noise values to generate at a time."""
 
 Array = NDArray[Any]
 
@@ -24,21 +24,22 @@ Array = NDArray[Any]
 def protect(
     received: Sequence[Array], trained: Sequence[Array], *, clip_norm: float, noise_multiplier: float
 ) -> list[Array]:
-    """Return what a client uploads in the place of its trained arrays: new arrays of the same types.
+    """Return the protected arrays that a client uploads instead of its trained ones: new arrays of the same types.
 
     Args:
-        received: The shared arrays as they came.
-        trained: The same after local training.
+        received: The shared arrays as received.
+        trained: The same arrays after local training.
         clip_norm: Largest Euclidean norm C of the change over all arrays; above 0.
-        noise_multiplier: sigma; 0 adds no noise.
+        noise_multiplier: Noise multiplier sigma, at least 0; 0 adds no noise.
 
     Raises:
         ValueError: If `clip_norm` is not positive or `noise_multiplier` is negative.
     """
     if clip_norm <= 0 or noise_multiplier < 0:
         raise ValueError(
-            f"clip_norm must be positive and noise_multiplier not negative: {clip_norm}, {noise_multiplier}"
+            f"clip_norm must be above 0 and noise_multiplier at least 0, got {clip_norm} and {noise_multiplier}"
         )
+    # One norm over all arrays together: clipping each array separately would allow a larger total change.
     changes = [np.subtract(after, before, dtype=np.float64) for before, after in zip(received, trained, strict=True)]
     norm = math.sqrt(sum(float(np.vdot(change, change)) for change in changes))
     scale = min(1.0, clip_norm / norm) if norm else 1.0
@@ -54,14 +55,19 @@ def protect(
 def gaussian(size: int, std: float) -> NDArray[np.float64]:
     """Draw independent Gaussian values [size] from the operating system's random numbers (Box and Muller 1958).
 
-    No seed decides them: whoever knows a run's seed must not be able to subtract the noise.
+    They do not depend on a seed: an attacker who knows a run's seed must not be able to subtract the noise.
+
+    Args:
+        size: Number of values.
+        std: Standard deviation.
     """
     values = np.empty(size)
     for start in range(0, size, CHUNK):
         count = min(CHUNK, size - start)
         half = (count + 1) // 2
+        # The upper 53 bits of each 64-bit integer, the precision of a float64.
         radius, angle = np.frombuffer(os.urandom(16 * half), np.uint64).reshape(2, half) >> np.uint64(11)
-        lengths = std * np.sqrt(-2 * np.log((radius + 0.5) * 2.0**-53))
+        lengths = std * np.sqrt(-2 * np.log((radius + 0.5) * 2.0**-53))  # + 0.5 avoids log(0)
         angles = 2 * np.pi * 2.0**-53 * angle
         pairs = np.concatenate([lengths * np.cos(angles), lengths * np.sin(angles)])
         values[start : start + count] = pairs[:count]

@@ -1,8 +1,8 @@
-"""A vector that is released once: asked for again, it is given as it was.
+"""Cache one noisy release: a repeated request gets the same vector and spends no more of the privacy budget.
 
-Whoever gets k vectors with fresh noise from the same data can average the noise away: together they are
-(k epsilon, k delta)-private. A message that is sent again must therefore be answered with what was sent before. The
-vector is kept in a file, with what it was made of; for anything else the owner has to say so, by another file.
+A server that gets k vectors with new noise from the same data can average the noise away: together they are
+(k epsilon, k delta)-private. A repeated message must therefore get the same reply as before. The vector is stored in a
+file, together with its inputs; for other inputs the owner must allow another release, by choosing another file.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ _VECTOR = "vector"
 
 
 def digest(arrays: Iterable[NDArray[Any]]) -> str:
-    """Return 64 hexadecimal digits that differ where shapes, types or values of arrays do."""
+    """Return a digest (64 hexadecimal digits) of the shapes, types and values of arrays."""
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.dtype.str}{array.shape}".encode())
@@ -33,19 +33,19 @@ def digest(arrays: Iterable[NDArray[Any]]) -> str:
 def release_once(
     path: Path, made_of: Mapping[str, str | float | None], make: Callable[[], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return the vector in a file, or make it and store it before it is returned.
+    """Return the vector in a file; if there is none, compute it and store it before returning it.
 
     Args:
-        path: The file, in a folder that exists; made readable by its owner alone.
-        made_of: What decides whether it is the same release.
-        make: Makes the vector.
+        path: The file, in an existing folder; it is created with access for its owner only.
+        made_of: Inputs that identify the release.
+        make: Function that computes the vector.
 
     Raises:
-        StateError: If the file holds a vector that was made of something else, or is damaged.
+        StateError: If the file has a vector with other inputs, or is damaged.
     """
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # a message that is sent again may be answered by another process
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another process may handle the repeated message at the same time
         if not path.exists():
             write_arrays(path, {_VECTOR: make()}, dict(made_of), mode=0o600)
         arrays, stored = read_arrays(path)
@@ -53,8 +53,8 @@ def release_once(
         os.close(folder)
     if changed := [key for key in made_of if stored.get(key) != made_of[key]]:
         raise StateError(
-            f"{path} has been released already, with other {', '.join(changed)}; each release spends epsilon and "
-            f"delta anew (k of them are together k epsilon, k delta): choose another output folder to release one more"
+            f"{path} has already been released with other {', '.join(changed)}; each release spends another epsilon "
+            f"and delta (k releases: k epsilon, k delta): choose another output folder to allow one more release"
         )
     vector: NDArray[np.float64] = arrays[_VECTOR]
     return vector

@@ -1,14 +1,14 @@
-"""A secret rotation of what clients share: obfuscation, not encryption.
+"""Rotate clients' shared vectors with a secret rotation: obfuscation, not encryption.
 
 Q = H D3 H P D2 H D1 with random signs D1, D2, D3, a random permutation P and the orthonormal Walsh-Hadamard transform
 H: the fast rotations of Andoni, Indyk, Laarhoven, Razenshteyn and Schmidt, "Practical and Optimal LSH for Angular
-Distance", NIPS 2015, with P. A vector of length m is cut for H into pieces whose lengths are the powers of two in m, so
-that nothing is padded; P goes across all pieces. O(m log m).
+Distance", NIPS 2015, with P added. For H, a vector of length m is divided into pieces, with the powers of two in m as
+lengths, so that no padding is needed; P permutes across all pieces. The cost is O(m log m).
 
-All clients of a run hold one key, the server does not. A linear method such as PRIV-HFL's dual averaging works on mixed
-vectors as on others. What it hides is little. Lengths and inner products stay as they are. Vectors that are known in
-both forms give Q away: m of them by linear algebra, and simpler rotations fall to a single one. So does any one client,
-which has the key.
+All clients of a run have the same key; the server does not have it. A linear method such as PRIV-HFL's dual averaging
+works on rotated vectors as on the original ones. The rotation hides little. Lengths and inner products do not change.
+Vectors that are known in both forms reveal Q: m of them by linear algebra, and simpler rotations need only one. Any
+single client, which has the key, can reveal Q, too.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from torch import Tensor
 from hyperfl_flwr.core.errors import ConfigError
 
 SHORTEST_KEY = 16
-"""Bytes."""
+"""Minimum length of a key file in bytes."""
 
 
 def read_key(path: Path) -> bytes:
@@ -35,27 +35,29 @@ def read_key(path: Path) -> bytes:
         key = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the mixing-key-file {path} cannot be read: {error.strerror}", public="its mixing-key-file cannot be read"
+            f"the mixing-key-file {path} cannot be read: {error.strerror}; check its path and permissions",
+            public="its mixing-key-file cannot be read",
         ) from None
     if len(key) < SHORTEST_KEY:
         raise ConfigError(
-            f"the mixing-key-file {path} must have at least {SHORTEST_KEY} bytes, it has {len(key)}",
+            f"the mixing-key-file {path} must have at least {SHORTEST_KEY} bytes, got {len(key)}",
             public=f"its mixing-key-file must have at least {SHORTEST_KEY} bytes",
         )
     return key
 
 
 def run_key(secret: bytes, experiment: str) -> bytes:
-    """Return the key of one run, so that two runs with one file have nothing in common."""
+    """Return the key of one run, derived from the key file so that two runs have independent rotations."""
+    # The length prefix makes the concatenation of secret and experiment unambiguous.
     return hashlib.sha256(len(secret).to_bytes(8, "big") + secret + experiment.encode()).digest()
 
 
 class Mixing:
-    """The rotation Q of vectors [m] that a key decides.
+    """The rotation Q of vectors [m], determined by a key.
 
     Args:
-        key: The run's; the same key and length give the same Q on every machine.
-        size: m.
+        key: The run's key; the same key and length give the same Q on every machine.
+        size: Length m of the vectors.
 
     Raises:
         ValueError: If the key is empty.
@@ -63,14 +65,15 @@ class Mixing:
 
     def __init__(self, key: bytes, size: int) -> None:
         if not key:
-            raise ValueError("a rotation needs a key")
+            raise ValueError("the key of a rotation must not be empty")
         self.size = size
+        # Powers of two from the largest down: the binary digits of m.
         self.pieces = [2**bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
         self.signs = [_signs(key, number, size) for number in range(3)]
         self.order = _permutation(key, size)
 
     def mix(self, vector: Tensor) -> Tensor:
-        """Return Q x [m] in the type and on the device of x [m].
+        """Return Q x [m] for x = `vector` [m], with its type and device.
 
         Raises:
             ValueError: If x has another length.
@@ -81,7 +84,7 @@ class Mixing:
         return self._hadamard(third * self._hadamard(found))
 
     def unmix(self, vector: Tensor) -> Tensor:
-        """Return Q^T x [m], which undoes `mix`.
+        """Return Q^T x [m] for x = `vector` [m], the inverse of `mix`.
 
         Raises:
             ValueError: If x has another length.
@@ -94,7 +97,7 @@ class Mixing:
 
     def _check(self, vector: Tensor) -> None:
         if vector.shape != (self.size,):
-            raise ValueError(f"this rotation is of vectors of length {self.size}, got {tuple(vector.shape)}")
+            raise ValueError(f"the vector must have the shape ({self.size},), got {tuple(vector.shape)}")
 
     def _signs_like(self, vector: Tensor) -> list[Tensor]:
         return [signs.to(vector) for signs in self.signs]
@@ -105,12 +108,12 @@ class Mixing:
 
 @lru_cache(maxsize=2)
 def mixing_of(key: bytes, size: int) -> Mixing:
-    """Return the rotation of a key; the last two are kept, since every message builds its clients anew."""
+    """Return the rotation of a key; caches the last two, since every message builds its clients again."""
     return Mixing(key, size)
 
 
 def _transform(vector: Tensor) -> Tensor:
-    """Return the orthonormal Walsh-Hadamard transform of a vector whose length is a power of two."""
+    """Return the orthonormal Walsh-Hadamard transform of a vector; its length must be a power of two."""
     width = 1
     while width < len(vector):
         pairs = vector.view(-1, 2, width)
@@ -130,5 +133,6 @@ def _signs(key: bytes, number: int, size: int) -> Tensor:
 
 
 def _permutation(key: bytes, size: int) -> Tensor:
+    # Sorting random 64-bit numbers; "<u8" fixes the byte order, so that all machines get the same permutation.
     values = np.frombuffer(_stream(key, "order", 8 * size), "<u8")
     return torch.from_numpy(np.argsort(values, kind="stable"))

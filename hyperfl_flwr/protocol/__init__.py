@@ -1,1 +1,1 @@
-"""What travels between server and nodes: messages, arrays, queries, exact sums."""
+"""Format of the messages between server and nodes: arrays, requests, reports, queries, exact sums."""

@@ -1,6 +1,15 @@
-"""Which clients a node hosts, known to the node and to the server without a message."""
+"""Assign clients to nodes by a fixed rule, which nodes and server evaluate without a message."""
 
 
 def clients_of_node(partition: int, num_nodes: int, num_clients: int) -> list[int]:
-    """Return the ids of the clients that a node hosts; none if there are more nodes than clients."""
+    """Return the ids of the clients that a node hosts, ascending.
+
+    Args:
+        partition: The node's number, 0 .. `num_nodes` - 1.
+        num_nodes: Number of nodes P.
+        num_clients: Number of clients N.
+
+    Returns:
+        The clients `partition`, `partition` + P, ... below N; empty if `partition` is N or more.
+    """
     return list(range(partition, num_clients, num_nodes))

@@ -1,21 +1,22 @@
-"""What travels between the server and the nodes: names and layouts, for both sides.
+"""Format of TRAIN and EVALUATE messages and their replies: record names and layouts, shared by server and nodes.
 
 A TRAIN or EVALUATE message to a node holds
 
 - `arrays`: the shared groups, keyed `group/name`;
-- `own-arrays`: what each of its clients gets alone, keyed `client/group/name` (absent where no group is per client);
+- `own-arrays`: the arrays for one client each, keyed `client/group/name` (absent if no group is per client);
 - `config`: a `Request`.
 
-A node hosts several clients and answers once, with
+A node hosts several clients and sends one reply, with
 
-- `arrays`: the shared groups, keyed alike (TRAIN only): of ONE trained client its parameters as they are, of several
-  the SUMS of weight times parameters in float64, level 0 of `hyperfl_flwr.protocol.reproducible_sum`;
+- `arrays`: the shared groups, keyed `group/name` (TRAIN only): the unchanged parameters of a single trained client, or
+  the SUMS of weight times parameters of several clients in float64, level 0 of
+  `hyperfl_flwr.protocol.reproducible_sum`;
 - `outlier-sums`: the other levels, keyed `level/group/name` (TRAIN only; absent in nearly all replies);
-- `own-arrays`: the per-client groups of its trained clients, one by one, keyed as above (TRAIN only);
+- `own-arrays`: the per-client groups of each trained client, keyed `client/group/name` (TRAIN only);
 - `weights`: the two weights, and nothing else;
-- `clients`: a `Report`, the per-client numbers.
+- `clients`: a `Report` with the per-client numbers.
 
-`hyperfl_flwr.protocol.queries` has the messages beside these. Private groups are in none of all.
+`hyperfl_flwr.protocol.queries` has all other messages. No message holds private groups.
 """
 
 import re
@@ -37,7 +38,7 @@ WEIGHTS = "weights"
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 HELLO = "query.hello"
-"""Type of the handshake's message; `hyperfl_flwr.protocol.queries` has what clients are asked later."""
+"""Message type of the handshake; `hyperfl_flwr.protocol.queries` has the types of later queries."""
 
 OWN_ARRAYS = "own-arrays"
 OUTLIER_SUMS = "outlier-sums"
@@ -46,7 +47,7 @@ NUM_EXAMPLES = "num-examples"
 
 
 class Reduction(Enum):
-    """How the server reduces a shared group over the clients that were trained."""
+    """Rule by which the server reduces a shared group over the trained clients."""
 
     MEAN_BY_EXAMPLES = "mean_by_examples"
     """sum_i n_i x_i / sum_i n_i, with the numbers n_i of training samples."""
@@ -55,31 +56,31 @@ class Reduction(Enum):
     SUM = "sum"
     """sum_i x_i; absent clients count as zero."""
     PER_CLIENT = "per_client"
-    """Not reduced: each client is sent arrays of its own, and the method's strategy gets back each client's."""
+    """Not reduced: each client receives separate arrays, and the method's strategy gets the arrays of each client."""
 
     def weight(self, num_examples: int) -> float:
         """Return the weight of one client in the node's sum."""
         return float(num_examples) if self is Reduction.MEAN_BY_EXAMPLES else 1.0
 
     def divisor(self, num_examples: int, num_clients: int) -> float:
-        """Return what the server divides the sum over all nodes by."""
+        """Return the divisor of the sum over all nodes."""
         if self is Reduction.MEAN_BY_EXAMPLES:
             return float(num_examples)
         return float(num_clients) if self is Reduction.MEAN else 1.0
 
 
 def group_of(key: str) -> str:
-    """Return the group of a key `group/name`."""
+    """Return the group in a key `group/name`."""
     return key.partition("/")[0]
 
 
 def own_key(number: int, key: str) -> str:
-    """Return the key `client/group/name` of a client's own array, or `level/group/name` of a level's sum."""
+    """Return the key `client/group/name` of one client's array, or `level/group/name` of a sum of one level."""
     return f"{number}/{key}"
 
 
 def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
-    """Return arrays with keys `client/group/name`, or `level/group/name`, by that number, with keys `group/name`.
+    """Return arrays with keys of `own_key` grouped by their number (client or level), with keys `group/name`.
 
     Raises:
         ValueError: If a key does not begin with a number.
@@ -95,17 +96,17 @@ def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the server asks a node to do.
+    """Request of the server to train or evaluate clients of a node.
 
     Attributes:
         round: The federated round, from 1.
         experiment: Identity of the run, 16 hexadecimal digits.
-        run_directory: The server's output folder; a simulated node keeps its clients' state below it.
+        run_directory: The server's output folder; a simulated node keeps its clients' private state below it.
         clients: The sampled clients that this node hosts, ascending.
-        versions: For each of them the round whose private state to start from; 0 is the initial one.
-        kept_versions: For each of them the version that the last durable checkpoint needs.
-        num_clients: How many clients are asked on all nodes together, which decides how sums are rounded (TRAIN only).
-        max_num_examples: Training samples of the largest client, which does so, too (TRAIN only).
+        versions: For each client the round that saved the private state to start from; 0 for the initial state.
+        kept_versions: For each client the version of its state that the last durable checkpoint needs.
+        num_clients: Number of clients in the round on all nodes, which affects the rounding of sums (TRAIN only).
+        max_num_examples: Training samples of the largest client, which affects that rounding, too (TRAIN only).
     """
 
     round: int
@@ -124,7 +125,7 @@ class Request:
 
     @classmethod
     def of(cls, content: RecordDict) -> "Request":
-        """Return the request in a message's content; errors as `from_record` and `record_of`."""
+        """Return the request in a message's content; raises as `record_of` and `from_record`."""
         return cls.from_record(record_of(content, CONFIG, ConfigRecord))
 
     @classmethod
@@ -132,13 +133,13 @@ class Request:
         """Unpack from a record.
 
         Raises:
-            ValueError: If the experiment is not what `secrets.token_hex(8)` makes.
+            ValueError: If the experiment does not have the format of `secrets.token_hex(8)`.
         """
         values: dict[str, Any] = dict(record)
         experiment = str(values["experiment"])
         if not re.fullmatch("[0-9a-f]{16}", experiment):
-            # It becomes part of a path on the node's disk, which the server must not choose.
-            raise ValueError(f"an experiment's identity is 16 hexadecimal digits, got {experiment!r}")
+            # The experiment becomes part of a path on the node's disk; the server must not choose such paths.
+            raise ValueError(f"the identity of an experiment must be 16 hexadecimal digits, got {experiment!r}")
         return cls(
             round=int(values["round"]),
             experiment=experiment,
@@ -153,12 +154,12 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientResult:
-    """The numbers of one client after its part of a round.
+    """Numbers that a client reports after training or evaluation.
 
     Attributes:
         client: The client's id.
-        num_examples: Its training samples (TRAIN) or test samples (EVALUATE).
-        metrics: Numbers by name, for example `own-accuracy`.
+        num_examples: Number of its training samples (TRAIN) or test samples (EVALUATE).
+        metrics: Metrics by name, for example `own-accuracy`.
     """
 
     client: int
@@ -168,12 +169,12 @@ class ClientResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a client was left out of a round.
+    """Reason why a client did not take part in a round.
 
     Attributes:
         client: The client's id.
-        reason: One line.
-        details: A traceback, where the node sends one.
+        reason: The reason, as one line.
+        details: A traceback; empty if the node does not send one.
     """
 
     client: int
@@ -183,14 +184,14 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a node tells about its clients in one reply.
+    """Per-client results and failures in one reply of a node.
 
     Attributes:
-        results: Clients that finished, in the order of their ids.
-        failures: Clients that did not.
-        process: Id of the process that ran them.
-        peak_memory: Largest resident memory of that process so far, in bytes.
-        seconds: Wall time of the node's whole work on the message.
+        results: Results of the clients that finished, in the order of their ids.
+        failures: Reasons of the clients that did not finish.
+        process: Id of the process that ran the clients.
+        peak_memory: Peak resident memory of that process so far, in bytes.
+        seconds: Wall time that the node spent on the message, in seconds.
     """
 
     results: Sequence[ClientResult] = ()
@@ -200,7 +201,7 @@ class Report:
     seconds: float = 0.0
 
     def to_record(self) -> ConfigRecord:
-        """Pack into a record: one list per metric, NaN where a client does not have it."""
+        """Pack into a record: one list per metric, with NaN for clients without the metric."""
         names = sorted({name for result in self.results for name in result.metrics})
         columns = {
             f"metric/{name}": [float(result.metrics.get(name, float("nan"))) for result in self.results]
@@ -222,32 +223,32 @@ class Report:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> "Report":
-        """Unpack from a record, which may be anything: it comes from a machine that is not ours.
+        """Unpack from a record (untrusted input).
 
         Raises:
-            ValueError: If it is not what `to_record` makes, with lists of equal lengths and positive counts.
+            ValueError: If it does not have the format of `to_record`, with lists of equal length and positive counts.
         """
         try:
             return cls._unpack(dict(record))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"it is no report: {type(error).__name__}: {error}") from None
+            raise ValueError(f"it is not a report: {type(error).__name__}: {error}") from None
 
     @classmethod
     def _unpack(cls, values: Mapping[str, Any]) -> "Report":
         clients, counts = values.get("client", []), values.get("num-examples", [])
         failed, reasons, details = (values.get(key, []) for key in ("failed", "reason", "details"))
         columns = {key.partition("/")[2]: value for key, value in values.items() if key.startswith("metric/")}
-        if not all(type(number) is int for number in (*clients, *counts, *failed)):
-            raise ValueError("ids and numbers of samples must be integers")
+        if not all(type(number) is int for number in (*clients, *counts, *failed)):  # isinstance would accept bool
+            raise ValueError("client ids and numbers of samples must be integers")
         if not all(count > 0 for count in counts):
             raise ValueError(f"numbers of samples must be positive, got {list(counts)}")
         if any(len(column) != len(clients) for column in columns.values()):
-            raise ValueError("every metric must have one number per client")
+            raise ValueError(f"every metric must have one number for each of {len(clients)} clients")
         process, peak_memory, seconds = values["process"], values["peak-memory"], float(values["seconds"])
         if type(process) is not str or type(peak_memory) is not int or not 0 <= peak_memory < 2**50:
-            raise ValueError("a process must have a name and the size of its memory in bytes")
+            raise ValueError("process must be a text, and peak-memory an integer from 0 to 2**50 - 1 (bytes)")
         if not 0 <= seconds < 1e9:
-            raise ValueError(f"the seconds of the work must be a number from 0 to 1e9, got {seconds:g}")
+            raise ValueError(f"seconds must be at least 0 and below 1e9, got {seconds:g}")
         return cls(
             results=[
                 ClientResult(client=client, num_examples=count, metrics=_row(columns, number))
@@ -265,33 +266,33 @@ class Report:
 
 MAX_REASON = 2_000
 MAX_DETAILS = 100_000
-"""Characters of a failure's reason and details that the server keeps."""
+"""Maximum length of a failure's reason and details that the server keeps, in characters."""
 
 
 def printable(text: str) -> str:
-    """Return a text from another machine as one line that is safe to print and to log."""
+    """Return an untrusted text as one line that is safe to print and to log, at most `MAX_REASON` characters."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:MAX_REASON]
 
 
 def _row(columns: Mapping[str, Any], number: int) -> dict[str, float]:
-    """Return one client's metrics; those it does not have are NaN in the columns."""
+    """Return one client's metrics from the columns of a record, without those that are NaN."""
     row = {name: float(column[number]) for name, column in columns.items()}
     return {name: value for name, value in row.items() if not np.isnan(value)}
 
 
 def weights_record(num_examples: int, num_clients: int) -> MetricRecord:
-    """Pack the weights of a node's sums."""
+    """Pack the weights of a node's sums: its numbers of samples and of clients."""
     return MetricRecord({NUM_EXAMPLES: num_examples, NUM_CLIENTS: num_clients})
 
 
 def record_of(content: RecordDict, name: str, kind: type[Record]) -> Record:
-    """Return a record of a message's content.
+    """Return the record of a message's content with the given name and type.
 
-    Flower's own way, `content.array_records[name]`, leaves a reference cycle behind, which keeps a content and its
-    arrays alive until Python's garbage collector comes by.
+    Flower's `content.array_records[name]` creates a reference cycle, which keeps the arrays in memory until the garbage
+    collector runs.
 
     Raises:
-        ValueError: If there is no such record of this kind.
+        ValueError: If the content has no record of this name and type.
     """
     record = content.get(name)
     if not isinstance(record, kind):

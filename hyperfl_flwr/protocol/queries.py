@@ -1,8 +1,9 @@
-"""What the server asks clients beside training and evaluation: message types, and which of a client's data are meant.
+"""Message types and formats of queries: requests to clients other than training and evaluation.
 
-A query to a node holds what a TRAIN message does (`hyperfl_flwr.protocol.messages`), and in `question` a `Question`.
-The answer holds in `own-arrays` one or more arrays of each of the clients that have one, keyed `client/group/name`, and
-in `clients` a `Report`. No label is part of an answer, and none is read but to count correct predictions (`ASSESS`).
+A query to a node holds the records of a TRAIN message (`hyperfl_flwr.protocol.messages`) and, in `question`, a
+`Question`. The reply holds one or more arrays of each client in `own-arrays`, keyed `client/group/name` (absent for
+clients without arrays), and a `Report` in `clients`. No reply contains labels. Clients read labels only to count
+correct predictions (`ASSESS`).
 """
 
 from dataclasses import dataclass
@@ -12,34 +13,34 @@ from flwr.app import ConfigRecord, RecordDict
 from hyperfl_flwr.protocol.messages import record_of
 
 DESCRIBE = "query.describe"
-"""Brings an encoder; answered with the descriptor [1, d] of a client's training samples."""
+"""Sends an encoder; the reply holds the descriptor [1, d] of each client's training samples."""
 
 ASSESS = "query.assess"
-"""Brings M models, stacked [M, *shape] by `model/name`; answered with how many test samples each has right, `CORRECT`
-int64 [M], and `TOGETHER` int64 [1], the sum of their logits."""
+"""Sends M models, stacked [M, *shape] by `model/name`; the reply holds the numbers of correctly classified test samples
+of each model, `CORRECT` int64 [M], and of their ensemble (sum of logits), `TOGETHER` int64 [1]."""
 
 GRADIENTS = "query.gradients"
-"""Brings linear classifiers `CLASSIFIERS` [M, D + 1], each of which tells the client's samples from those of another;
-answered with the mean gradients over the client's samples, in the same shape, under the same key."""
+"""Sends linear classifiers `CLASSIFIERS` [M, D + 1], each of which separates the client's samples from those of another
+client; the reply holds the mean gradients over the client's samples, in the same shape, under the same key."""
 
 ERRORS = "query.errors"
-"""Brings the same; answered with `RATES` float64 [M], the share of the client's samples that each takes for the
-other's."""
+"""Sends the same classifiers as `GRADIENTS`; the reply holds `RATES` float64 [M], the share of the client's samples
+that each classifier assigns to the other client."""
 
 PERSONALIZE = "query.personalize"
-"""Brings a novel node the model that was made for it, `model/name`; answered without arrays. This message and DESCRIBE
-hold for a novel node, in `RECIPE`, what `hyperfl_flwr.models.model_spec.Recipe.values` returns."""
+"""Sends a novel node the model that was generated for it, `model/name`; the reply has no arrays. This message, and
+DESCRIBE to a novel node, hold the values of `hyperfl_flwr.models.model_spec.Recipe.values` in the record `RECIPE`."""
 
 RECIPE, NOVEL = "recipe", "novel"
-"""Name of that record, and of the property by which a node tells that it is a client that nobody has trained."""
+"""Name of that record, and of the handshake property that marks a novel node: its client was never trained."""
 
 PROBLEM = "problem"
-"""Name of the property by which a node tells why it cannot take part."""
+"""Name of the handshake property with the reason why a node cannot take part."""
 
 QUERIES = (DESCRIBE, ASSESS, GRADIENTS, ERRORS)
 
 DESCRIPTOR = "embedding/weight"
-"""Key of a client's descriptor [1, d]: what its model is generated of comes and goes under the same name."""
+"""Key of a client's descriptor [1, d], the input from which its model is generated; the same in both directions."""
 
 CORRECT, TOGETHER = "correct/each", "correct/together"
 CLASSIFIERS, RATES = "classifiers/weight", "errors/rate"
@@ -49,13 +50,13 @@ QUESTION = "question"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Which of a client's data a query is about, and how they are protected.
+    """Selection of a client's data for a query, and the privacy budget of the reply.
 
     Attributes:
-        corruption: A name from `hyperfl_flwr.data.corruptions.CORRUPTIONS`, or `none`.
-        samples: Number of training samples that are used, drawn by the run's seed; None for all.
-        epsilon: Of the noise on a descriptor; None for no noise.
-        delta: Of that noise.
+        corruption: Corruption of the data, a name from `hyperfl_flwr.data.corruptions.CORRUPTIONS` or `none`.
+        samples: Number of training samples to use, drawn with the run's seed; None for all.
+        epsilon: Privacy parameter epsilon of the noise on a descriptor; None for no noise.
+        delta: Privacy parameter delta of that noise.
     """
 
     corruption: str = "none"
@@ -70,21 +71,21 @@ class Question:
 
     @classmethod
     def of(cls, content: RecordDict) -> "Question":
-        """Return the question in a message's content; without one, that about all data as they are.
+        """Return the question in a message's content; the default selects all data, unchanged and without noise.
 
         Raises:
-            ValueError: If the record is not what `to_record` makes.
+            ValueError: If the record does not have the format of `to_record`.
         """
         if QUESTION not in content:
             return cls()
-        values = dict(record_of(content, QUESTION, ConfigRecord))
+        values = dict(record_of(content, QUESTION, ConfigRecord))  # untrusted: check types before use
         samples, epsilon = values.get("samples"), values.get("epsilon")
         if samples is not None and not (type(samples) is int and samples > 0):
-            raise ValueError(f"a number of samples must be above 0, got {samples!r}")
+            raise ValueError(f"samples must be an integer above 0, got {samples!r}")
         if epsilon is not None and not (isinstance(epsilon, float) and epsilon > 0):
-            raise ValueError(f"epsilon must be above 0, got {epsilon!r}")
+            raise ValueError(f"epsilon must be a float above 0, got {epsilon!r}")
         if not isinstance(values.get("corruption"), str) or not isinstance(values.get("delta"), float):
-            raise ValueError(f"a question needs a corruption and a delta, got {values}")
+            raise ValueError(f"a question must have a corruption (text) and a delta (float), got {values}")
         return cls(
             corruption=str(values["corruption"]), samples=samples, epsilon=epsilon, delta=float(str(values["delta"]))
         )

@@ -1,15 +1,16 @@
-"""Weighted sums over clients whose bits depend neither on the order nor on the grouping of the clients.
+"""Bitwise reproducible weighted sums over clients, independent of their order and of their grouping into nodes.
 
-Floating-point addition rounds, so that a sum depends on its order, and so on the number of nodes that the clients are
-divided among. Here no addition rounds. Each term, a weight times a number, is first rounded to a multiple of a power of
-two, the grid, which is so coarse that float64 holds all partial sums exactly ("pre-rounding": Demmel and Nguyen,
+Floating-point addition rounds, so a sum depends on the order of its terms, and therefore on how clients are divided
+among nodes. Here no addition rounds. Each term, a weight times a number, is first rounded to a multiple of a power of
+two, the grid. The grid is so coarse that float64 holds all partial sums exactly ("pre-rounding": Demmel and Nguyen,
 "Parallel Reproducible Summation", IEEE Transactions on Computers 64(7), 2015). With at most 2^n terms, each below 2^e,
 the grid is 2^(e + n - 53): all partial sums are multiples of it and at most 2^53 times as large.
 
-The nodes and the server find e alone, of what all of them hold: the array that the server has sent, and the largest
-weight. Terms beyond 2^e are rare, a client that diverges, or running statistics in the first round. They are added up
-apart, in levels: level l > 0 holds the terms below 2^(e + l * STEP_BITS) that are in no lower level, on a grid of its
-own. So the sums of all levels are exact, and the levels are added in their order, once, when the mean is made.
+Nodes and server compute e independently, from values that all of them have: the array that the server has sent, and the
+largest weight. Terms beyond 2^e are rare: they come from a client that diverges, or from running statistics in the
+first round. They are summed separately, in levels. Level l > 0 holds the terms below 2^(e + l * STEP_BITS) that are in
+no lower level, on a separate grid. So the sums of all levels are exact. The levels are added once, in ascending order,
+when the mean is computed.
 """
 
 import mmap
@@ -23,31 +24,32 @@ from hyperfl_flwr.protocol.arrays import BLOCK, SharedArrays, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 
 HEADROOM_BITS = 6
-"""A client's numbers stay in level 0 while they are at most 2^6 times as large as the largest in the received array."""
+"""Headroom of level 0: it holds numbers up to 2^6 times as large as the largest number in the received array."""
 
 STEP_BITS = 16
-"""Binary orders of magnitude from one level to the next."""
+"""Range of one level, in binary orders of magnitude."""
 
 LEAST_EXPONENT = -4
-"""A received array counts as one with numbers of 2^-4 where they are smaller, zeros for example."""
+"""Lower bound of the exponent of a received array: smaller numbers, zeros for example, count as 2^-4."""
 
 MOST_LEVELS = 12
-"""Level that no product of a float32 and an int64 exceeds."""
+"""Upper bound of the levels: no product of a float32 and an int64 needs a higher one."""
 
 _MANTISSA_BITS = 53
 
 Levels = dict[int, SharedArrays]
-"""Sums by level, each in float64; level 0 has all arrays, the others those that need them."""
+"""Sums by level, in float64; level 0 has all arrays, the other levels only arrays with such large terms."""
 
 
 class ReproducibleSum:
-    """A weighted sum over the clients of a round, or over some of them.
+    """Weighted sum over all or some clients of a round.
 
     Args:
         received: The shared arrays that all clients of the round received.
-        reductions: How each shared group is reduced, which decides about the weights.
-        num_clients: Number of clients N that are asked in the round, on all nodes together; no more may be added.
-        max_num_examples: Training samples of the largest client, about: larger ones need a level more.
+        reductions: Reduction of each shared group, which determines the weights.
+        num_clients: Number of clients in the round, on all nodes together; at most this many may be added.
+        max_num_examples: Approximate number of training samples of the largest client; the terms of larger clients may
+            need another level.
 
     Attributes:
         levels: The sums so far; empty at the start.
@@ -70,11 +72,11 @@ class ReproducibleSum:
         self._terms = np.empty(BLOCK)
 
     def add(self, arrays: SharedArrays, num_examples: int) -> None:
-        """Add one client's arrays times its weights.
+        """Add one client's arrays, multiplied by its weights.
 
         Args:
-            arrays: Finite arrays with the received ones' names and shapes.
-            num_examples: Its training samples.
+            arrays: Finite arrays with the names and shapes of the received ones.
+            num_examples: Number of the client's training samples.
         """
         for key, value in arrays.items():
             self._level(0, key)
@@ -83,46 +85,47 @@ class ReproducibleSum:
                 self._add_block(key, part, block, weight)
 
     def merge(self, levels: Mapping[int, SharedArrays]) -> None:
-        """Add the sums over other clients of the same round."""
+        """Add the sums over other clients of the same round; exact, so the order of merges has no effect."""
         for level, arrays in levels.items():
             for key, value in arrays.items():
                 mine = self._level(level, key)
                 np.add(mine, value.reshape(-1), out=mine)
 
     def take_mean(self, num_examples: int, num_clients: int) -> SharedArrays:
-        """Return the sums divided as the reductions say, rounded once to the type that was received.
+        """Return the sums divided according to the reductions, rounded once to the received types.
 
-        The sums are given up one by one, so that no more memory is needed than for them.
+        Each sum is removed before the next one is divided, so that the peak memory is that of the sums.
 
         Args:
-            num_examples: Training samples of all clients that were added.
-            num_clients: Their number.
+            num_examples: Number of training samples of all added clients.
+            num_clients: Number of added clients.
         """
         means: SharedArrays = {}
         for key in list(self.levels.get(0, {})):
+            # Only these additions round; the ascending order of the levels makes the result reproducible.
             total, *others = [self.levels[level].pop(key) for level in sorted(self.levels) if key in self.levels[level]]
             for other in others:
                 np.add(total, other, out=total)
             divisor = self._reductions[group_of(key)].divisor(num_examples, num_clients)
             means[key] = np.empty(self._received[key].shape, self._received[key].dtype)
-            with np.errstate(over="ignore"):  # a sum of float32 may be too large for one
+            with np.errstate(over="ignore"):  # a sum of float32 numbers may overflow float32
                 for (_, mean), (_, block) in zip(blocks(means[key]), blocks(total), strict=True):
                     mean[:] = block / divisor
         return means
 
     def sums(self, level: int) -> SharedArrays:
-        """Return the sums of a level in the shapes that were received, as views."""
+        """Return the sums of a level in the received shapes, as views."""
         return {key: value.reshape(self._received[key].shape) for key, value in self.levels.get(level, {}).items()}
 
     def _level(self, level: int, key: str) -> NDArray[np.float64]:
-        """Return the flat sums of an array in a level; zeros if there are none yet."""
+        """Return the flat sums of an array in a level; creates zeros if there are none yet."""
         arrays = self.levels.setdefault(level, {})
         if key not in arrays:
             arrays[key] = zeros_in_pages(self._received[key].size)
         return arrays[key]
 
     def exponent(self, key: str) -> int:
-        """Return e, such that usual terms of an array are below 2^e."""
+        """Return e, where the usual terms of an array are below 2^e."""
         if key not in self._exponents:
             weight = self._reductions[group_of(key)].weight(self._max_num_examples)
             received = max(_largest(self._received[key]), 2.0 ** (LEAST_EXPONENT - 1))
@@ -140,6 +143,7 @@ class ReproducibleSum:
 
     def _put(self, level: int, key: str, part: slice, block: NDArray[Any], weight: float) -> None:
         """Round the terms of a block to the grid of a level and add them."""
+        # Dividing by the grid, rounding to an integer and multiplying back is exact: the grid is a power of two.
         grid = 2.0 ** (self.exponent(key) + level * STEP_BITS + self._carry_bits - _MANTISSA_BITS)
         terms = np.multiply(block, weight / grid, out=self._terms[: block.size], dtype=np.float64)
         np.rint(terms, out=terms)
@@ -149,12 +153,12 @@ class ReproducibleSum:
 
 
 def zeros_in_pages(size: int) -> NDArray[np.float64]:
-    """Return zeros; many are in memory pages of their own, which go back to the system when the array is not needed."""
+    """Return zeros; large arrays use separate memory pages, which return to the system when the array is freed."""
     return np.frombuffer(mmap.mmap(-1, 8 * size), np.float64) if size > BLOCK else np.zeros(size)
 
 
 def _largest(array: NDArray[Any]) -> float:
-    """Return the largest magnitude of an array; 0 of an empty one."""
+    """Return the largest magnitude of an array; 0 for an empty one."""
     return max(float(array.max()), -float(array.min())) if array.size else 0.0
 
 
@@ -164,10 +168,11 @@ def _exponent_of(number: float) -> int:
 
 
 def _levels_of(terms: NDArray[np.float64], exponent: int) -> NDArray[np.integer[Any]]:
-    """Return each term's level: 0 below 2^exponent, and one more for each `STEP_BITS` beyond, rounded up.
+    """Return the level of each term: 0 below 2^exponent, and one more for each `STEP_BITS` above it, rounded up.
 
     Zeros are in level 0, since the exponent is positive.
     """
     exponents = np.frexp(terms)[1]
+    # Minus the floor of the negated quotient is the ceiling.
     levels: NDArray[np.integer[Any]] = np.maximum(0, -((exponent - exponents) // STEP_BITS))
     return levels

@@ -1,4 +1,4 @@
-"""How many bytes a message's content is, as Flower counts them."""
+"""Compute the size of a message's content in bytes, as Flower counts them."""
 
 from collections.abc import Iterable
 
@@ -6,12 +6,15 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 
 def content_bytes(contents: Iterable[RecordDict]) -> int:
-    """Return the serialised size of messages' contents, in bytes."""
+    """Return the total serialised size of message contents, in bytes."""
     return sum(record_bytes(record) for content in contents for record in content.values())
 
 
 def record_bytes(record: ArrayRecord | ConfigRecord | MetricRecord) -> int:
-    """Return what Flower's `count_bytes` does, of empty lists and texts, too, which it refuses and a node may send."""
+    """Return the size of a record in bytes, as Flower's `count_bytes` does.
+
+    `count_bytes` raises an exception for empty lists and texts; a node may send such values, so they count here as 0.
+    """
     if not isinstance(record, ConfigRecord):
         return record.count_bytes()
     return sum(

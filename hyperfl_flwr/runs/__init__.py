@@ -1,1 +1,1 @@
-"""A run's folder: records, checkpoints, manifest, summary, figures."""
+"""The folder of a run: records, checkpoints, manifest, summary, figures."""

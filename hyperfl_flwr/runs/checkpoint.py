@@ -1,4 +1,4 @@
-"""The server's checkpoints: all that is needed to go on after a round."""
+"""Save and load the server's checkpoints, from which a run can be resumed after a round."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,25 +8,26 @@ from hyperfl_flwr.core.storage import read_arrays, stored_bytes, write_arrays
 from hyperfl_flwr.protocol.arrays import SharedArrays
 
 KEPT = 2
-"""Checkpoints that are kept; the older of them also serves a run that is resumed with more rounds."""
+"""Number of checkpoints to keep; the older one is needed if a run is resumed with more rounds."""
 
 SERVER = "server/"
-"""Prefix of the keys of the strategy's own state in a checkpoint; the others are the shared parameters."""
+"""Prefix of the keys of the strategy's state in a checkpoint; all other keys are shared parameters."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where a run stands after a round.
+    """Progress of a run after a round.
 
     Attributes:
         round: The last finished round; 0 before the first.
-        num_rounds: How many rounds the run was to have; its last round is special with client sampling.
-        phase: Name of the phase of training that the round was part of; empty where there is but one.
-        last_phase_after: The round after which the run's last phase began, if it has; `num_rounds` decides which.
-        versions: For each client the round whose private state is its last; 0 if it was never trained.
-        trainings: Client trainings that were asked for so far.
-        failed_trainings: How many of them failed.
-        failed_rounds: Rounds in a row, up to this one, in which no sampled client finished.
+        num_rounds: Planned number of rounds; with client sampling, the last round trains all clients.
+        phase: Name of the training phase that the round belonged to; empty if there is only one phase.
+        last_phase_after: The round after which the run's last phase began, which depends on `num_rounds`; None if it
+            has not begun.
+        versions: For each client the version of its current private state; 0 if it was never trained.
+        trainings: Number of requested client trainings so far.
+        failed_trainings: Number of those that failed.
+        failed_rounds: Number of consecutive rounds, up to this one, in which no sampled client finished.
     """
 
     round: int = 0
@@ -43,7 +44,7 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Args:
-        directory: Their folder; it exists.
+        directory: Folder of the checkpoints; it must exist.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -52,10 +53,10 @@ class Checkpoints:
     def save(self, arrays: SharedArrays, progress: Progress) -> None:
         """Write a checkpoint; it is on disk when this returns.
 
-        Older ones than the last two are deleted, but for that with which the run's last phase began: a run that is
-        resumed with more rounds goes on from there.
+        Deletes older checkpoints except the last two and the one at which the run's last phase began. A run that is
+        resumed with more rounds continues from the latter.
         """
-        write_arrays(self.path(progress.round), arrays, asdict(progress))
+        write_arrays(self.path(progress.round), arrays, asdict(progress))  # before any older one is deleted
         for number in self.rounds()[:-KEPT]:
             if number != progress.last_phase_after:
                 self.path(number).unlink(missing_ok=True)
@@ -71,16 +72,16 @@ class Checkpoints:
             versions = {int(client): int(version) for client, version in meta.pop("versions").items()}
             progress = Progress(versions=versions, **meta)
             if progress.round != number:
-                raise ValueError(f"it is of round {progress.round}")
+                raise ValueError(f"it belongs to round {progress.round}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(
-                f"{self.path(number)} is no checkpoint that this version of hyperfl-flwr can use: {error}; "
+                f"{self.path(number)} is not a checkpoint that this version of hyperfl-flwr can use: {error}; "
                 f"start a new run"
             ) from None
         return arrays, progress
 
     def server_state_bytes(self, number: int) -> int:
-        """Return the size in memory of the strategy's own state in the checkpoint of a round.
+        """Return the size in memory, in bytes, of the strategy's state in the checkpoint of a round.
 
         Raises:
             StateError: If it is missing or damaged.
@@ -92,5 +93,5 @@ class Checkpoints:
         return sorted(int(path.stem.removeprefix("round-")) for path in self.directory.glob("round-[0-9]*.npz"))
 
     def path(self, number: int) -> Path:
-        """Return the file of a round."""
+        """Return the checkpoint file of a round."""
         return self.directory / f"round-{number:06d}.npz"

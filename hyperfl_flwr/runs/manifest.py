@@ -1,4 +1,4 @@
-"""What a run was: settings, versions, code, hardware."""
+"""Build a run's manifest: its settings, versions, code, hardware, nodes and data."""
 
 import json
 import os
@@ -23,12 +23,12 @@ from hyperfl_flwr.server.membership import Roster
 
 
 def new(settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
-    """Return the manifest of a run that begins.
+    """Return the manifest of a new run.
 
     Args:
-        settings: As they were asked for.
-        resolved: What each `auto` of them became, see `hyperfl_flwr.app.resolved`.
-        roster: The nodes.
+        settings: The requested settings.
+        resolved: The value that replaces each `auto`, see `hyperfl_flwr.app.resolved`.
+        roster: The nodes of the run.
     """
     federation = roster.federation
     document = {
@@ -52,7 +52,7 @@ def new(settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Ros
 
 
 def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
-    """Return a manifest with what nodes that came later have told, and with who is refused."""
+    """Return a manifest updated with nodes that joined later and with refused and excluded nodes."""
     nodes = {node.partition: node for node in roster.federation.nodes}
     devices = [
         nodes[number].properties["device"] if number in nodes else before
@@ -62,7 +62,7 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
     joined = sorted(roster.seen - set(old["present_at_start"]))
     excluded = [asdict(exclusion) for exclusion in roster.exclusions]
     data = RunData.read(old)
-    if nodes:  # all may be away, or excluded
+    if nodes:  # there may be none: all may be away or excluded
         data = RunData.of(roster.federation, str(old["settings"]["dataset"])).with_earlier(data)
     found = {"devices": devices, "joined": joined, "refused": refused, "excluded": excluded, "data": data.entry()}
     return {**old, **found}
@@ -71,10 +71,11 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
 def resumed(
     old: Mapping[str, Any], settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster
 ) -> dict[str, Any]:
-    """Return the manifest of a run that goes on: the old one, the new settings, and under what circumstances."""
+    """Return the manifest of a resumed run: the old one with the new settings, versions, code and hardware."""
     history = [*old.get("resumed", []), _circumstances()]
     began = {"status": "running", "problem": "", "end": None, "resumed": history}
     asked = {"settings": dict(settings), "resolved": dict(resolved)}
+    # Manifests of earlier versions lack `present_at_start`.
     return with_nodes({"present_at_start": [], **old, **asked, **began}, roster)
 
 
@@ -83,7 +84,7 @@ def _circumstances() -> dict[str, Any]:
 
 
 def _label_counts(federation: Federation) -> dict[str, Any]:
-    """Return what the nodes of a simulation tell about their data; a deployment's are not asked."""
+    """Return label counts and data reuse as reported by a simulation's nodes; a deployment's nodes are not asked."""
     counts = federation.label_counts()
     if not counts:
         return {}
@@ -92,7 +93,7 @@ def _label_counts(federation: Federation) -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, cores, memory and GPUs of this machine."""
+    """Return the processor, number of cores, memory (10^9 bytes) and GPUs of this machine."""
     return {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
@@ -104,13 +105,13 @@ def hardware() -> dict[str, Any]:
 
 
 def code() -> dict[str, Any]:
-    """Return the checkout's commit and whether files differ from it; None where it is not known."""
+    """Return the git commit, True in `dirty` if files differ from it (both None if unknown), and the app's folder."""
     commit, _, dirty = (COMMIT or os.environ.get(COMMIT_VARIABLE, "")).partition("-")
     return {"commit": commit or None, "dirty": dirty == "dirty" if commit else None, "app": str(ROOT)}
 
 
 def now() -> str:
-    """Return the time as an ISO 8601 text with the zone."""
+    """Return the current time in ISO 8601 with the time zone."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 

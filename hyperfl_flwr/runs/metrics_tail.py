@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl, read while it is being written."""
+"""Follow a run's metrics.jsonl while it is being written."""
 
 import json
 import os
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class NewRecords:
-    """Hands out each line once.
+    """Reader that returns each record once.
 
     Args:
         directory: The run's folder; it need not exist yet.
@@ -21,15 +21,15 @@ class NewRecords:
         self._identity, self._position = 0, 0
 
     def read(self) -> "tuple[list[Record], bool]":
-        """Return the records that were added, and whether they begin anew, as those of a resumed run do."""
+        """Return the new records, and True if the file was replaced (a resumed run), so that they start again."""
         if not self._file.is_file():
             return [], False
         with self._file.open("rb") as file:
             identity = os.fstat(file.fileno()).st_ino
-            is_anew = identity != self._identity  # a resumed run begins by replacing the file
+            is_anew = identity != self._identity  # a resumed run first replaces the file
             if is_anew:
                 self._identity, self._position = identity, 0
             file.seek(self._position)
-            added, newline, _ = file.read().rpartition(b"\n")
+            added, newline, _ = file.read().rpartition(b"\n")  # the last line may be incomplete: read it next time
         self._position += len(added) + len(newline)
         return [json.loads(line) for line in added.splitlines()], is_anew

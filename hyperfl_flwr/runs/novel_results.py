@@ -1,4 +1,4 @@
-"""The accuracies of novel clients: the records of novel.json, and their means."""
+"""Results of novel clients: the records of novel.json, and their means."""
 
 import json
 import math
@@ -13,26 +13,26 @@ from hyperfl_flwr.core.errors import StateError
 FILE = "novel.json"
 
 COSTS = ("bytes_down", "bytes_up", "bytes_of_others", "models")
-"""What giving a client its model takes; attributes of `NovelRecord`."""
+"""Costs of providing a client with its model; attributes of `NovelRecord`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NovelRecord:
-    """What one novel client got in one way.
+    """Result of one novel client with one way of obtaining a model.
 
     Attributes:
-        way: See `strategies.novel.assess`.
-        client: Its id.
-        corruption: Of its samples, both kinds; `none`.
-        accuracy: On its test samples, a share in [0, 1].
-        num_examples: Their number.
-        bytes_down: What it was sent to get its model: that, and encoder or classifiers.
-        bytes_up: What it has sent for it.
-        bytes_of_others: What training clients were sent and have sent for it.
-        models: How many models it was sent.
-        samples: Unlabelled samples that it used; 0 where a way needs none.
-        all_samples: Whether these are all that it could use.
-        epsilon: Of the noise on its descriptor; None without noise.
+        way: Name of the way, see `strategies.novel.assess`.
+        client: The client's id.
+        corruption: Corruption of its training and test samples; `none` without one.
+        accuracy: Accuracy on its test samples, in [0, 1].
+        num_examples: Number of its test samples.
+        bytes_down: Bytes sent to the client for its model: the model itself, and an encoder or classifiers.
+        bytes_up: Bytes sent by the client for its model.
+        bytes_of_others: Bytes sent to and by training clients for this client's model.
+        models: Number of models sent to the client.
+        samples: Number of unlabelled samples used; 0 if the way needs none.
+        all_samples: True if these are all samples that it could use.
+        epsilon: Privacy parameter epsilon of the noise on its descriptor; None without noise.
     """
 
     way: str
@@ -50,21 +50,21 @@ class NovelRecord:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether all samples were used, without noise."""
+        """True if all samples were used, without noise."""
         return self.all_samples and self.epsilon is None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as novel.json has it."""
+        """Return the record in the format of novel.json."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """The mean accuracy of some clients.
+    """Mean accuracy over clients.
 
     Attributes:
-        mean: A share in [0, 1].
-        sem: Its standard error over the clients, of the standard deviation with n - 1; None of a single client.
+        mean: Mean accuracy, in [0, 1].
+        sem: Standard error of the mean over the clients (standard deviation with n - 1); None for a single client.
     """
 
     mean: float
@@ -75,14 +75,14 @@ class Mean:
 
 
 def mean_of(accuracies: Sequence[float]) -> Mean:
-    """Return mean and standard error of at least one accuracy."""
+    """Return the mean and standard error of one or more accuracies."""
     number = len(accuracies)
     sem = statistics.stdev(accuracies) / math.sqrt(number) if number > 1 else None
     return Mean(mean=statistics.fmean(accuracies), sem=sem)
 
 
 def means(records: Iterable[NovelRecord]) -> Mapping[tuple[str, str], Mean]:
-    """Return the means by way and corruption over the clients, of records with all samples and without noise."""
+    """Return the mean over clients by (way, corruption), for records with all samples and without noise."""
     found: dict[tuple[str, str], list[float]] = {}
     for record in records:
         if record.is_unlimited:
@@ -91,7 +91,7 @@ def means(records: Iterable[NovelRecord]) -> Mapping[tuple[str, str], Mean]:
 
 
 def flat_means(records: Sequence[NovelRecord]) -> dict[str, float | None]:
-    """Return `means` as summary.json has them: `novel_WAY[_CORRUPTION][_sem]`, and the mean costs: `novel_WAY_COST`."""
+    """Return `means` by the names in summary.json: `novel_WAY[_CORRUPTION][_sem]`, and mean costs `novel_WAY_COST`."""
     flat: dict[str, float | None] = {}
     for (way, corruption), found in means(records).items():
         name = f"novel_{way}" if corruption == "none" else f"novel_{way}_{corruption}"
@@ -109,13 +109,13 @@ def _is_plain(record: NovelRecord) -> bool:
 
 
 def described(records: Sequence[NovelRecord]) -> str:
-    """Return the means in one line, in per cent."""
+    """Return the means in per cent as one line of text."""
     number = len({record.client for record in records})
     parts = [
         f"{way} {found}" + ("" if corruption == "none" else f" ({corruption})")
         for (way, corruption), found in means(records).items()
     ]
-    text = ", ".join(parts) or "see novel.json, none was assessed with all samples and without noise"
+    text = ", ".join(parts) or "none assessed with all samples and without noise, see novel.json"
     return f"{number} novel client{'s' if number > 1 else ''}: {text}"
 
 
@@ -131,4 +131,4 @@ def read_novel(path: Path) -> list[NovelRecord]:
     try:
         return [NovelRecord(**record) for record in json.loads(file.read_text())]
     except (ValueError, TypeError) as error:
-        raise StateError(f"{file} is damaged ({error}); resume the run to have it made again") from None
+        raise StateError(f"{file} is damaged ({error}); resume the run to create it again") from None

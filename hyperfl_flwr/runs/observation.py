@@ -1,6 +1,6 @@
-"""What an honest-but-curious server sees of one client in one round, and its files in a run's folder.
+"""The view of an honest-but-curious server on one client in one round, and its file in a run's folder.
 
-Under secure aggregation the observation is the clients' mean.
+Under secure aggregation the server observes only the mean over clients.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,17 +22,17 @@ _OWNER_ONLY = 0o600
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """One client's part of one round, as it passes the server.
+    """Arrays and numbers that the server exchanges with one client in one round.
 
     Attributes:
-        received: What the server sent to the client.
-        reply: What it got back, under the same keys: parameters, or for a model of `GENERATED` its change (before minus
-            after), for PRIV-HFL the change of the client's model (after minus before).
-        num_examples: Number n of training samples, which the reply tells.
-        client: Its id.
+        received: Arrays that the server sent to the client.
+        reply: Arrays that the client sent back, under the same keys: parameters; for a model of `GENERATED` its change
+            (before minus after); for PRIV-HFL the change of the client's model (after minus before).
+        num_examples: Number n of training samples, as reported in the reply.
+        client: The client's id.
         round: The federated round, from 1.
-        metrics: The numbers that came with the reply, for example `train-loss`.
-        earlier: What the server saw of the same client in the rounds before, oldest first, where an attack follows it.
+        metrics: Metrics in the reply, for example `train-loss`.
+        earlier: Observations of the same client in earlier rounds, oldest first, for attacks that use several rounds.
     """
 
     received: Arrays
@@ -47,28 +47,28 @@ class Observation:
         """Check that both directions have the same layout.
 
         Raises:
-            ValueError: If keys or shapes differ, or there are no examples.
+            ValueError: If keys or shapes differ, if there are no arrays, or if `num_examples` is not positive.
         """
         sent = {key: value.shape for key, value in self.received.items()}
         if not sent or sent != {key: value.shape for key, value in self.reply.items()}:
-            raise ValueError(f"a reply must have the keys and shapes of what was sent: {', '.join(sent) or 'nothing'}")
+            raise ValueError(f"a reply must have the keys and shapes of the sent arrays: {', '.join(sent) or 'none'}")
         if self.num_examples < 1:
             raise ValueError(f"num_examples must be positive, got {self.num_examples}")
 
 
 def mean_observation(observations: Iterable[Observation]) -> Observation:
-    """Return what is left of one round's replies under secure aggregation: their mean, and all samples' number.
+    """Return the server's observation of one round under secure aggregation: the mean reply, and the number of samples.
 
     Args:
-        observations: Of clients with equally many samples, and so with equally many steps; each is read once, and only
-            one of them is kept in memory.
+        observations: Observations of clients with equally many samples, and therefore equally many steps; each is read
+            once, and only one is kept in memory.
 
     Returns:
-        The mean in the precision of the replies. It is a reply of its own, with the mean of the clients' mean
-        gradients, because a reply is linear in them.
+        The mean in the precision of the replies, with the total number of samples. It has the form of a reply, with the
+        mean of the clients' mean gradients, because a reply is linear in them.
 
     Raises:
-        ValueError: If the clients received or hold unequal amounts, or there are none.
+        ValueError: If the clients received different arrays or have different numbers of samples, or if there are none.
     """
     first: Observation | None = None
     totals: dict[str, NDArray[np.float64]] = {}
@@ -76,13 +76,17 @@ def mean_observation(observations: Iterable[Observation]) -> Observation:
     for observation in observations:
         first, number = first or observation, number + 1
         if observation.num_examples != first.num_examples:
-            raise ValueError(f"a sum needs equally many samples: {first.num_examples}, {observation.num_examples}")
+            raise ValueError(
+                f"all clients of a sum must have equally many samples, got {first.num_examples} and "
+                f"{observation.num_examples}"
+            )
         if any(not np.array_equal(value, first.received[key]) for key, value in observation.received.items()):
-            raise ValueError("a sum tells nothing about parameters that every client received others of")
+            raise ValueError("all clients of a sum must have received the same parameters, got different ones")
         for key, value in observation.reply.items():
+            # Sums in float64, so that the mean is rounded to the type of the replies only once.
             totals[key] = totals[key] + value if key in totals else value.astype(np.float64)
     if first is None:
-        raise ValueError("the sum of no replies does not exist")
+        raise ValueError("a sum needs at least one reply, got none")
     reply = {key: (total / number).astype(first.reply[key].dtype) for key, total in totals.items()}
     return Observation(
         received=first.received, reply=reply, num_examples=number * first.num_examples, round=first.round
@@ -90,12 +94,12 @@ def mean_observation(observations: Iterable[Observation]) -> Observation:
 
 
 def observation_path(run_directory: Path, server_round: int, client: int) -> Path:
-    """Return where a run keeps what its server saw of a client in a round."""
+    """Return the path of a client's observation in a round of a run."""
     return run_directory / "observations" / f"round-{server_round:06d}-client-{client:05d}.npz"
 
 
 def save_observation(path: Path, observation: Observation) -> None:
-    """Write an observation to a file that only its owner may read."""
+    """Write an observation to a file that only its owner can read."""
     arrays = {f"received/{key}": value for key, value in observation.received.items()}
     arrays |= {f"reply/{key}": value for key, value in observation.reply.items()}
     meta = {
@@ -108,10 +112,10 @@ def save_observation(path: Path, observation: Observation) -> None:
 
 
 def load_observation(path: Path) -> Observation:
-    """Read what `save_observation` wrote.
+    """Read an observation that `save_observation` has written.
 
     Raises:
-        StateError: If the file is missing, damaged, or holds something else.
+        StateError: If the file is missing or damaged, or does not contain an observation.
     """
     arrays, meta = read_arrays(path)
     try:
@@ -125,7 +129,7 @@ def load_observation(path: Path) -> Observation:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
-            f"{path} holds no observation of this version ({type(error).__name__}: {error}); record it again"
+            f"{path} is not an observation of this version ({type(error).__name__}: {error}); record it again"
         ) from error
 
 
@@ -133,5 +137,5 @@ def _direction(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
     found = {key.partition("/")[2]: np.asarray(value) for key, value in arrays.items()
              if key.partition("/")[0] == prefix}  # fmt: skip
     if bad := [key for key, value in found.items() if value.dtype.kind != "f"]:
-        raise ValueError(f"arrays must be floating point: {', '.join(bad)}")
+        raise ValueError(f"all arrays must be floating point; these are not: {', '.join(bad)}")
     return found

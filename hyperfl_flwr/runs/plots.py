@@ -1,7 +1,7 @@
-"""Figures of a run's metrics, in one style.
+"""Draw figures of a run's metrics in one style.
 
-The colours are Okabe and Ito's, which the colour-blind can tell apart; lines and markers differ, too, so that the
-figures are readable in black and white.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish. Lines and markers differ, too, so
+that the figures are readable in black and white.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,25 +30,29 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": RULES, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": "small",
 }  # fmt: skip
-"""Matplotlib's settings while a figure is made and while it is saved."""
+"""Matplotlib's settings for drawing and saving figures."""
 
 PANEL_INCHES = (4.6, 3.2)
-"""Width and height of a figure with one panel; its text of 10 points is legible on a phone, 330 pixels wide."""
+"""Width and height of a figure with one panel; its 10-point text is legible on a phone, 330 pixels wide."""
 
 MOST_LABELS = 24
-"""Clients that are named below their bars."""
+"""Maximum number of clients with labels below their bars; with more clients there are no labels."""
 
 LARGEST_DOT, DOT_SIZES = 9.0, 8
-"""Diameter of the largest dot of `labels_figure` in points, and the number of different dots."""
+"""Diameter of the largest dot of `labels_figure` in points, and the number of different dot sizes."""
 
 Curve = tuple[list[int], list[float]]
+"""Rounds and values of a curve."""
 
 
 def plot_run(path: Path) -> Path:
-    """Draw accuracy, training loss and the spread of the clients' accuracies of a run folder over its rounds.
+    """Draw accuracy, training loss and the spread of the clients' accuracies of a run over its rounds.
+
+    Args:
+        path: The run folder.
 
     Returns:
-        The picture, `plots/run.png` in the folder.
+        Path of the picture, `plots/run.png` in the folder.
     """
     picture = path / "plots" / "run.png"
     picture.parent.mkdir(exist_ok=True)
@@ -69,7 +73,7 @@ def run_figure(path: Path) -> Figure:
     figure = _figure(10, 3.6)
     settings = manifest["settings"]
     title = f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients"
-    figure.suptitle(title, parse_math=False)  # a file's name may hold dollar signs
+    figure.suptitle(title, parse_math=False)  # a file name may contain dollar signs
     for axes, (caption, draw) in zip(figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True):
         draw(axes, records)
         axes.set_title(caption, fontsize="medium")
@@ -78,7 +82,7 @@ def run_figure(path: Path) -> Figure:
 
 @rc_context(STYLE)
 def run_panels(path: Path) -> dict[str, Figure]:
-    """Return the panels of `plot_run` as figures of their own, by caption."""
+    """Return each panel of `plot_run` as a separate figure, by caption."""
     records, figures = list(read_metrics(path)), {}
     for caption, draw in _PANELS.items():
         figures[caption] = _figure(*PANEL_INCHES)
@@ -88,11 +92,11 @@ def run_panels(path: Path) -> dict[str, Figure]:
 
 @rc_context(STYLE)
 def clients_figure(accuracies: Sequence[float | None]) -> Figure:
-    """Draw the clients' accuracies, sorted; a client without one is left out."""
+    """Draw the clients' accuracies as bars in ascending order; clients without an accuracy are omitted."""
     known = sorted((accuracy, client) for client, accuracy in enumerate(accuracies) if accuracy is not None)
     figure = _figure(*PANEL_INCHES)
     axes = figure.subplots()
-    # One path for all bars, and for the gaps between them: a page with a thousand clients stays small.
+    # One path for all bars, with gaps of height 0: a page with a thousand clients stays small.
     heights = [height for accuracy, _ in known for height in (accuracy, 0.0)][:-1]
     edges = [edge for position in range(len(known)) for edge in (position - 0.4, position + 0.4)]
     axes.stairs(heights, edges or [0.0], fill=True, color=BLUE)
@@ -107,13 +111,13 @@ def clients_figure(accuracies: Sequence[float | None]) -> Figure:
 
 @rc_context(STYLE)
 def labels_figure(counts: Sequence[Sequence[int]]) -> Figure:
-    """Draw the training samples of each class and client, counts [N, K], as dots with areas in proportion to them."""
+    """Draw the numbers of training samples by client and class, counts [N, K], as dots with proportional areas."""
     table = np.asarray(counts)
     width, height = PANEL_INCHES[0], min(8.0, max(PANEL_INCHES[1], 1.0 + 0.16 * table.shape[1]))
     figure = _figure(width, height)
     axes = figure.subplots()
     room = 72 * min(0.85 * width / table.shape[0], (height - 0.8) / table.shape[1])
-    levels = np.ceil(DOT_SIZES * np.sqrt(table / max(1, table.max()))).astype(int)  # of the diameters
+    levels = np.ceil(DOT_SIZES * np.sqrt(table / max(1, table.max()))).astype(int)  # diameter: the root of the area
     for level in range(1, DOT_SIZES + 1):
         clients, labels = np.nonzero(levels == level)
         size = min(LARGEST_DOT, room) * level / DOT_SIZES
@@ -128,11 +132,11 @@ def labels_figure(counts: Sequence[Sequence[int]]) -> Figure:
 
 @rc_context(STYLE)
 def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
-    """Draw own and aggregate accuracy over the rounds.
+    """Draw the personalized and the aggregate accuracy of several runs over the rounds.
 
     Args:
-        paths: Run folders by name; those of one name are drawn in the same colour and line style.
-        picture: The file.
+        paths: Run folders by name; runs with the same name have the same colour and line style.
+        picture: Path of the PNG file to write.
     """
     figure = _figure(8, 3.6)
     panels = figure.subplots(1, 2, sharey=True)
@@ -140,7 +144,7 @@ def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
     styles = zip(("-o", "--s", ":^", "-.d"), COLOURS, strict=True)
     for (name, runs), (style, colour) in zip(paths.items(), styles, strict=False):
         for number, run in enumerate(runs):
-            records, label = list(read_metrics(run)), None if number else name  # one line of the legend for each name
+            records, label = list(read_metrics(run)), None if number else name  # one entry of the legend for each name
             for panel, curve in zip(panels, curves, strict=True):
                 panel.plot(
                     *_curve(records, *curve), style, color=colour, markersize=3, linewidth=1, mfc="white", label=label
@@ -177,7 +181,7 @@ def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw median, tenths and range over the clients: the size of the figure does not grow with their number."""
+    """Draw median, 10th to 90th percentile and range; the size of the figure does not grow with the clients."""
     by_round: dict[int, list[float]] = {}
     for number, accuracy in zip(*_curve(records, "client", "own_accuracy"), strict=True):
         by_round.setdefault(number, []).append(accuracy)
@@ -213,7 +217,7 @@ def _over_rounds(axes: Axes) -> None:
 
 
 def _legend_below(axes: Axes) -> None:
-    """Show the legend where no curve can be."""
+    """Show the legend below the axes, where it hides no curve."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, handlelength=1.5, columnspacing=1.2)
 
 

@@ -1,4 +1,4 @@
-"""Going on with a run: which settings may differ, and from which checkpoint."""
+"""Resume a run: check which settings differ, and choose the checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +14,15 @@ from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, traine
 
 
 def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> int:
-    """Return the round to go on after; 0 means from the start.
+    """Return the round after which to continue; 0 to start from the beginning.
 
     Args:
         config: The settings of the resumed run; `config.resume` is its folder.
-        in_use: The same with numbers in the place of `auto`, see `hyperfl_flwr.app.resolved`.
-        keeps_state: Whether the method's clients have private groups.
+        in_use: The same settings with numbers instead of `auto`, see `hyperfl_flwr.app.resolved`.
+        keeps_state: True if the method's clients have private groups.
 
     Raises:
-        RunDirectoryError: If the folder is no run folder, a setting differs that must not, or nothing is left to do.
+        RunDirectoryError: If the folder is not a run folder, a setting differs that must not, or nothing is left to do.
         StateError: If the checkpoint, or the private state that it needs, is missing or damaged.
     """
     path = Path(config.resume)
@@ -31,9 +31,9 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
     done = int(manifest["settings"]["num-rounds"])
     is_complete = manifest.get("status") == "completed" and config.num_rounds <= done
     if is_complete and not _is_to_assess(path, manifest["settings"], config):
-        raise RunDirectoryError(f"the run in {path} is complete after {done} rounds; raise num-rounds to go on with it")
+        raise RunDirectoryError(f"the run in {path} is complete after {done} rounds; raise num-rounds to continue it")
     checkpoints = Checkpoints(path / "checkpoints")
-    for number in reversed(checkpoints.rounds()):
+    for number in reversed(checkpoints.rounds()):  # the newest suitable checkpoint
         _, progress = checkpoints.load(number)
         if _fits(progress, config):
             if keeps_state and is_simulation(manifest):
@@ -43,7 +43,7 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
 
 
 def _is_to_assess(path: Path, settings: Mapping[str, Scalar], config: RunConfig) -> bool:
-    """Say whether the novel clients of a complete run were not assessed, or not as the settings ask for now."""
+    """Return True if there are novel clients to assess: novel.json is missing, or a setting `novel.*` has changed."""
     if not config.novel.clients:
         return False
     before, now = (
@@ -54,10 +54,10 @@ def _is_to_assess(path: Path, settings: Mapping[str, Scalar], config: RunConfig)
 
 
 def _fits(progress: Progress, config: RunConfig) -> bool:
-    """Say whether a run of `config` would have come to a checkpoint too.
+    """Return True if a run with settings `config` would have reached the same checkpoint.
 
-    With client sampling the last round trains all clients; as a round among others it would have trained a sample. A
-    run's last phase begins so many rounds before its end.
+    A checkpoint may depend on the number of rounds in two ways. With client sampling, the last round trains all
+    clients, where another round trains a sample. And the last phase begins a fixed number of rounds before the end.
     """
     was_last = config.fraction_train < 1 and progress.round == progress.num_rounds
     depends_on_end = was_last or progress.last_phase_after is not None
@@ -65,34 +65,37 @@ def _fits(progress: Progress, config: RunConfig) -> bool:
 
 
 def _check_states(directory: Path, experiment: str, progress: Progress) -> None:
-    """Check that a simulation's private state is there; a deployment's nodes check their own."""
+    """Check that a simulation's private state exists and is intact; the nodes of a deployment check theirs."""
     for client, version in progress.versions.items():
         if version != INITIAL:
             PrivateState(directory, experiment, client).load(version)
 
 
 def refuse_other_nodes(manifest: Mapping[str, Any], num_nodes: int) -> None:
-    """Check that a resumed run has as many nodes as before: another number adds in another order.
+    """Check that a resumed run has as many nodes as before.
 
     Raises:
-        RunDirectoryError: If it has not.
+        RunDirectoryError: If the number of nodes differs.
     """
     if (before := len(manifest["nodes"])) != num_nodes:
-        raise RunDirectoryError(f"a resumed run must have as many nodes as before, {before}, got {num_nodes}")
+        raise RunDirectoryError(f"a resumed run must have as many nodes as before ({before}), got {num_nodes}")
 
 
 def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Mapping[str, Any]) -> None:
-    """Check that a resumed run computes what the old one did; a setting that it did not know counts as its default.
+    """Check that a resumed run has the same settings as before, except those that may change.
+
+    A setting that an earlier version did not have counts as its default.
 
     Args:
         old: The settings that the run was trained with.
-        new: Those that it is to go on with, as they were asked for.
-        in_use: The same with numbers in the place of `auto`.
+        new: The requested settings of the resumed run.
+        in_use: The same settings with numbers instead of `auto`.
 
     Raises:
-        RunDirectoryError: Naming every setting that differs and must not.
+        RunDirectoryError: If settings differ that must not; the message names all of them.
     """
     old = {**default_settings(), **old}
+    # `old` has numbers instead of `auto`, so a setting may match as requested or after `auto` is replaced.
     problems = [
         f"{key} was {old.get(key)!r}, now {in_use.get(key)!r}"
         for key in sorted(set(old) | set(new))
@@ -102,6 +105,6 @@ def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Ma
         problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")
     if problems:
         raise RunDirectoryError(
-            "a resumed run must compute what the old one did; start a new run, or take back:\n"
+            "a resumed run must keep the settings that affect its results; start a new run, or revert:\n"
             + "\n".join(f"  - {problem}" for problem in problems)
         )

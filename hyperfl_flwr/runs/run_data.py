@@ -1,8 +1,8 @@
-"""The description of the data that a run trains on: what its page, pictures, summary and models call them.
+"""Describe the data of a run for its page, pictures, summary and models.
 
-In a simulation the clients share the data set of the setting `dataset`. In a deployment each node's owner may name
-other data (`data` in the node config), which the setting does not describe: the server knows the number of classes and
-the shape of a sample from the handshake, and no names or paths.
+In a simulation the clients share the data set of the setting `dataset`. In a deployment each node's owner may choose
+other data (`data` in the node config), which the setting does not describe. From the handshake the server knows only
+their number of classes and the shape of a sample, but no names or paths.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,20 @@ from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
 from hyperfl_flwr.server.federation import Federation
 
 NODES_DATA = "the nodes' own data"
+"""Title of data that the nodes' owners have chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The data of a run, as the entry `data` of its manifest holds them.
+    """Description of a run's data, the entry `data` of its manifest.
 
     Attributes:
-        source: `dataset` where all nodes use the data set of the setting, `nodes` where an owner has named other data.
-        title: In words.
-        num_classes: Number of classes; None where a manifest of an earlier version does not hold it.
-        input_shape: Shape of a sample, (C, H, W) or (D,); None where a manifest of an earlier version does not hold it.
-        classes: Names of the classes, as the nodes tell them; empty where the data have none.
-        are_files: Whether each node has a file or folder that no other node has.
+        source: `dataset` if all nodes use the data set of the setting, `nodes` if an owner has chosen other data.
+        title: Title of the data for people.
+        num_classes: Number of classes; None if a manifest of an earlier version does not have it.
+        input_shape: Shape of a sample, (C, H, W) or (D,); None if a manifest of an earlier version does not have it.
+        classes: Names of the classes, as reported by the nodes; empty if the classes have no names.
+        are_files: True if each node has a separate file or folder.
     """
 
     source: Literal["dataset", "nodes"]
@@ -42,11 +43,11 @@ class RunData:
 
     @classmethod
     def of(cls, federation: Federation, dataset: str) -> Self:
-        """Describe the data of the nodes that take part, of which there is at least one.
+        """Describe the data of the nodes that take part.
 
         Args:
-            federation: The nodes.
-            dataset: The setting.
+            federation: One or more nodes.
+            dataset: The setting `dataset`.
         """
         from_nodes = any(node.properties["owners-data"] for node in federation.nodes)
         num_classes, input_shape = federation.num_classes, federation.input_shape
@@ -64,7 +65,7 @@ class RunData:
 
     @classmethod
     def read(cls, manifest: Mapping[str, Any]) -> Self:
-        """Return what a manifest holds, which may be of an earlier version: those do not have the entry."""
+        """Return the description in a manifest; for manifests of earlier versions, without the entry, derive it."""
         entry = manifest.get("data")
         if entry is None:
             are_files = not is_simulation(manifest) and manifest.get("partitioned_by") == "own"
@@ -78,29 +79,30 @@ class RunData:
         return asdict(self)
 
     def with_earlier(self, before: Self) -> Self:
-        """Return the description of a run in which other nodes took part before: data that were used stay used."""
+        """Combine with the description of the nodes that took part before: owners' data, once used, stay recorded."""
+        # The summary must not name the data set of the setting once an owner's data were used.
         found = before if before.source == "nodes" and self.source == "dataset" else self
         return replace(found, are_files=self.are_files and before.are_files)
 
     def named_in(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Return a run's settings for people: without the name of a data set that was not used."""
+        """Return a run's settings for people, with the title instead of the name of a data set that was not used."""
         return {**settings, "dataset": self.title} if self.source == "nodes" else dict(settings)
 
 
 def _classes(federation: Federation) -> tuple[str, ...]:
-    """Return the names of the classes, if the nodes tell as many as there are classes."""
+    """Return the names of the classes; empty if the nodes report another number of names than classes."""
     told = (node.properties["classes"] for node in federation.nodes if "classes" in node.properties)
     names = tuple(map(printable, next(told, ())))
     return names if len(names) == federation.num_classes else ()
 
 
 def require_dataset(run: Path) -> None:
-    """Check that a run was trained on the data set of its settings, for what reads the samples again.
+    """Check that a run was trained on the data set of its settings, so that its samples can be read again.
 
     Raises:
-        RunDirectoryError: If the nodes' owners had named other data, which are not on this machine.
+        RunDirectoryError: If the nodes' owners chose other data, which are not on this machine.
     """
     if RunData.read(read_manifest(run)).source == "nodes":
         raise RunDirectoryError(
-            f"{run} was trained on {NODES_DATA}, which are not here; give the folder of another run"
+            f"{run} was trained on {NODES_DATA}, which are not on this machine; give the folder of another run"
         )

@@ -1,17 +1,17 @@
-"""A run's folder: settings, metrics, checkpoints, failures, and in the end a summary.
+"""Create, write and read the folder of a run.
 
 ::
 
-    manifest.json    every setting and what each `auto` became, versions, commit, hardware, start and end; in a
+    manifest.json    every setting and the value of each `auto`, versions, commit, hardware, start and end; in a
                      simulation the label counts
     metrics.jsonl    one line per round and kind, and one per client
     checkpoints/     see `hyperfl_flwr.runs.checkpoint`
-    clients/         a simulation's private client state, readable by its owner alone
-    server.log       what the server and Flower said
-    failures/        why a client was left out, by round and client
+    clients/         private client state of a simulation, with access for its owner only
+    server.log       log of the server and of Flower
+    failures/        reasons why clients were left out, by round and client
     plots/           pictures of metrics.jsonl
-    novel.json       how clients did that were not trained, if there were some
-    model/           the source of somebody's own network, if it is one that travels with the app
+    novel.json       results of novel clients, if there are any
+    model/           source of a custom network, if the app bundle includes it
     summary.json     the run's result
 """
 
@@ -38,20 +38,20 @@ from hyperfl_flwr.protocol.messages import Failure
 Record = dict[str, Any]
 """One line of metrics.jsonl. `kind` is one of
 
-- `train`: means over the clients of a round's training, `own` accuracy among them;
+- `train`: means over the clients of a round's training, including the personalized (`own`) accuracy;
 - `aggregate`: means of the global state AFTER a round, measured at the start of the next one;
-- `client`: one client's numbers of a round's training;
+- `client`: one client's numbers in a round's training;
 - `client-aggregate`: one client's accuracy with the global state after a round.
 """
 
 DEPLOYMENT = "deployment"
-"""Stands in a deployment's folder name for the data, of which nothing is known when the folder gets its name."""
+"""Placeholder for the data set in the name of a deployment's folder; the data are not known at that time."""
 
 SUBFOLDERS = ("checkpoints", "failures", "plots")
 
 
 class RunDirectory:
-    """A run's folder, open for writing by this process alone.
+    """Run folder that is locked for writing by this process.
 
     Args:
         path: Absolute path of an existing run folder; use `create` for a new one.
@@ -66,10 +66,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
-        """Make a new run folder; it may exist if it is empty.
+        """Create a run folder, or use an existing empty folder.
 
         Raises:
-            RunDirectoryError: If it exists and is not empty, or cannot be made.
+            RunDirectoryError: If the folder exists and is not empty, or cannot be created.
         """
         refuse_used_directory(path)
         try:
@@ -78,11 +78,11 @@ class RunDirectory:
                 (path / name).mkdir(exist_ok=True)
             (path / "clients").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise RunDirectoryError(f"cannot make the output directory {path}: {error}") from None
+            raise RunDirectoryError(f"cannot create the output directory {path}: {error}") from None
         return cls(path)
 
     def close(self) -> None:
-        """Let other processes write."""
+        """Release the lock, so that other processes can write."""
         self._lock.close()
 
     def write_json(self, name: str, document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -97,7 +97,10 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def rewind(self, last_round: int) -> None:
-        """Drop what was recorded of rounds after `last_round`, and during them, and the run's result."""
+        """Remove the records of all rounds after `last_round`, the aggregate records of that round, and the result.
+
+        The aggregate records of a round are measured at the start of the next round, which runs again.
+        """
         kept = [
             record
             for record in read_metrics(self.path)
@@ -112,7 +115,7 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
 
     def write_failures(self, prefix: str, failures: Sequence[Failure]) -> None:
-        """Write why clients were left out of a phase, one file each; its name begins with the phase's `prefix`."""
+        """Write one file per failed client of a phase; the file names begin with the phase's `prefix`."""
         for failure in failures:
             path = self.path / "failures" / f"{prefix}-client-{failure.client:05d}.txt"
             write_atomically(path, f"{failure.reason}\n\n{failure.details}".encode())
@@ -122,20 +125,21 @@ def refuse_used_directory(path: Path) -> None:
     """Check that a path can become a run folder.
 
     Raises:
-        RunDirectoryError: If something that is not an empty folder is there, or none can be made or written to.
+        RunDirectoryError: If the path exists and is not an empty folder, or cannot be created or written to.
     """
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not there.is_dir():
-        raise RunDirectoryError(f"the output directory {path} cannot be made: {there} is a file; choose another one")
+        raise RunDirectoryError(f"cannot create the output directory {path}: {there} is a file; choose another one")
     if path.is_dir() and any(path.iterdir()):
         raise RunDirectoryError(
             f"the output directory {path} exists and is not empty; choose another one, or resume the run in it"
         )
     try:
-        tempfile.TemporaryDirectory(prefix=".hyperfl-", dir=there).cleanup()  # modes do not tell of all file systems
+        # Try it: on some file systems the permission bits do not show that they are read-only.
+        tempfile.TemporaryDirectory(prefix=".hyperfl-", dir=there).cleanup()
     except OSError as error:
         raise RunDirectoryError(
-            f"the output directory {path} cannot be made or written to ({error.strerror}); choose another one"
+            f"cannot create or write to the output directory {path} ({error.strerror}); choose another one"
         ) from None
 
 
@@ -143,12 +147,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a run folder.
 
     Raises:
-        RunDirectoryError: If the folder is no run folder.
+        RunDirectoryError: If the folder is not a run folder.
         StateError: If the manifest is damaged.
     """
     file = path / "manifest.json"
     if not file.is_file():
-        raise RunDirectoryError(f"{path} is not a run directory: it holds no manifest.json")
+        raise RunDirectoryError(f"{path} is not a run directory: it has no manifest.json; give the folder of a run")
     try:
         manifest: dict[str, Any] = json.loads(file.read_text())
         manifest["settings"], manifest["experiment"]
@@ -159,24 +163,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def is_simulation(manifest: Mapping[str, Any]) -> bool:
-    """Say whether a run was a simulation: a deployment's nodes do not tell the server what labels they have."""
+    """Return True if a run was a simulation; the nodes of a deployment do not report label counts to the server."""
     return "label_counts" in manifest
 
 
 def settings_of(run: Path) -> dict[str, Scalar]:
-    """Return the settings of a run, which may be of an earlier version, with the numbers that `auto` became in it.
+    """Return the settings of a run, also of an earlier version, with the numbers that replaced `auto`.
 
     Raises:
-        RunDirectoryError: If the folder is no run folder.
+        RunDirectoryError: If the folder is not a run folder.
     """
     known = default_settings()
     return known | {key: value for key, value in trained_settings(read_manifest(run)).items() if key in known}
 
 
 def trained_settings(manifest: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the settings of a manifest, with the numbers in the place of `auto` that decided what was trained.
+    """Return the settings of a manifest, with numbers instead of `auto` for settings that affect training.
 
-    Versions before the key `resolved` took the learning rate that HyperFL's paper has for the data set.
+    Versions before the key `resolved` used the learning rate of HyperFL's paper for the data set.
     """
     settings: dict[str, Scalar] = dict(manifest["settings"])
     chosen: Mapping[str, Scalar] = manifest.get("resolved", {})
@@ -188,7 +192,7 @@ def trained_settings(manifest: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """Yield the lines of a run folder's metrics.jsonl; a last line that is being written is left out.
+    """Yield the records of a run folder's metrics.jsonl; skips an incomplete last line, which is being written.
 
     Raises:
         StateError: If another line is damaged.
@@ -206,13 +210,13 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A client that was left out of a phase of a run: a file of `failures/`.
+    """A client that was left out of a phase of a run, from a file in `failures/`.
 
     Attributes:
         round: Number of the round.
         phase: `training`, `evaluation` after the round, or `novel` for the assessment of novel clients.
         client: The client's id.
-        reason: Why, in one line, as the client's node reports it.
+        reason: The reason as one line, as reported by the client's node.
     """
 
     round: int
@@ -222,7 +226,7 @@ class LeftOut:
 
 
 def read_failures(path: Path) -> list[LeftOut]:
-    """Return which clients of a run folder were left out, by round; the details stay in the files."""
+    """Return the clients of a run that were left out of a phase, by round; without the details in the files."""
     found = []
     for file in sorted((path / "failures").glob("round-*.txt")):
         if name := re.fullmatch(r"round-(\d+)(?:-([a-z]+))?-client-(\d+)\.txt", file.name):
@@ -234,12 +238,12 @@ def read_failures(path: Path) -> list[LeftOut]:
 
 
 def new_run_name(method: str, dataset: str, seed: int) -> str:
-    """Return a fresh name for a run folder: when, what, and a few random digits.
+    """Return a new name for a run folder: time, method, data set, seed and four random digits.
 
     Args:
-        method: Or what else is run.
-        dataset: The setting, or where the nodes' owners may name other data, `DEPLOYMENT`.
-        seed: The setting.
+        method: The method, or the name of another kind of run.
+        dataset: The setting `dataset`; `DEPLOYMENT` if the nodes' owners may choose other data.
+        seed: The setting `seed`.
     """
     data = own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

@@ -1,4 +1,4 @@
-"""The result of a run in a few numbers, computed from what the run recorded."""
+"""Summarise the result of a run in a few numbers, computed from its records."""
 
 import statistics
 from pathlib import Path
@@ -21,17 +21,17 @@ def summarise(path: Path) -> dict[str, Any]:
         The content of summary.json. Accuracies are shares in [0, 1], over the clients' own test data; `test_accuracy`
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
         final global state with the clients' private parts. A client without a number (it failed in the last round) is
-        None in the list and left out of the mean; `test_accuracy_num_clients` tells how many there are.
+        None in the list and left out of the mean; `test_accuracy_num_clients` is the number of clients with one.
 
     Raises:
-        RunDirectoryError: If the folder is no run folder.
+        RunDirectoryError: If the folder is not a run folder.
         StateError: If one of its files is damaged.
         ValueError: If no round was recorded.
     """
     manifest, records = read_manifest(path), list(read_metrics(path))
     rounds = [record for record in records if record["kind"] == "train"]
     if not rounds:
-        raise ValueError(f"{path} holds no finished round")
+        raise ValueError(f"{path} has no finished round")
     last = rounds[-1]["round"]
     settings = manifest["settings"]
     own = _per_client(records, "client", last, "own_accuracy", settings["num-clients"])
@@ -48,6 +48,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy": statistics.fmean(known) if known else None,
         "test_accuracy_aggregate": aggregate[-1].get("aggregate_accuracy") if aggregate else None,
         "test_accuracy_worst": min(known, default=None),
+        # Minus the floor of the negated quotient is the ceiling: the lowest tenth has at least one client.
         "test_accuracy_worst_decile": statistics.fmean(sorted(known)[: -(-len(known) // 10)]) if known else None,
         "test_accuracy_std": statistics.pstdev(known) if known else None,
         "test_accuracy_per_client": own,
@@ -66,7 +67,7 @@ def summarise(path: Path) -> dict[str, Any]:
 
 
 def _client_state_bytes(path: Path, *, is_simulated: bool) -> int | None:
-    """Return the size of a simulated client's private state; a deployment's stays with the nodes' owners."""
+    """Return the size in bytes of a simulated client's private state; None in a deployment, where it is elsewhere."""
     found = largest_state(path / "clients")
     return 0 if found is None and is_simulated else found
 

@@ -1,4 +1,4 @@
-"""The server's side of the exchange with nodes: messages, replies, one try more for what died, and who is gone."""
+"""Send messages to nodes and collect their replies; retry once after a crash, and detect nodes that have left."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,30 +15,33 @@ from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, Repl
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 1.0
-"""Pauses between two looks at what has arrived."""
+"""Shortest and longest pause between two polls for a reply, in seconds."""
 
 LOOK_SECONDS = 5.0
-"""Pause between two looks at which nodes have started again."""
+"""Pause between two checks for restarted nodes, in seconds."""
 
 _DIED = {ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
-"""Errors of a process that ended, as opposed to one that answered with an exception. Flower's simulation reports a dead
-Ray actor as `UNKNOWN`, its SuperNodes a dead client app as `CLIENT_APP_CRASHED`."""
+"""Error codes of a process that ended, as opposed to a process that replied with an exception.
+
+Flower's simulation reports a dead Ray actor as `UNKNOWN`, its SuperNodes report a dead client app as
+`CLIENT_APP_CRASHED`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A message to a node and what came of it.
+    """Reply of a node to one message, or the reason why there is none.
 
     Attributes:
-        node: The receiver's Flower id.
-        content: The reply's content, or None.
-        problem: Why there is none.
-        died: Whether the process that should have answered ended.
-        away: Whether the node is not there (any more).
-        refused: Whether there is a reply that was not accepted, for the reason in `problem`.
-        is_harmful: Whether that reply would have harmed the server: the node is not to be asked again in this run.
-        has_failed: Whether the reply says that the node, of a deployment, could not do what was asked.
-        is_deployed: Whether the node is one of a deployment.
+        node: Flower's id of the receiver.
+        content: Content of the reply; None without an accepted reply.
+        problem: Reason why `content` is None.
+        died: True if the process that should have replied ended.
+        away: True if the node is not connected (any more).
+        refused: True if a reply was not accepted, for the reason in `problem`.
+        is_harmful: True if that reply would have harmed the server; the node must not be asked again in this run.
+        has_failed: True if the node of a deployment replied that it could not do what the message asked.
+        is_deployed: True if the node belongs to a deployment.
     """
 
     node: int
@@ -53,27 +56,27 @@ class Exchange:
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Say whether all nodes are parts of one simulation, which nobody can leave."""
+    """Return True if all nodes belong to one simulation, where no node can join or leave."""
     return is_in_memory_grid(grid) or (isinstance(grid, InProcessGrid) and grid.simulated)
 
 
 def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Exchange]:
-    """Send messages to nodes and hand on what comes of each, in the order of the messages.
+    """Send messages to nodes and yield the result of each, in the order of the messages.
 
-    A reply is fetched when its turn has come and the caller asks for it; until then it stays with Flower. What the
-    caller holds does therefore not grow with the number of nodes. A message whose process died, or whose node has
-    started again, is sent once more; what it does is idempotent, see `hyperfl_flwr.node.private_state`. (At the first
-    death the other replies that are there are fetched too, so that all processes that have died begin again at once.)
+    A reply is fetched only when the caller requests it, in its turn; until then it stays with Flower. So the caller's
+    memory does not grow with the number of nodes. If the process that handles a message dies, or its node restarts, the
+    message is sent a second time; handling it is idempotent, see `hyperfl_flwr.node.private_state`. (In a simulation,
+    the first death makes the server fetch all other available replies too, so that all dead processes restart at once.)
 
-    A node of a deployment that is gone, or silent, is away; in a simulation, a silent one has failed.
+    A node of a deployment that is gone, or does not reply, is away; in a simulation, a node without a reply has failed.
 
     Args:
         grid: Flower's grid.
-        messages: They are sent at once, with the first request for a reply.
-        timeout: Longest wait for all replies, in seconds; a message that is sent again has the same time anew.
+        messages: Messages to send, all at once, when the caller requests the first result.
+        timeout: Longest wait for all replies, in seconds; a message that is sent again gets the same time again.
 
     Raises:
-        RunFailedError: If a simulation's process died again, or Flower did not take the messages.
+        RunFailedError: If a process of a simulation died twice, or Flower did not accept the messages.
     """
     watch = _Watch(grid, timeout)
     watch.pending = [
@@ -85,30 +88,30 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
         answer = sent.answer(watch)
         if answer.died and not sent.again:
             sent.send_again(grid, timeout)
-            for later in watch.pending[1:] if watch.simulated else ():  # replies of others stay with Flower
+            for later in watch.pending[1:] if watch.simulated else ():  # in a deployment, replies stay with Flower
                 later.look(grid, timeout)
             answer = sent.answer(watch)
         if answer.died and watch.simulated:
             raise RunFailedError(f"the process of node {answer.node} died twice in a row: {answer.problem}")
         watch.pending.pop(0)
         yield answer
-        del answer
+        del answer  # frees the reply's arrays before the next reply is fetched
 
 
 @dataclass(kw_only=True)
 class _Sent:
-    """A message on its way.
+    """A sent message that waits for its reply.
 
     Attributes:
         message: The message.
-        name: Its id; None if Flower has refused it, as that to a node that is gone.
-        end: When the wait for its reply ends.
-        limits: The largest reply to it that is fetched.
-        again: Whether it was sent a second time.
-        replies: Its reply, if it was fetched before its turn.
-        refusal: Why its reply was not fetched.
-        is_harmful: Whether the reply would have harmed the server.
-        lost: Why its reply may be lost: the SuperLink failed when it was fetched.
+        name: Flower's id of the message; None if Flower refused it, for example because the node has left.
+        end: End of the wait for the reply, on the clock of `time.monotonic`.
+        limits: Limits on the size of the reply.
+        again: True if the message was sent a second time.
+        replies: The reply, if it was fetched before its turn; else empty.
+        refusal: Reason why the reply was refused; else empty.
+        is_harmful: True if the reply would have harmed the server.
+        lost: Reason why the reply may be lost (the SuperLink failed during the fetch); else empty.
     """
 
     message: Message
@@ -122,12 +125,12 @@ class _Sent:
     lost: str = ""
 
     def answer(self, watch: "_Watch") -> Exchange:
-        """Wait for the reply and give it away."""
+        """Wait for the reply and return the result; keeps no reference to the reply."""
         replies, self.replies = self.replies or self._wait(watch), []
         node = self.message.metadata.dst_node_id
         if self.refusal:
             return Exchange(node=node, problem=self.refusal, refused=True, is_harmful=self.is_harmful)
-        if self.lost:  # perhaps since another node's message keeps the SuperLink busy
+        if self.lost:  # one more try: a message of another node may have kept the SuperLink busy
             return Exchange(node=node, problem=self.lost, died=not self.again, away=self.again)
         if self.name is None:
             problem = "the message could not be sent to the node"
@@ -141,10 +144,10 @@ class _Sent:
         return replace(found, is_deployed=True, refused=has_failed, has_failed=has_failed)
 
     def _wait(self, watch: "_Watch") -> list[Message]:
-        """Return the reply as soon as it is there; nothing if there is none at the end.
+        """Return the reply as soon as it has arrived; an empty list if none has arrived at the end.
 
-        The pauses are a twentieth of the time waited so far: neither does a short round wait long, nor is a SuperLink
-        asked without need.
+        Each pause is a twentieth of the time waited so far: short rounds do not wait long, and long rounds do not poll
+        the SuperLink too often.
         """
         began = time.monotonic()
         while self.name is not None and not (replies := self._fetch(watch.grid)):
@@ -158,7 +161,7 @@ class _Sent:
         return [] if self.name is None else replies
 
     def _fetch(self, grid: Grid) -> list[Message]:
-        """Return the reply if it is there and can be fetched."""
+        """Return the reply if it has arrived and can be fetched; else an empty list."""
         if self.name is None or self.refusal or self.lost:
             return []
         try:
@@ -176,7 +179,7 @@ class _Sent:
         self.end = min(time.monotonic(), self.end) + timeout
 
     def look(self, grid: Grid, timeout: float) -> None:
-        """Send it again if its process has died already: processes that died together are replaced together."""
+        """Send the message again if its process has already died, so that dead processes are replaced together."""
         if self.again:
             return
         self.replies = self.replies or self._fetch(grid)
@@ -185,11 +188,11 @@ class _Sent:
 
 
 class _Watch:
-    """Looks now and then whether a SuperNode has started again: what it was sent before is lost, and nobody tells.
+    """Detect restarted SuperNodes by polling: earlier messages to them are lost, and Flower does not report it.
 
     Args:
         grid: Flower's grid.
-        timeout: Seconds that a message has that is sent again.
+        timeout: Longest wait for the reply to a message that is sent again, in seconds.
     """
 
     def __init__(self, grid: Grid, timeout: float) -> None:
@@ -201,7 +204,7 @@ class _Watch:
         self._activated = self._activations()
 
     def look(self) -> None:
-        """Send those messages again whose nodes have started again; not more often than `LOOK_SECONDS` say."""
+        """Send messages again to nodes that have restarted; checks at most once in `LOOK_SECONDS`."""
         if self.simulated or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + LOOK_SECONDS
@@ -210,34 +213,34 @@ class _Watch:
             node = sent.message.metadata.dst_node_id
             restarted = node in now and now[node] != self._activated.get(node, now[node])
             if restarted and sent.name is not None and not sent.again and not sent.replies:
-                sent.look(self.grid, self._timeout)
+                sent.look(self.grid, self._timeout)  # the reply may have arrived before the restart
                 if not sent.replies and not sent.again and not sent.refusal:
                     sent.send_again(self.grid, self._timeout)
         self._activated |= now
 
     def _activations(self) -> dict[int, str]:
-        """Return when each node that is there has become so."""
+        """Return the time of the last activation of each connected node, by Flower's id."""
         if self.simulated:
             return {}
         return {node.node_id: node.last_activated_at for node in repeated(self.grid.get_nodes)}
 
 
 def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
-    """Send messages; returns their ids, None for one that Flower has refused."""
+    """Send messages and return their ids, with None for each message that Flower refused."""
     names: list[str | None] = list(repeated(lambda: grid.push_messages(messages)))
     if len(names) != len(messages):
         raise RunFailedError(
-            f"Flower took {len(names)} of {len(messages)} messages; its log says why: a node may be gone, or the "
-            f"messages larger than the SuperLink accepts"
+            f"Flower accepted {len(names)} of {len(messages)} messages; see its log for the reason: a node may have "
+            f"left, or the messages may be larger than the SuperLink accepts"
         )
     return names
 
 
 def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Exchange]:
-    """Return what came of each message, in the order of the messages.
+    """Return the result of each message, in the order of the messages.
 
-    A reply belongs to the message whose id it names or, if that one was sent again, to the one to its sender. (An error
-    that the SuperLink makes up for a node that is gone names the message, but not the node.)
+    A reply belongs to the message with the id that it names or, if that message was sent again, to the message to its
+    sender. (An error that the SuperLink creates for a node that has left names the message, but not the node.)
     """
     replies = list(replies)
     by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
@@ -249,7 +252,7 @@ def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Excha
         if reply is None:
             found.append(Exchange(node=node, problem="no reply in time"))
         elif reply.has_error():
-            # Flower gives the exception's type and text as one string, a dead actor's over many lines.
+            # Flower gives the exception's type and text as one string; for a dead actor it has many lines.
             problem = printable(reply.error.reason or f"error code {reply.error.code}")
             code = reply.error.code
             away = code == ErrorCode.NODE_UNAVAILABLE

@@ -1,8 +1,8 @@
-"""Nodes of a deployment that are not asked for some rounds, since a reply of theirs was refused.
+"""Exclude nodes of a deployment from some rounds after a refused reply.
 
-A node that lies or sends replies that nobody can use costs the others time. It is left out for a number of rounds that
-doubles each time; one whose reply would have harmed the server is left out for the rest of the run. One that only fails
-is asked once more first.
+A node that sends false or unusable replies costs the other nodes time. It is excluded for a number of rounds that
+doubles each time. A node with a reply that would have harmed the server is excluded for the rest of the run. A node
+that only failed is asked once more before it is excluded.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Exclusion:
-    """Why and how long a node is not asked.
+    """Reason and duration of a node's exclusion.
 
     Attributes:
         node: The node's number.
-        round: The round of the reply.
-        until: The last round in which it is not asked; None is the run's last.
-        times: How often replies of the node were refused, this one included.
-        reason: Why the reply was refused.
+        round: The round of the refused reply.
+        until: The last round of the exclusion; None for the rest of the run.
+        times: Number of refused replies of the node, including this one.
+        reason: Reason why the reply was refused.
     """
 
     node: int
@@ -28,7 +28,7 @@ class Exclusion:
     reason: str
 
     def covers(self, server_round: int) -> bool:
-        """Return whether the node is not asked in a round."""
+        """Return True if the node is excluded from a round."""
         return self.until is None or server_round <= self.until
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Exclusions:
     """The exclusions of a run.
 
     Args:
-        rounds: For how many rounds a node is not asked after its first refused reply; 0 asks it in the next round.
+        rounds: Number of rounds to exclude a node after its first refused reply; 0 asks it again in the next round.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -48,7 +48,7 @@ class Exclusions:
         self._last: dict[int, Exclusion] = {}
 
     def __iter__(self) -> Iterator[Exclusion]:
-        """Yield the last exclusion of each node that had one; a first failure is none."""
+        """Yield the last exclusion of each node; a first failure is not an exclusion."""
         yield from (each for each in self._last.values() if each.covers(each.round))
 
     def add(
@@ -67,9 +67,9 @@ class Exclusions:
             node: Flower's id of the node.
             number: The node's number.
             server_round: The round of the refused reply.
-            reason: Why it was refused.
-            for_good: Whether for the rest of the run.
-            is_failure: Whether the node has only failed; the first time, it is asked again in the next round.
+            reason: Reason why it was refused.
+            for_good: True to exclude the node for the rest of the run.
+            is_failure: True if the node only failed; after its first failure it is asked again in the next round.
 
         Returns:
             The exclusion; None if the node is asked again in the next round.
@@ -78,10 +78,11 @@ class Exclusions:
             return None
         times = self._last[node].times + 1 if node in self._last else 1
         is_warning = is_failure and times == 1
+        # A warning is recorded to count it, but ends before its own round, so that it covers none.
         until = None if for_good else server_round + (-1 if is_warning else self._rounds * 2 ** (times - 1))
         self._last[node] = Exclusion(node=number, round=server_round, until=until, times=times, reason=reason)
         return None if is_warning else self._last[node]
 
     def cover(self, node: int, server_round: int) -> bool:
-        """Return whether the node with this Flower id is not asked in a round."""
+        """Return True if the node with this Flower id is excluded from a round."""
         return node in self._last and self._last[node].covers(server_round)

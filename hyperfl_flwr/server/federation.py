@@ -1,7 +1,7 @@
-"""Which nodes there are, whom each hosts, and whether their data agree.
+"""Find the nodes of a run and their clients, and check that their data agree.
 
-In a simulation all nodes belong together: one that refuses, or does not fit, ends the run. In a deployment it is left
-out and the others go on, see `hyperfl_flwr.server.membership`.
+In a simulation, a node that refuses or does not fit ends the run. In a deployment it is left out and the other nodes
+continue, see `hyperfl_flwr.server.membership`.
 """
 
 import time
@@ -29,31 +29,31 @@ TERMS = {
     "classes": "classes",
     "model": "source of the network (target)",
 }
-"""Properties in which all nodes must agree, and what their owners call them; one that a node does not tell fits all."""
+"""Properties in which all nodes must agree, with the names for their owners; a missing property fits any value."""
 
 USUAL_NUM_EXAMPLES = 1024
-"""Training samples that the largest client is taken to have where no node tells."""
+"""Assumed number of training samples of the largest client if no node reports its numbers."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """The nodes of a run that are there, in the order of their numbers."""
+    """The connected nodes of a run, in the order of their numbers."""
 
     nodes: Sequence[Node]
 
     @property
     def clients(self) -> list[int]:
-        """The clients that they host, ascending."""
+        """The clients that these nodes host, ascending."""
         return sorted(client for node in self.nodes for client in node.clients)
 
     @property
     def num_examples(self) -> Mapping[int, int]:
-        """Training samples that the nodes told for each client; empty where they do not tell."""
+        """Number of training samples of each client, as reported by the nodes; without clients of silent nodes."""
         return {client: count for node in self.nodes for client, count in node.num_examples.items()}
 
     @property
     def max_num_examples(self) -> int:
-        """Training samples of the largest client; `USUAL_NUM_EXAMPLES` where no node tells."""
+        """Number of training samples of the largest client; `USUAL_NUM_EXAMPLES` if no node reports its numbers."""
         return max(self.num_examples.values(), default=USUAL_NUM_EXAMPLES)
 
     @property
@@ -67,15 +67,19 @@ class Federation:
         return int(self.nodes[0].properties["num-classes"])
 
     def number_of(self, node: int) -> int:
-        """Return the number of the node with a Flower id."""
+        """Return the number of the node with the given Flower id."""
         return next(each.partition for each in self.nodes if each.id == node)
 
     def label_counts(self) -> dict[str, dict[int, list[int]]]:
-        """Return samples per class of each client, for `train` and `test`; empty where nodes do not tell."""
+        """Return the number of samples of each class [K] by split (`train`, `test`) and client.
+
+        Empty if the nodes do not report label counts, as in a deployment.
+        """
         counts: dict[str, dict[int, list[int]]] = {}
         for node in self.nodes:
             for split in ("train", "test"):
                 flat = list(node.properties.get(f"{split}-label-counts", ()))
+                # A record cannot hold a table: the node sends the rows of its clients one after another.
                 for row, client in enumerate(node.clients if flat else ()):
                     row_counts = flat[row * self.num_classes : (row + 1) * self.num_classes]
                     counts.setdefault(split, {})[client] = row_counts
@@ -83,15 +87,16 @@ class Federation:
 
 
 def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
-    """Wait for all nodes but novel ones and learn which clients each hosts.
+    """Wait for all nodes except novel ones, and check that they host all clients and agree on their data.
 
     Args:
         grid: Flower's grid.
-        num_clients: Number of clients N; the nodes together must host 0 .. N-1, each once.
+        num_clients: Number of clients N; together, the nodes must host each of 0 .. N-1 exactly once.
         timeout: Longest wait in seconds.
 
     Raises:
-        RunFailedError: If a node refuses, a client is missing after `timeout`, or two nodes claim the same one.
+        RunFailedError: If a node refuses, a node is missing after `timeout`, no node hosts a client, two nodes claim
+            the same client, or the nodes' data differ in shape or number of classes.
     """
     return _agreed(greet(grid, timeout), num_clients)
 
@@ -99,16 +104,16 @@ def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
 def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
     """Wait for all nodes of one kind and return them in the order of their numbers.
 
-    In a simulation the server starts before all nodes are registered, and nobody tells it how many there will be: the
-    first node's answer does.
+    In a simulation the server starts before all nodes are registered. It learns the expected number of nodes from the
+    first reply.
 
     Args:
         grid: Flower's grid.
         timeout: Longest wait in seconds.
-        novel: Whether those are meant that take models on demand, or the others.
+        novel: True to wait for novel nodes, which receive models on demand; False to wait for the other nodes.
 
     Raises:
-        RunFailedError: If a node refuses while novel ones are not meant, or not all are there after `timeout`.
+        RunFailedError: If nodes are missing after `timeout` or, unless `novel`, if a node refuses.
     """
     end = time.monotonic() + timeout
     nodes: dict[int, Node] = {}
@@ -131,7 +136,7 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
             return sorted(meant, key=lambda node: node.partition)
         if time.monotonic() > end:
             raise RunFailedError(
-                f"only {len(meant)} of {expected or 'an unknown number of'} {'novel ' * novel}nodes answered within "
+                f"only {len(meant)} of {expected or 'an unknown number of'} {'novel ' * novel}nodes replied within "
                 f"node-timeout = {timeout:g} s; start the missing ones or raise node-timeout"
             )
         time.sleep(POLL_SECONDS)
@@ -143,8 +148,8 @@ def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
         for client in node.clients:
             if client in hosts:
                 raise RunFailedError(
-                    f"nodes {hosts[client]} and {node.partition} both claim client {client}; give each node its own "
-                    f"partition-id"
+                    f"nodes {hosts[client]} and {node.partition} both claim client {client}; give each node a "
+                    f"different partition-id"
                 )
             hosts[client] = node.partition
     if missing := sorted(set(range(num_clients)) - set(hosts)):
@@ -160,13 +165,13 @@ def _agreed(nodes: Sequence[Node], num_clients: int) -> Federation:
 
 @dataclass(kw_only=True)
 class Agreement:
-    """What the nodes of a deployment agree in.
+    """Common properties of the nodes of a deployment, and the nodes that have them.
 
     Attributes:
-        terms: What counts, by the names in `TERMS`.
-        split: In what they differ so that no value is held by most: name -> value -> numbers of the nodes.
+        terms: The required values, by the keys of `TERMS`.
+        split: Properties without a majority value: name -> value -> numbers of the nodes.
         accepted: Nodes that fit, by number.
-        refused: The others.
+        refused: Refusals of the nodes that do not fit.
     """
 
     terms: Mapping[str, str]
@@ -176,12 +181,12 @@ class Agreement:
 
 
 def agree(nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | None = None) -> Agreement:
-    """Find out which nodes fit together.
+    """Determine which nodes fit together.
 
     Args:
-        nodes: Those that have answered; of two that claim the same, the first counts.
+        nodes: Nodes that have replied; if two have the same number, the first is accepted.
         num_clients: Number of clients N.
-        terms: What counts, if that is decided; else it is what most nodes hold.
+        terms: The required values, if already decided; None to take the value of most nodes for each property.
     """
     found = Agreement(terms=dict(terms or {}))
     for key in TERMS if terms is None else ():
@@ -190,6 +195,7 @@ def agree(nodes: Sequence[Node], num_clients: int, terms: Mapping[str, str] | No
             if key in node.properties:
                 holders.setdefault(_text(node, key), []).append(node.partition)
         ranked = Counter({value: len(numbers) for value, numbers in holders.items()}).most_common(2)
+        # In a tie there is no majority, and the first node to reply must not decide.
         if len(ranked) == 2 and ranked[0][1] == ranked[1][1]:
             found.split[TERMS[key]] = holders
         elif ranked:
@@ -207,14 +213,14 @@ def _text(node: Node, key: str) -> str:
 
 
 def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
-    """Return why a node does not fit; empty if it does."""
+    """Return the reason why a node does not fit; empty if it fits."""
     for key, value in found.terms.items():
         if key in node.properties and (mine := _text(node, key)) != value:
-            return f"its {TERMS[key]} is {mine}, that of the others is {value}"
+            return f"its {TERMS[key]} is {mine}, but the other nodes have {value}"
     if not 0 <= node.partition < int(found.terms.get("num-nodes", node.properties["num-nodes"])):
-        return f"its partition-id {node.partition} is not below num-partitions"
+        return f"its partition-id {node.partition} is not in the range from 0 to num-partitions - 1"
     if node.partition in found.accepted:
-        return f"its partition-id {node.partition} is that of another node; give each node its own"
+        return f"another node has the same partition-id {node.partition}; give each node a different one"
     num_nodes = int(found.terms.get("num-nodes", node.properties["num-nodes"]))
     if node.clients != (expected := clients_of_node(node.partition, num_nodes, num_clients)):
         return printable(f"it claims the clients {node.clients}; node {node.partition} of {num_nodes} hosts {expected}")
@@ -222,14 +228,14 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
 
 
 def refuse_strange_model(federation: Federation, target: str) -> None:
-    """Check that all nodes have the server's source of the network.
+    """Check that all nodes have the same source of the network as the server.
 
     Raises:
-        RunFailedError: Naming those that have another.
+        RunFailedError: If some have another source; the message names them.
     """
     mine = source_hash(target)
     if strange := [node.partition for node in federation.nodes if node.properties.get("model", mine) != mine]:
         raise RunFailedError(
-            f"the nodes {strange} have another source of {target} than the server; install one version everywhere, or "
-            f"start the run from the folder that has the source, so that it travels with the app"
+            f"the nodes {strange} have another source of {target} than the server; install the same version on all "
+            f"machines, or start the run from the folder with the source, so that the app bundle includes it"
         )

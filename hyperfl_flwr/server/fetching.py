@@ -1,8 +1,8 @@
-"""Fetches nodes' replies from Flower within limits, so that one node cannot end a run or fill the server's memory.
+"""Fetch replies from Flower within size limits, so that no node can end a run or fill the server's memory.
 
-A node may answer with anything: many gigabytes, a hundred thousand arrays, parts that never arrive, bytes that cannot
-be decoded. Flower's grid loads all parts of a reply before it returns the reply, and an error in one of them ends the
-server app. Here the parts are counted while they arrive.
+Replies are untrusted input: they may have many gigabytes, a hundred thousand arrays, parts that never arrive, or bytes
+that cannot be decoded. Flower's grid loads all parts of a reply before it returns the reply, and an error in one part
+ends the server app. This module counts the parts while they arrive.
 """
 
 import time
@@ -37,22 +37,23 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 RETRY_SECONDS = 60.0
-"""How long a request is repeated that the SuperLink answers with a server error. Its database is locked, for example,
-while it stores a message of very many objects."""
+"""Time to repeat a request that the SuperLink answers with a server error, in seconds. For example, its database is
+locked while it stores a message with very many objects."""
 
 RETRY_PAUSE_SECONDS = 2.0
+"""Pause before such a request is repeated, in seconds."""
 
 SMALL_BYTES, SMALL_OBJECTS = 16_000_000, 500
-"""Room for what a reply holds beside the parameters that it was sent."""
+"""Allowance for the content of a reply other than the parameters: bytes and number of objects."""
 
 RECORD_BYTES = 4_000_000
-"""Room for all of a reply but the bytes of its arrays: numbers, texts. In memory they take 30 times as much."""
+"""Limit in bytes on a reply without the bytes of its arrays (numbers, texts); in memory they take 30 times as much."""
 
 MOST_RECORDS = 20
-"""Records of a reply; the largest has six."""
+"""Maximum number of records of a reply; the largest reply of this project has six."""
 
 PARTS_BYTES = 1_000_000
-"""Flower divides an array into objects of at least this size; its default is 5 MB."""
+"""Minimum size in bytes of the objects into which Flower divides an array; its default is 5 MB."""
 
 _UNDECODABLE = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, ProtobufError
@@ -60,24 +61,24 @@ _UNDECODABLE = (
 
 
 class RefusedReplyError(Exception):
-    """A node's reply is not fetched, for the reason that the text gives."""
+    """A node's reply was refused; the message gives the reason."""
 
 
 class LateReplyError(RefusedReplyError):
-    """Parts of a node's reply are still missing when the wait for it ends."""
+    """Parts of a node's reply were still missing at the end of the wait."""
 
 
 class SuperLinkError(Exception):
-    """The SuperLink has answered the request for a reply with a server error."""
+    """The SuperLink answered the request for a reply with a server error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyLimits:
-    """The largest reply that is fetched.
+    """Limits on the size of a reply.
 
     Attributes:
-        num_bytes: Bytes of all its objects.
-        num_objects: Number of its objects (records, arrays, and parts of large arrays).
+        num_bytes: Maximum size of all its objects in bytes.
+        num_objects: Maximum number of its objects (records, arrays, and parts of large arrays).
     """
 
     num_bytes: int = SMALL_BYTES
@@ -85,36 +86,36 @@ class ReplyLimits:
 
     @classmethod
     def to(cls, content: RecordDict) -> "ReplyLimits":
-        """Return the limits of a reply to a message: eight times the bytes that the message holds, and some room.
+        """Return the limits of a reply to a message: eight times the bytes of the message, plus an allowance.
 
         An honest reply has the arrays of the message, summed in float64 (twice the bytes), and small records. Sums
-        beyond the usual range come in records of their own (`hyperfl_flwr.protocol.reproducible_sum`), of which three
-        fit.
+        beyond the usual range come as additional levels (`hyperfl_flwr.protocol.reproducible_sum`) of the same size;
+        the limit allows three of them.
         """
         size = content_bytes([content])
         arrays = sum(len(record) for record in content.values() if isinstance(record, ArrayRecord))
-        num_objects = 2 * arrays + size // PARTS_BYTES  # an array is one object, its bytes at least another
+        num_objects = 2 * arrays + size // PARTS_BYTES  # an array is one object, its bytes are at least one more
         return cls(num_bytes=SMALL_BYTES + 8 * size, num_objects=SMALL_OBJECTS + 4 * num_objects)
 
 
 def fetch(grid: Grid, message_id: str, limits: ReplyLimits, end: float) -> list[Message]:
-    """Return the reply to a message, if it is there.
+    """Return the reply to a message, if it has arrived.
 
     Args:
         grid: Flower's grid.
         message_id: The message's id.
-        limits: The largest reply to fetch.
-        end: When all parts of the reply must have arrived, on the clock of `time.monotonic`.
+        limits: Limits on the size of the reply.
+        end: Time by which all parts of the reply must have arrived, on the clock of `time.monotonic`.
 
     Returns:
-        The reply, or nothing.
+        A list with the reply, or an empty list.
 
     Raises:
-        RefusedReplyError: If it exceeds the limits, or cannot be decoded.
-        LateReplyError: If parts of it are missing at the end.
-        SuperLinkError: If the SuperLink has failed; the reply may be lost.
+        RefusedReplyError: If the reply exceeds the limits, or cannot be decoded.
+        LateReplyError: If parts of the reply are missing at the end.
+        SuperLinkError: If the SuperLink failed; the reply may be lost.
     """
-    if not is_http_grid(grid):  # of a simulation, whose nodes run this project's code
+    if not is_http_grid(grid):  # a simulation, where all nodes run this project's code
         return list(grid.pull_messages([message_id]))
     try:
         with replaced_client(grid, lambda client: _CheckingClient(client, limits, end)) as client:
@@ -125,25 +126,30 @@ def fetch(grid: Grid, message_id: str, limits: ReplyLimits, end: float) -> list[
         return replies
     except httpx.HTTPStatusError as error:
         if error.response.is_server_error:
-            raise SuperLinkError(f"the SuperLink failed to hand it out ({error.response.status_code})") from error
+            raise SuperLinkError(
+                f"the SuperLink failed to deliver the reply (HTTP status {error.response.status_code})"
+            ) from error
         raise
     except _UNDECODABLE as error:
         raise RefusedReplyError(f"its reply cannot be decoded ({type(error).__name__})") from error
 
 
 def _refuse_many_names(reply: Message, limits: ReplyLimits) -> None:
-    """Check the number of records and arrays, of which many may share one object."""
+    """Check the number of records and arrays; many of them may share one object, which counts only once."""
     if reply.has_content():
         names = sum(len(record) for record in reply.content.values() if isinstance(record, ArrayRecord))
         if len(reply.content) > MOST_RECORDS or names > limits.num_objects:
-            raise RefusedReplyError(f"its reply names {names} arrays in {len(reply.content)} records")
+            raise RefusedReplyError(
+                f"its reply names {names} arrays in {len(reply.content)} records, at most {limits.num_objects} arrays "
+                f"in {MOST_RECORDS} records are accepted"
+            )
 
 
 def repeated(request: Callable[[], Result]) -> Result:
     """Return the result of a request to the SuperLink, repeated while the SuperLink answers with a server error.
 
     Raises:
-        httpx.HTTPStatusError: If it still does after `RETRY_SECONDS`.
+        httpx.HTTPStatusError: If it still answers with an error after `RETRY_SECONDS`.
     """
     end = time.monotonic() + RETRY_SECONDS
     while True:
@@ -157,15 +163,15 @@ def repeated(request: Callable[[], Result]) -> Result:
 
 
 class _CheckingClient:
-    """A SuperLink's client that fetches replies to the given messages within limits; all else it hands on.
+    """Proxy of Flower's SuperLink client that enforces limits on fetched replies and forwards all other calls.
 
-    The SuperLink gives its server app whatever a node addresses to it, and takes the word of a node for where a message
-    is from: what does not answer the message that was asked for is dropped.
+    The SuperLink delivers every message that a node addresses to the server app, and trusts the node's statement of
+    the sender. This class drops messages that do not reply to the requested message.
 
     Args:
         client: Flower's client.
-        limits: The largest reply to fetch.
-        end: When all parts must have arrived.
+        limits: Limits on the size of a reply.
+        end: Time by which all parts must have arrived, on the clock of `time.monotonic`.
     """
 
     def __init__(self, client: "RuntimeHttpClient", limits: ReplyLimits, end: float) -> None:
@@ -173,7 +179,7 @@ class _CheckingClient:
         self._limits = limits
         self._end = end
         self._sizes: dict[str, int] = {}
-        self._records: dict[str, bytes] = {}  # all but the bytes of arrays, of which Flower holds the only copy
+        self._records: dict[str, bytes] = {}  # without the bytes of arrays, so that Flower has the only copy of those
         self._num_bytes = self._record_bytes = 0
         self._asked: tuple[str, int] = ("", 0)
 
@@ -181,7 +187,7 @@ class _CheckingClient:
         return getattr(self._client, name)
 
     def PullMessages(self, request: "PullAppMessagesRequest") -> "PullAppMessagesResponse":  # noqa: N802 - Flower's name
-        """Return replies without their objects, unless these are too many."""
+        """Return replies without their objects; refuses a reply with too many objects."""
         response = self._client.PullMessages(request)
         pairs = zip(response.messages_list, response.message_object_trees, strict=True)
         kept = [pair for pair in pairs if pair[0].metadata.reply_to_message_id in request.message_ids]
@@ -194,7 +200,10 @@ class _CheckingClient:
         )
 
     def PullObject(self, request: "PullObjectRequest") -> "PullObjectResponse":  # noqa: N802 - Flower's name
-        """Return one object; several threads call this at the same time, so the limit may be passed by two objects."""
+        """Return one object, and count it.
+
+        Several threads call this at the same time, so a reply may exceed the limit by the objects in transfer.
+        """
         response = self._client.PullObject(request)
         if time.monotonic() > self._end and not response.object_available:
             raise LateReplyError("parts of its reply did not arrive in time")
@@ -211,7 +220,7 @@ class _CheckingClient:
     def ConfirmMessageReceived(  # noqa: N802 - Flower's name
         self, request: "ConfirmMessageReceivedRequest"
     ) -> "ConfirmMessageReceivedResponse":
-        """Check the size of the arrays, which may repeat a part, before Flower puts them together."""
+        """Check the size of the arrays before Flower assembles them; an array may name the same part many times."""
         arrays = (content for content in self._records.values() if is_array(content))
         if sum(map(self._array_bytes, arrays)) > self._limits.num_bytes:
             raise RefusedReplyError(f"its arrays are larger than {self._limits.num_bytes / 1e6:.0f} MB")
@@ -221,12 +230,12 @@ class _CheckingClient:
         return sum(self._sizes[chunk] for chunk in chunk_ids(content))
 
     def correct(self, reply: Message) -> None:
-        """Put the SuperLink's word for what a reply answers and where it is from in the place of the node's."""
+        """Set sender and message id of a reply to the SuperLink's values; the node may have set false ones."""
         set_origin(reply, *self._asked)
 
 
 def _exceeds(tree: "ObjectTree", most: int) -> bool:
-    """Return whether a tree has more than some number of nodes; not recursive, since it may be deep."""
+    """Return True if a tree has more than `most` nodes; not recursive, since an attacker can make it deep."""
     found, waiting = 0, [tree]
     while waiting:
         node = waiting.pop()

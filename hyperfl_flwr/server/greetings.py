@@ -1,4 +1,4 @@
-"""Asks the nodes of a deployment who they are, and keeps their answers for as long as they are connected."""
+"""Greet the nodes of a deployment, and keep their replies to the handshake while they are connected."""
 
 import time
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, Repl
 from hyperfl_flwr.server.handshake import Node, Refusal, introduce
 
 PAUSE_SECONDS = 0.5
-"""Pause between two looks at what has arrived."""
+"""Pause between two polls for replies, in seconds."""
 
 FETCH_SECONDS = 5.0
-"""Longest wait for the parts of an answer that has arrived otherwise."""
+"""Longest wait for missing parts of a reply that has begun to arrive, in seconds."""
 
 ASK_AGAIN_SECONDS = 15.0
-"""Pause before a refused node is greeted again: its owner may have started it again with other data."""
+"""Pause before a refused node is greeted again, in seconds: its owner may have restarted it with other data."""
 
 _NO_ANSWER = {ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
 
 
 @dataclass(kw_only=True)
 class _Greeting:
-    """A greeting on its way: the message, its id, and when it was sent."""
+    """A greeting without a reply so far: the message, its id, and the time at which it was sent."""
 
     message: Message
     name: str
@@ -34,14 +34,14 @@ class _Greeting:
 
 
 class Greetings:
-    """The greetings of a run and their answers.
+    """The greetings of a run and the replies to them.
 
     Args:
         grid: Flower's grid.
-        timeout: Seconds after which a greeting without an answer is sent again.
+        timeout: Seconds after which a greeting without a reply is sent again.
 
     Attributes:
-        answers: What the connected nodes have answered, by Flower's id.
+        answers: Parsed replies of the connected nodes, by Flower's id.
     """
 
     def __init__(self, grid: Grid, timeout: float) -> None:
@@ -52,15 +52,16 @@ class Greetings:
         self._barred: dict[int, Refusal] = {}
 
     def refresh(self, patience: float) -> None:
-        """Greet the nodes that are new, and those refused some time ago; forget those that have left.
+        """Greet new nodes and, after a pause, refused nodes again; forget nodes that have left.
 
         Args:
-            patience: Longest wait for the answers of new nodes, in seconds.
+            patience: Longest wait for the replies of new nodes, in seconds.
         """
         there = list(repeated(self._grid.get_node_ids))
         for table in (self.answers, self._waiting, self._asked):
             for gone in set(table) - set(there):
                 del table[gone]
+        # A node that sent a harmful reply stays refused, even if it leaves and comes back.
         self.answers |= {node: refusal for node, refusal in self._barred.items() if node in there}
         now = time.monotonic()
         new = [node for node in there if node not in self.answers and node not in self._waiting]
@@ -83,11 +84,11 @@ class Greetings:
         names: list[str | None] = list(repeated(lambda: self._grid.push_messages(messages))) if messages else []
         for node, message, name in zip(nodes, messages, names, strict=True):
             self._asked[node] = time.monotonic()
-            if name is not None:  # Flower refuses a message to a node that has just left
+            if name is not None:  # None: Flower refuses a message to a node that has just left
                 self._waiting[node] = _Greeting(message=message, name=name, sent=time.monotonic())
 
     def _collect(self) -> None:
-        """Take the answers that have arrived; a node without one in time is greeted again by the next refresh."""
+        """Collect the replies that have arrived; the next refresh greets nodes without a reply in time again."""
         for node, greeting in list(self._waiting.items()):
             end, now = greeting.sent + self._timeout, time.monotonic()
             try:

@@ -1,4 +1,4 @@
-"""What a node answers to the greeting, read as what it is: the words of a machine that is not ours."""
+"""Parse and validate a node's handshake reply (untrusted input)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from hyperfl_flwr.protocol.queries import NOVEL, PROBLEM
 from hyperfl_flwr.server.exchange import Exchange
 
 MOST_NODES = 10_000
-"""More are not believed: the server lists those that are missing."""
+"""Maximum number of nodes that a reply may claim; the server lists missing nodes, so the list must stay short."""
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and value >= 0  # isinstance would accept bool
 
 
 def _are_counts(value: object) -> bool:
@@ -50,7 +50,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "train-label-counts": _are_counts,
     "test-label-counts": _are_counts,
 }
-"""What each property must be."""
+"""Check of each property's type and range."""
 
 _NEEDED = ("num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device")
 _NEEDED_OF_NOVEL = ("num-nodes", "clients")
@@ -58,13 +58,13 @@ _NEEDED_OF_NOVEL = ("num-nodes", "clients")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node's answer to the handshake.
+    """A node with a valid handshake reply.
 
     Attributes:
         id: Flower's node id; random in every run.
         partition: The node's number, 0 .. num_nodes - 1.
-        clients: The clients it hosts, ascending; may be empty.
-        properties: All that it told.
+        clients: The clients that it hosts, ascending; may be empty.
+        properties: All properties in the reply.
     """
 
     id: int
@@ -74,24 +74,24 @@ class Node:
 
     @property
     def num_examples(self) -> Mapping[int, int]:
-        """Training samples of each client; empty where the node does not tell."""
+        """Number of training samples of each client; empty if the node does not report them."""
         return dict(zip(self.clients, self.properties.get("num-examples", ()), strict=False))
 
     @property
     def other_versions(self) -> str:
-        """What it runs in another version than this machine, in words; empty if nothing."""
+        """Packages with another version than on this machine, as a text for people; empty if there are none."""
         there = dict(text.split(" ", 1) for text in self.properties.get("versions", ()) if " " in text)
         return ", ".join(f"{name} {printable(theirs)} (here {ours})" for name, theirs, ours in differing(there))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a node does not take part.
+    """Reason why a node does not take part.
 
     Attributes:
         id: Flower's node id.
-        number: The node's number, where it could tell.
-        reason: One line.
+        number: The node's number; None if its reply does not have one.
+        reason: The reason, as one line.
     """
 
     id: int
@@ -104,14 +104,14 @@ class Refusal:
 
 
 def introduce(answer: Exchange) -> Node | Refusal:
-    """Return the node that has answered a greeting, or why it does not take part."""
+    """Return the node that replied to a greeting, or the reason why it does not take part."""
     if answer.content is None:
         return Refusal(id=answer.node, number=None, reason=answer.problem)
     try:
         properties: dict[str, Any] = dict(record_of(answer.content, PROPERTIES, ConfigRecord))
         number = int(properties["partition"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        return Refusal(id=answer.node, number=None, reason=f"its greeting cannot be read: {printable(str(error))}")
+        return Refusal(id=answer.node, number=None, reason=f"its handshake cannot be read: {printable(str(error))}")
     if PROBLEM in properties:
         return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
     if reason := _problem(properties):
@@ -120,9 +120,10 @@ def introduce(answer: Exchange) -> Node | Refusal:
 
 
 def _problem(properties: Mapping[str, Any]) -> str:
-    """Return what is missing or has a wrong type or size; empty if nothing is."""
+    """Return which properties are missing or have a wrong type or range; empty if all are valid."""
     needed = _NEEDED_OF_NOVEL if properties.get(NOVEL) else _NEEDED
     if missing := [key for key in needed if key not in properties]:
-        return f"it does not tell {', '.join(missing)}"
+        return f"its handshake lacks {', '.join(missing)}"
+    # `printable` also limits the length: the value is untrusted and goes to the log.
     wrong = (key for key, is_right in _KINDS.items() if key in properties and not is_right(properties[key]))
-    return next((printable(f"its {key} cannot be {properties[key]!r}") for key in wrong), "")
+    return next((printable(f"its {key} is invalid, got {properties[key]!r}") for key in wrong), "")

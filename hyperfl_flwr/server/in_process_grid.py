@@ -1,6 +1,6 @@
-"""A grid without Flower's engines: every node's client app runs in the calling process.
+"""Grid that runs every node's client app in the calling process, for tests and for machines without Ray.
 
-For tests, and for machines without Ray. Messages, client apps and strategies are Flower's and the project's own.
+It replaces only Flower's engines. Messages, client apps and strategies are the same as in other runs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,16 +17,16 @@ FIRST_NODE_ID = 1000
 
 
 class InProcessGrid(Grid):
-    """Runs the nodes of a federation one after the other.
+    """Run the nodes of a federation one after another.
 
     Args:
         app: The client app.
         num_nodes: Number of nodes P.
-        run_config: The run's settings, as Flower hands them to apps.
-        node_config: What the owner of every node has set.
+        run_config: The run's settings, as Flower passes them to apps.
+        node_config: Additional node config, the same for every node.
 
     Attributes:
-        simulated: Whether the nodes are told to be parts of a simulation (`simulated` in the node config).
+        simulated: True if the nodes belong to a simulation (`simulated` in the node config).
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class InProcessGrid(Grid):
         self._waiting: dict[str, Message] = {}
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the nodes' ids."""
+        """Return Flower's ids of the nodes."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        """Take messages; returns their ids."""
+        """Accept messages and return their ids."""
         ids = []
         for message in messages:
             self._sent += 1
@@ -67,7 +67,7 @@ class InProcessGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        """Run the receivers of these messages, each once, and return their replies."""
+        """Run the receivers of these messages, once per message, and return their replies."""
         return [self.answer(self._waiting.pop(name)) for name in message_ids if name in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
@@ -83,20 +83,20 @@ class InProcessGrid(Grid):
             return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the nodes that are there; none has ever started again."""
+        """Return the nodes; all are connected, and none has ever restarted."""
         return [NodeInfo(node_id=node) for node in self.get_node_ids()]
 
     def set_run(self, run: Run) -> None:
-        """Not offered: there is no Flower run."""
-        raise NotImplementedError("an in-process grid belongs to no Flower run")
+        """Raise NotImplementedError, since there is no Flower run."""
+        raise NotImplementedError("an in-process grid has no Flower run")
 
     @property
     def run(self) -> Run:
-        """Not offered: there is no Flower run."""
-        raise NotImplementedError("an in-process grid belongs to no Flower run")
+        """Raise NotImplementedError, since there is no Flower run."""
+        raise NotImplementedError("an in-process grid has no Flower run")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Not offered, as deprecated in Flower: make a `Message`."""
-        raise NotImplementedError("make a Message instead")
+        """Raise NotImplementedError; the method is deprecated in Flower."""
+        raise NotImplementedError("create_message is not supported; create a flwr.app.Message instead")

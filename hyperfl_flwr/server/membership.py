@@ -1,10 +1,10 @@
-"""Who is there: nodes that come, go, come back, or are refused.
+"""Track the nodes of a run: nodes that join, leave, come back, or are refused.
 
-Before each round the server looks which nodes Flower has. A new one is greeted; one that has been away is greeted
-again, since it may have started again with other data and, without key authentication, under another id of Flower's.
-Its clients' private state is on its own disk, and the server knows the version that each has to go on from.
+Before each round the server asks Flower which nodes are connected. It greets new nodes, and greets nodes that were away
+again: they may have restarted with other data and, without key authentication, with another Flower id. The private
+state of their clients is on the node's disk, and the server knows from which version each client continues.
 
-In a simulation all nodes stay as they were at the handshake.
+In a simulation the nodes do not change after the handshake.
 """
 
 import time
@@ -23,10 +23,10 @@ from hyperfl_flwr.server.greetings import PAUSE_SECONDS, Greetings
 from hyperfl_flwr.server.handshake import Node, Refusal
 
 GREETING_SECONDS = 30.0
-"""Longest wait before a round for the answer of a node that has just come; later, it takes part from the next on."""
+"""Longest wait before a round for a new node's reply, in seconds; a later one takes part from the next round on."""
 
 Say = Callable[[str], None]
-"""Prints one line for people."""
+"""Function that prints one line for people."""
 
 
 class Roster:
@@ -35,19 +35,19 @@ class Roster:
     Args:
         grid: Flower's grid.
         num_clients: Number of clients N.
-        timeout: Longest wait for nodes that are missing, in seconds.
-        min_nodes: How many must be there, at the start and before each round; None: at the start all must have
-            answered, and half of them (rounded up) must take part.
-        say: Receives a line about each change.
-        exclusion_rounds: For how many rounds a node is not asked after its first refused reply.
+        timeout: Longest wait for missing nodes, in seconds.
+        min_nodes: Number of nodes required at the start and before each round. None: at the start all must have
+            replied, and half of them (rounded up) must take part.
+        say: Function that receives one line about each change.
+        exclusion_rounds: Number of rounds to exclude a node after its first refused reply.
 
     Attributes:
-        federation: The nodes that are there and fit.
-        num_nodes: Number of nodes P, those that are missing included; 0 until a node has told.
-        refused: Nodes that do not fit.
-        exclusions: Nodes that are not asked for some rounds.
+        federation: The nodes that are connected and fit.
+        num_nodes: Number of nodes P, including missing ones; 0 until the first node has replied.
+        refused: Refusals of the nodes that do not fit.
+        exclusions: Nodes that are excluded from some rounds.
         seen: Numbers of the nodes that have taken part.
-        simulated: Whether nobody can come or go.
+        simulated: True if the nodes belong to a simulation, where none can join or leave.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Roster:
         """Wait for the nodes at the start of a run.
 
         Args:
-            resumed: Whether the run has begun before: `min_nodes = None` then asks for half of the nodes only.
+            resumed: True if the run has begun before; `min_nodes = None` then requires only half of the nodes.
 
         Raises:
-            RunFailedError: If too few nodes are there after `timeout`, or no data are those of most nodes; in a
-                simulation, if anything is wrong with a node.
+            RunFailedError: If too few nodes take part after `timeout`, or if the nodes' data differ without a majority;
+                in a simulation, if anything is wrong with a node.
         """
         if self.simulated:
             self.federation = handshake(self._grid, self._num_clients, self._timeout)
@@ -93,7 +93,8 @@ class Roster:
         end, waiting = time.monotonic() + self._timeout, ""
         while True:
             left = max(0.0, end - time.monotonic())
-            self._look(patience=min(GREETING_SECONDS, left))  # who is the first to answer decides nothing
+            # Wait for all new nodes together, so that the order of their replies does not decide who fits.
+            self._look(patience=min(GREETING_SECONDS, left))
             if (self._all_are_known() and self._are_enough()) or time.monotonic() > end:
                 break
             if (state := self._missing_text()) != waiting:
@@ -108,13 +109,13 @@ class Roster:
         return self.federation
 
     def muster(self, current: int) -> Federation:
-        """Look who is there before a round, and wait if these are too few.
+        """Return the nodes that take part in a round; wait if there are too few.
 
         Args:
             current: The round, from 1.
 
         Raises:
-            RunFailedError: If too few nodes are there after `timeout`.
+            RunFailedError: If there are too few nodes after `timeout`.
         """
         self._round = current
         if self.simulated:
@@ -131,18 +132,18 @@ class Roster:
         return self.federation
 
     def lose(self, nodes: Iterable[int], why: str = "") -> None:
-        """Note that nodes, by Flower's ids, were found to be away; they are greeted again before they take part."""
+        """Record that nodes, given by Flower's ids, are away; they are greeted again before they take part."""
         if lost := [node for node in nodes if self._greetings.answers.pop(node, None)]:
             self._decide(why if len(lost) == 1 else "")
 
     def exclude(self, node: int, reason: str, *, for_good: bool = False, is_failure: bool = False) -> None:
-        """Do not ask a node of a deployment for some rounds after the current one.
+        """Exclude a node of a deployment from some rounds after the current one.
 
         Args:
-            node: Flower's id of the node, which has answered a greeting.
-            reason: Why its reply was refused.
-            for_good: Whether for the rest of the run.
-            is_failure: Whether the node has only failed, which the first time does not exclude it.
+            node: Flower's id of the node, which has replied to a greeting.
+            reason: Reason why its reply was refused.
+            for_good: True to exclude it for the rest of the run.
+            is_failure: True if the node only failed; its first failure does not exclude it.
         """
         number = next((each.partition for each in self.federation.nodes if each.id == node), None)
         if self.simulated or number is None:
@@ -155,41 +156,41 @@ class Roster:
 
     @property
     def away(self) -> list[int]:
-        """Numbers of the nodes that are not there, refused, or not asked; ascending."""
+        """Numbers of the nodes that are not connected, refused, or excluded; ascending."""
         here = {node.partition for node in self.federation.nodes}
         return [number for number in range(self.num_nodes) if number not in here]
 
     def clients_of(self, number: int) -> list[int]:
-        """Return the clients of a node, which need not have answered."""
+        """Return the clients of a node, even if it has not replied."""
         node = self._agreement.accepted.get(number)
         return list(node.clients) if node else clients_of_node(number, self.num_nodes, self._num_clients)
 
     def _look(self, patience: float) -> None:
-        """Find out who is there now; wait `patience` seconds at most for the answers of those that are new."""
+        """Update the connected nodes; wait at most `patience` seconds for the replies of new ones."""
         self._greetings.refresh(patience)
         self._decide()
 
     def _decide(self, why: str = "") -> None:
-        """Make of the answers who takes part, and tell what has changed."""
+        """Determine from the replies which nodes take part, and report changes."""
         answers = self._greetings.answers
         answered = [
             answer
             for node, answer in answers.items()
             if isinstance(answer, Node) and not self.exclusions.cover(node, self._round)
         ]
-        nodes = [node for node in answered if not node.properties.get(NOVEL)]  # those take models on demand only
+        nodes = [node for node in answered if not node.properties.get(NOVEL)]  # novel nodes only receive models
         self._num_novel = len(answered) - len(nodes)
         here = {node.id for node in self.federation.nodes}
         changed = [node for node in nodes if self._numbers.get(node.id, node.partition) != node.partition]
         nodes = [node for node in nodes if node not in changed]
-        nodes.sort(key=lambda node: node.id not in here)  # who takes part already comes before who claims the same
+        nodes.sort(key=lambda node: node.id not in here)  # a present node wins over a new one with the same number
         self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._begun else None)
         found = self._agreement
         if not self._begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
         self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused
         for node in changed:
-            reason = f"it has taken part as node {self._numbers[node.id]}"
+            reason = f"it took part as node {self._numbers[node.id]} before; restore that partition-id"
             self.refused.append(Refusal(id=node.id, number=node.partition, reason=reason))
         self._numbers |= {node.id: number for number, node in found.accepted.items()} if self._begun else {}
         self.federation = Federation([found.accepted[number] for number in sorted(found.accepted)])
@@ -216,7 +217,7 @@ class Roster:
         self.seen |= {node.partition for node in self.federation.nodes}
 
     def _begin(self) -> None:
-        """Keep what was agreed, and tell who begins."""
+        """Fix the agreed terms, and report which nodes take part from the start."""
         self._begun = True
         self._told = dict.fromkeys(range(self.num_nodes), "away")
         self._told |= {node.partition: "there" for node in self.federation.nodes}
@@ -230,35 +231,35 @@ class Roster:
             self._say(f"node {number} is missing (clients {_listed(self.clients_of(number))})")
 
     def _all_are_known(self) -> bool:
-        """Say whether as many nodes as there should be have answered."""
+        """Return True if all expected nodes have replied."""
         return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused) + self._num_novel
 
     @property
     def min_nodes(self) -> int:
-        """Number of nodes that a run needs before a round; one that was asked for stands, whatever the nodes tell."""
+        """Number of nodes required before a round: the setting or, without it, half of all nodes (rounded up)."""
         return max(1, -(-self.num_nodes // 2)) if self._min_nodes is None else self._min_nodes
 
     def _are_enough(self) -> bool:
         return self.num_nodes > 0 and len(self.federation.nodes) >= self.min_nodes
 
     def _missing_text(self) -> str:
-        """Return who is there and who is missing, in words; empty if nobody is."""
+        """Return a text for people: which nodes are present and which are missing."""
         if not self.num_nodes:
-            return "none has answered yet"
+            return "no node has replied yet"
         here = _listed(node.partition for node in self.federation.nodes) or "none"
-        return f"{here} of {self.num_nodes} here, {_listed(self.away)} missing"
+        return f"{here} of {self.num_nodes} present, {_listed(self.away)} missing"
 
     def _few(self) -> str:
         if not self.num_nodes:
-            return "no node has answered that fits"
+            return "no suitable node has replied"
         here = _listed(node.partition for node in self.federation.nodes) or "none"
-        return f"{self.min_nodes} of {self.num_nodes} nodes are needed, here are: {here}, missing: {_listed(self.away)}"
+        return f"{self.min_nodes} of {self.num_nodes} nodes are needed, present: {here}, missing: {_listed(self.away)}"
 
     def _refuse_split(self) -> None:
-        """Fail if no value of something is that of most nodes: nobody knows who is right.
+        """Fail if the nodes differ in a property and no value has a majority: the server cannot know which is right.
 
         Raises:
-            RunFailedError: Naming both sides.
+            RunFailedError: If there is such a property; the message names the values and their nodes.
         """
         if self._agreement.split:
             sides = [
@@ -266,20 +267,20 @@ class Roster:
                 for name, values in self._agreement.split.items()
             ]
             raise RunFailedError(
-                f"the nodes' data do not fit together: {'; '.join(sides)}; no side has most nodes: correct one, or "
-                f"start the run without it"
+                f"the nodes' data do not agree: {'; '.join(sides)}; no value has a majority: correct one side, or "
+                f"start the run without its nodes"
             )
 
     def _fail(self) -> None:
         excluded = [exclusion for exclusion in self.exclusions if exclusion.covers(self._round)]
         reasons = "".join(f"\n  - {reason}" for reason in (*self.refused, *excluded))
         if self._min_nodes is None and not self._begun and self._are_enough():
-            few = f"all {self.num_nodes} nodes are waited for, missing: {_listed(self.away)}"
+            few = f"all {self.num_nodes} nodes are required, missing: {_listed(self.away)}"
             remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
         else:
-            few, remedy = self._few(), "start the missing ones, lower min-nodes, or raise node-timeout"
+            few, remedy = self._few(), "start the missing nodes, lower min-nodes, or raise node-timeout"
             if silent := set(repeated(self._grid.get_node_ids)) - set(self._greetings.answers):
-                few += f" ({len(silent)} connected that did not answer in time, which takes ten seconds or more)"
+                few += f" ({len(silent)} connected but without a reply in time, which takes ten seconds or more)"
         raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")
 
 

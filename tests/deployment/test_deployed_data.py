@@ -153,15 +153,13 @@ def test_folders_and_files_of_owners_train_as_in_one_process(
 
 def test_a_folder_with_another_class_is_refused_by_number_and_the_others_go_on(owners: Owners) -> None:
     """The server learns how many folders are no classes, and not how they are called; the node's own log tells it."""
-    assert re.search(r"^node 2 .*: .*1 of its folders of classes are not in data\.classes", owners.said, re.M), (
-        owners.said
-    )
+    assert re.search(r"^node 2 .*: .*1 of its class folders are not in data\.classes", owners.said, re.M), owners.said
     assert "\nnode 2 is missing (clients 2)\n" in owners.said
     assert "Secret" not in owners.said
     (row,) = rows_of(owners.output, "train")
     assert (row["clients"], row["away"], row["failed"]) == (2, [2], [])
     told = [(refusal["node"], refusal["reason"]) for refusal in read_manifest(owners.output)["refused"]]
-    assert told == [(2, "1 of its folders of classes are not in data.classes, see the node's log")]
+    assert told == [(2, "1 of its class folders are not in data.classes, see the node's log")]
     assert "Mrs. Secret" in owners.made.nodes[2].log
     servers = [path for folder in (owners.output, owners.made.server.folder) for path in folder.rglob("*")]
     assert not any(b"Secret" in path.read_bytes() for path in servers if path.is_file())

@@ -255,7 +255,7 @@ def test_a_full_disk_hurts_one_round_of_one_node(story: Story) -> None:
     said = re.search(rf"StateError: the state of client 0 after round {FULL} is not stored: (.*)", log)
     assert said is not None, log
     assert re.fullmatch(
-        rf"the disk of .* is full .*; make room for \d+ bytes; the state of round {DISTURBED} is kept", said[1]
+        rf"the disk of .* is full .*; free at least \d+ bytes; the state after round {DISTURBED} is kept", said[1]
     )
     assert f"round {FULL}: client 0 is left out: StateError, see the node's log" in story.log
     again = next(entry for entry in story.messages(0) if entry.round == FULL + 1)

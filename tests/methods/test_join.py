@@ -92,7 +92,7 @@ def test_other_methods_cannot_be_joined(mine: Path, tmp_path: Path, call: Call) 
 def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mine: Path, call: Call) -> None:
     code, out, err = call("join", run, "--data", f"npz:{mine}", "-o", "/dev/null/joined")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "the output directory /dev/null/joined cannot be made: /dev/null is a file" in err
+    assert "cannot create the output directory /dev/null/joined: /dev/null is a file" in err
 
 
 def test_bad_input(run: Path, mine: Path, call: Call) -> None:

@@ -208,7 +208,7 @@ def test_a_private_group_s_array_is_stopped(
         adapter, "introduce", lambda message, _: Message(RecordDict({"own-arrays": secret}), reply_to=message)
     )
     reply = reply_of(make_settings("hyperfl"), tmp_path)
-    assert reply.error.reason == last_out(tmp_path).error == "ValueError: the answer holds arrays of private groups"
+    assert reply.error.reason == last_out(tmp_path).error == "ValueError: the reply contains arrays of private groups"
     assert reply_of(make_settings("pfedhn"), tmp_path).has_content()
 
 

@@ -130,5 +130,5 @@ def test_means_are_over_clients_with_all_samples_and_without_noise() -> None:
     assert flat_means(records[3:5]) == {}
     assert described(records) == "4 novel clients: global 50.0 +- 20.8, global 25.0 (blur)"
     assert described(records[3:5]) == (
-        "1 novel client: see novel.json, none was assessed with all samples and without noise"
+        "1 novel client: none assessed with all samples and without noise, see novel.json"
     )

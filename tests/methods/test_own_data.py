@@ -157,7 +157,7 @@ def test_uploads_of_owners_are_not_held_against_a_data_set_that_they_did_not_hav
     watched = {"num_rounds": 1, "audit.clients": "0", "audit.rounds": "1"}
     run = federate("fedavg", 3, grid=grid, **OWN | watched)
     assert list((run / "observations").iterdir())
-    with pytest.raises(RunDirectoryError, match="was trained on the nodes' own data, which are not here"):
+    with pytest.raises(RunDirectoryError, match="was trained on the nodes' own data, which are not on this machine"):
         recorded_round(run, {})
 
 
@@ -181,7 +181,7 @@ def test_one_that_does_not_fit_is_left_out_by_name(federate: Federate, folders: 
     run = federate("fedavg", 3, grid=owners(folders, tmp_path / "states", grids), **OWN)
     assert {row["client"] for row in metrics(run) if row["kind"] == "client"} == {0, 2}
     said = b"".join(grids[0].said)
-    assert b"1 of its folders of classes are not in data.classes" in said
+    assert b"1 of its class folders are not in data.classes" in said
     assert b"Secret" not in said
     assert b"Secret" not in b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
 

@@ -215,5 +215,5 @@ def test_novel_nodes_and_others_are_left_alone_by_each_others_servers(
     assert [served.client for served in open_run(serving_run).serve(grid)] == [0, 1]
     assert predictions(tmp_path / "node-0") == predictions(tmp_path / "node-1")
     lonely = InProcessGrid(app, 1, dict(grid._contexts[1000].run_config), {"simulated": True})
-    with pytest.raises(RunFailedError, match="only 0 of an unknown number of novel nodes answered"):
+    with pytest.raises(RunFailedError, match="only 0 of an unknown number of novel nodes replied"):
         greet(lonely, 0.1, novel=True)

@@ -50,9 +50,13 @@ def test_the_device_of_a_setting(num_gpus, name, expected, monkeypatch):
         (0, "mps", "device must be auto, cpu or cuda, got 'mps': only those two are tested; use device=cpu"),
         (1, "xpu", "got 'xpu': only those two are tested; use device=cpu"),
         (1, "meta", "got 'meta': only those two are tested; use device=cpu"),
-        (0, "cuda", f"device is 'cuda', but torch {torch.__version__} sees no CUDA device here; use device=cpu"),
+        (0, "cuda", f"device is 'cuda', but torch {torch.__version__} finds no CUDA device here; use device=cpu"),
         (0, "cuda:1", "device is 'cuda:1', but torch"),
-        (2, "cuda:2", "device is 'cuda:2', but there are only 2 CUDA devices here"),
+        (
+            2,
+            "cuda:2",
+            "device is 'cuda:2', but this machine has only 2 CUDA device(s), counted from 0; choose one",
+        ),
     ],
 )
 def test_what_must_hold_is_said(num_gpus, name, message, monkeypatch):

@@ -95,7 +95,7 @@ def test_an_impossible_epsilon_is_refused(epsilon):
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 1.5, math.nan])
 def test_an_impossible_delta_is_refused(delta):
-    with pytest.raises(ValueError, match="delta must be between 0 and 1"):
+    with pytest.raises(ValueError, match="delta must be above 0 and below 1"):
         smallest_sigma(1.0, delta, 1.0)
 
 

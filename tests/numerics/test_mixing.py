@@ -72,11 +72,11 @@ def test_wrong_keys_and_lengths_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"key cannot be read: No such file"):
         read_key(path)
     path.write_bytes(bytes(15))
-    with pytest.raises(ConfigError, match="at least 16 bytes, it has 15"):
+    with pytest.raises(ConfigError, match="at least 16 bytes, got 15"):
         read_key(path)
     path.write_bytes(bytes(16))
     assert read_key(path) == bytes(16)
-    with pytest.raises(ValueError, match="needs a key"):
+    with pytest.raises(ValueError, match="key of a rotation must not be empty"):
         Mixing(b"", 3)
-    with pytest.raises(ValueError, match=r"of length 3, got \(4,\)"):
+    with pytest.raises(ValueError, match=r"must have the shape \(3,\), got \(4,\)"):
         Mixing(KEY, 3).mix(torch.zeros(4))

@@ -99,9 +99,9 @@ def test_two_neighbours_differ_in_distribution_by_delta():
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (np.zeros((0, 3)), "samples by features"),
-        (np.zeros((3, 0)), "samples by features"),
-        (np.ones(3), "samples by features"),
+        (np.zeros((0, 3)), "non-empty matrix"),
+        (np.zeros((3, 0)), "non-empty matrix"),
+        (np.ones(3), "non-empty matrix"),
         ([[1.0, math.nan]], "finite"),
         ([[1.0, 2.0], [math.inf, 0.0]], "finite"),
     ],
@@ -114,7 +114,7 @@ def test_unfit_features_are_refused(features, message):
 def test_impossible_privacy_and_no_samples_are_refused():
     with pytest.raises(ValueError, match="epsilon must be positive"):
         private_unit_mean(FEATURES, 0.0, 1e-5)
-    with pytest.raises(ValueError, match="delta must be between"):
+    with pytest.raises(ValueError, match="delta must be above 0"):
         private_unit_mean(FEATURES, 1.0, 1.0)
-    with pytest.raises(ValueError, match="the mean of 0 samples"):
+    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
         unit_mean_sensitivity(0)

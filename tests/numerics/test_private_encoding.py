@@ -115,7 +115,7 @@ class Dropping(nn.Module):
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (Encoder(nn.Flatten(), nn.Linear(2, 2), "mean-max"), "takes a maximum"),
+        (Encoder(nn.Flatten(), nn.Linear(2, 2), "mean-max"), "uses a maximum"),
         (linear_encoder(nn.BatchNorm1d(2, track_running_stats=False)), "depend on the other samples"),
         (linear_encoder(Centred()), "depend on the other samples"),
         (linear_encoder(Dropping()), "random"),

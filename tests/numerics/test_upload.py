@@ -46,5 +46,5 @@ def test_any_number_of_values_can_be_drawn(size):
     "wrong", [{"clip_norm": 0.0, "noise_multiplier": 1.0}, {"clip_norm": 1.0, "noise_multiplier": -1.0}]
 )
 def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="must be above 0"):
         protect(RECEIVED, TRAINED, **wrong)

@@ -143,7 +143,7 @@ def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
         wait_for_round(output, 3, process)
         kill(below(process.pid, "flwr-simulation")[:1])  # between two checkpoints
         assert_failed_and_told_the_way_on(process, output, 3)
-    assert "a fresh one takes its place" in (output / "server.log").read_text()
+    assert "a new process replaces it" in (output / "server.log").read_text()
     with started(resume, tmp_path) as process:
         wait_for_round(output, 4, process)
         deadline = time.monotonic() + PATIENCE

@@ -66,5 +66,5 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 def test_a_file_that_is_no_checkpoint(tmp_path: Path, meta: dict[str, object]) -> None:
     checkpoints = Checkpoints(tmp_path)
     write_arrays(checkpoints.path(1), ARRAYS, meta)
-    with pytest.raises(StateError, match="is no checkpoint that this version of hyperfl-flwr can use"):
+    with pytest.raises(StateError, match="is not a checkpoint that this version of hyperfl-flwr can use"):
         checkpoints.load(1)

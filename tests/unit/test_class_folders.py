@@ -134,11 +134,15 @@ LISTED = Reading(classes=("0", "1"))
     [
         (lambda f: shutil.rmtree(f), AS_IT_IS, ["must be an existing folder", "check the path after folder:"]),
         (lambda f: [shutil.rmtree(f / n) for n in "012"], AS_IT_IS, ["a folder of images for each class", "add them"]),
-        (lambda f: [shutil.rmtree(f / n) for n in "02"], AS_IT_IS, ["two classes or more, got 1"]),
-        (lambda f: write_digits(f / "train", "01"), AS_IT_IS, ["has a folder train and no other of train and test"]),
+        (lambda f: [shutil.rmtree(f / n) for n in "02"], AS_IT_IS, ["two or more classes, got 1"]),
+        (
+            lambda f: write_digits(f / "train", "01"),
+            AS_IT_IS,
+            ["must have both folders train and test, or neither, but has only train"],
+        ),
         (lambda f: save(f / "a.png"), AS_IT_IS, ["a.png: an image must lie in a folder named after its class"]),
-        (lambda f: (f / "9").mkdir(), AS_IT_IS, ["9 must hold images", "or list the federation's classes"]),
-        (lambda f: None, LISTED, ["data.classes, 0,1, but has 2 too", "rename or remove it"]),
+        (lambda f: (f / "9").mkdir(), AS_IT_IS, ["9 must contain images", "or list the federation's classes"]),
+        (lambda f: None, LISTED, ["data.classes, 0,1, but also has 2", "rename or remove them"]),
         (lambda f: broken(f / "1" / "0003.png"), AS_IT_IS, ["1/0003.png must be an image", "replace it"]),
         (lambda f: save(f / "1" / "x.png", size=(8, 9)), AS_IT_IS, ["1 of ", "1/x.png, 9x8 with 1 channels", "1x8x8"]),
         (
@@ -156,7 +160,7 @@ LISTED = Reading(classes=("0", "1"))
                 f / "0" / "x.tif", save_all=True, append_images=[Image.new("L", (8, 8))]
             ),
             SHAPE,
-            ["0/x.tif holds 2 images"],
+            ["0/x.tif must contain one image, got 2"],
         ),
     ],
 )
@@ -170,7 +174,7 @@ def test_unfit_folders_are_refused(change, reading, parts, tmp_path: Path) -> No
 
 
 def test_too_few_images_to_split(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="a class with 2 images to take one for the test from"):
+    with pytest.raises(DataError, match="a class with 2 or more images, one of them for the test"):
         read(write_digits(tmp_path, count=1))
 
 
@@ -206,7 +210,9 @@ def test_the_owner_may_keep_decoded_images_elsewhere(tmp_path: Path, own_cache: 
 def test_a_relative_path_is_looked_up_in_the_data_root(tmp_path: Path) -> None:
     write_digits(tmp_path / "here" / "images")
     assert load_dataset("folder:here/images", tmp_path).name == "folder:here/images"
-    with pytest.raises(DataError, match="folder:here/images is looked up in data-root, which is empty"):
+    with pytest.raises(
+        DataError, match="folder:here/images has a relative path, which needs data-root, but data-root is empty"
+    ):
         load_dataset("folder:here/images")
 
 
@@ -226,7 +232,10 @@ def test_a_folder_is_shared_out_like_any_data_set(tmp_path: Path) -> None:
     [
         (Reading(input_shape=(3, 32, 32)), "digits must have the shape 3x32x32 (data.input-shape), got 1x8x8"),
         (Reading(classes=("a", "b")), "data.classes must name the 10 classes of digits, got 2 names"),
-        (Reading(normalisation=((0.1, 0.2), (1.0, 1.0))), "data.normalisation must have 1 or 1 numbers each, got 2"),
+        (
+            Reading(normalisation=((0.1, 0.2), (1.0, 1.0))),
+            "data.normalisation must have 1 or 1 numbers for each of MEAN and STD, got 2",
+        ),
     ],
 )
 def test_named_data_must_be_what_is_agreed_on(reading: Reading, message: str) -> None:

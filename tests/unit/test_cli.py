@@ -128,7 +128,7 @@ def test_resuming_with_other_settings(call: Call, federate: Federate) -> None:
     assert "momentum was 0.5, now 0.1" in err
     code, _, err = call("run", "--resume", finished, "--num-rounds", "4", "--num-nodes", "3")
     assert code == 2
-    assert "as many nodes as before, 2, got 3" in err
+    assert "as many nodes as before (2), got 3" in err
     code, _, err = call("run", "--resume", finished, "--output", "elsewhere")
     assert code == 2
     assert "resume or output, not both" in err

@@ -86,8 +86,8 @@ def test_one_sample_is_noted_and_refused_with_noise(runs: Path, data: Path, call
 
 
 BAD = {
-    "no images": ("mean", "none", (), ["none holds no images (.bmp, "]),
-    "another size": ("mean", "small", (), ["must have 8x8 pixels", "2 of 2 have not, the first is 0.png, 7x8"]),
+    "no images": ("mean", "none", (), ["none contains no images (.bmp, "]),
+    "another size": ("mean", "small", (), ["must have 8x8 pixels", "2 of 2 do not, the first is 0.png, 7x8"]),
     "other channels": ("mean", "colour", (), ["1 channels of 8 bits (grey)", "3 channels (mode RGB)"]),
     "no data": ("mean", "gone", (), ["gone does not exist; give a folder of images or an .npz file"]),
     "another method": ("fedavg", "digits", (), ["is a run of fedavg; only it-pfl makes models on demand"]),
@@ -100,7 +100,7 @@ BAD = {
     "delta of 1": ("mean", "digits", ("--epsilon", "1", "--delta", "1"), ["delta must be above 0 and below 1, got 1"]),
     "a maximum": (
         "maximum", "digits", ("--epsilon", "1", "--delta", "0.1"),
-        ["epsilon cannot be had from this run", "takes a maximum", "it-pfl.pooling = mean"],
+        ["epsilon cannot be had from this run", "uses a maximum", "it-pfl.pooling = mean"],
     ),
     "an unknown device": ("mean", "digits", ("--device", "tpu"), ["device must be auto, cpu or cuda, got 'tpu'"]),
 }  # fmt: skip

@@ -103,7 +103,7 @@ def test_without_labels(model: Path, images: Path, call: Call) -> None:
     flat.rename(images / "ward")
     code, out, err = call("predict", model, "--data", images, "-o", "wards.csv")
     assert code == 0
-    assert "are no labels, since ward is no class" in err
+    assert "are not read as labels: ward is not a class" in err
     assert "label" not in rows(Path("wards.csv"))[0]
 
 

@@ -6,7 +6,7 @@ from hyperfl_flwr.launch.progress import ShownProgress
 
 LOG = """\
 INFO :      Starting the app
-INFO :      waiting for nodes: 0 of 2 here, 1 missing
+INFO :      waiting for nodes: 0 of 2 present, 1 missing
 INFO :      node 1 runs torch 1.0 (here 2.0): results may differ
 INFO :      node 0 takes part: clients 0
 INFO :      round 1/2: own accuracy 0.5000, 2 of 2 clients, 8.0 s, nodes 0 1

@@ -210,7 +210,7 @@ def test_the_number_of_clients_must_be_the_number_of_ids(tmp_path):
 
 
 def test_natural_needs_client_ids():
-    with pytest.raises(DataError, match="natural needs a data set with client ids, digits has none"):
+    with pytest.raises(DataError, match="natural needs a data set with client ids, but digits has none"):
         load_federated_data(replace(SETTINGS, partition="natural"))
 
 

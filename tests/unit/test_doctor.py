@@ -80,7 +80,7 @@ def test_foreign_packages_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ALL", ("numpy",))
     finding = the_only(doctor.own_packages())
     assert finding.level is Level.ERROR
-    assert finding.remedy == "rename or uninstall the other one, or start from another folder"
+    assert finding.remedy == "rename or uninstall the other package, or start from another folder"
 
 
 def test_a_missing_program_of_flower_is_an_error() -> None:

@@ -92,7 +92,7 @@ def test_cinic10_is_read_from_its_folders(tmp_path):
     ("damage", "text"),
     [
         ("missing", r"must lie in .*CINIC-10.*missing: CINIC-10/test/ship.*doi:10.7488/ds/2448"),
-        ("empty", "must hold images of every class, but has none of ship"),
+        ("empty", "must contain images of every class, but has none of ship"),
         ("small", r"bad\.png must have 32x32 pixels, got 31x32"),
         ("garbage", r"bad\.png must be an image"),
     ],

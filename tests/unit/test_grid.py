@@ -151,7 +151,7 @@ def test_messages_that_flower_does_not_take() -> None:
     assert [answer.away for answer in answers] == [True, False]
     assert grid.asked == [B]
     grid.taken = 0
-    with pytest.raises(RunFailedError, match="Flower took 0 of 2 messages"):
+    with pytest.raises(RunFailedError, match="Flower accepted 0 of 2 messages"):
         list(exchange(grid, ask(A, B), 10.0))
 
 

@@ -43,7 +43,7 @@ def test_more_nodes_than_clients() -> None:
 def test_a_node_that_does_not_come() -> None:
     answers = nodes_of(3, 3)
     grid = ScriptedGrid(answers, arrivals=[A, B])
-    with pytest.raises(RunFailedError, match=r"only 2 of 3 nodes answered within node-timeout = 0\.05 s"):
+    with pytest.raises(RunFailedError, match=r"only 2 of 3 nodes replied within node-timeout = 0\.05 s"):
         handshake(grid, 3, 0.05)
     with pytest.raises(RunFailedError, match="only 0 of an unknown number of nodes"):
         handshake(ScriptedGrid({}), 3, 0.05)
@@ -51,7 +51,7 @@ def test_a_node_that_does_not_come() -> None:
 
 def test_two_nodes_that_claim_one_client() -> None:
     answers = {A: [says(introduction(0, 2, 4))], B: [says(introduction(0, 2, 4))]}
-    with pytest.raises(RunFailedError, match="both claim client 0; give each node its own partition-id"):
+    with pytest.raises(RunFailedError, match="both claim client 0; give each node a different partition-id"):
         handshake(ScriptedGrid(answers), 4, 10.0)
 
 

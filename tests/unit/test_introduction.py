@@ -44,7 +44,7 @@ def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
     found = introduce(greeting(**change))
     assert isinstance(found, Refusal)
     (key,) = change
-    assert found.reason.startswith(f"its {key.replace('_', '-')} cannot be ")
+    assert found.reason.startswith(f"its {key.replace('_', '-')} is invalid, got ")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_not_told_is_named(key: str) -> None:
     del record_of(answer.content, PROPERTIES, ConfigRecord)[key]
     found = introduce(answer)
     assert isinstance(found, Refusal)
-    assert found.reason == f"it does not tell {key}"
+    assert found.reason == f"its handshake lacks {key}"
 
 
 class SlowGrid(ScriptedGrid):
@@ -87,5 +87,5 @@ def test_the_first_to_answer_does_not_decide_for_the_others(monkeypatch: pytest.
     assert [node.id for node in roster.gather().nodes] == [B, C]
     assert roster.num_nodes == 3
     assert [str(refusal) for refusal in roster.refused] == [
-        "node 0 is refused: its num-partitions is 1, that of the others is 3"
+        "node 0 is refused: its num-partitions is 1, but the other nodes have 3"
     ]

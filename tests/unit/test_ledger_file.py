@@ -110,7 +110,7 @@ def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path, small_files: i
     ledger = Ledger(tmp_path)
     ledger.append(entry())
     before = ledger.path.read_bytes()
-    with pytest.raises(LedgerError, match=r"ledger\.jsonl cannot be written: File too large; make room"):
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl cannot be written: File too large; free disk space"):
         ledger.append(entry(error="x" * small_files))
     assert ledger.path.read_bytes() == before
 
@@ -140,7 +140,7 @@ def test_lines_that_are_no_entries_are_numbered(tmp_path: Path, line: str) -> No
 
 
 def test_no_ledger_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"cannot be read: No such file.*give a node's state folder"):
+    with pytest.raises(StateError, match=r"cannot be read: No such file.*give the state folder of a node"):
         read_ledger(tmp_path)
 
 

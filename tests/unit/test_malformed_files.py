@@ -84,13 +84,13 @@ def damaged() -> bytes:
 
 MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "encrypted": (lambda: patched(6, 8, b"\1\0"), "images.npy failed: it is encrypted"),
-    "method": (lambda: patched(8, 10, b"\x63\0"), "it is compressed by method 99, only deflate is read"),
-    "lzma": (lambda: archive(method=zipfile.ZIP_LZMA), "it is compressed by method 14, only deflate is read"),
+    "method": (lambda: patched(8, 10, b"\x63\0"), "its compression method is 99; only deflate is supported"),
+    "lzma": (lambda: archive(method=zipfile.ZIP_LZMA), "its compression method is 14; only deflate is supported"),
     "version": (lambda: patched(4, 6, b"\x63\0"), "reading the archive failed: zip file version 9.9"),
-    "size": (lambda: patched(22, 24, b"\xf0\xff\xff\xff"), "it declares 4294967280 bytes, but holds 1328"),
-    "compressed size": (lambda: patched(18, 20, b"\xf0\xff\xff\xff"), "it declares 1328 bytes, but holds"),
+    "size": (lambda: patched(22, 24, b"\xf0\xff\xff\xff"), "it declares 4294967280 bytes, but stores only 1328"),
+    "compressed size": (lambda: patched(18, 20, b"\xf0\xff\xff\xff"), "it declares 1328 bytes, but stores only"),
     "deflated size": (
-        lambda: patched(22, 24, b"\xf0\xff\xff\xff", zipfile.ZIP_DEFLATED), "it declares 4294967280 bytes, but holds"
+        lambda: patched(22, 24, b"\xf0\xff\xff\xff", zipfile.ZIP_DEFLATED), "4294967280 bytes, but stores only"
     ),
     "terabytes": (lambda: archive(declared((10**13,), "<f2")), "shape (10000000000000,) of float16 does not fit the 0"),
     "gigabytes": (lambda: archive(declared((3 * 10**9,))), "shape (3000000000,) of uint8 does not fit the 0 bytes"),
@@ -164,7 +164,7 @@ def test_an_archive_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: p
         assert path.stat().st_size < MEGABYTE
         refused(lambda: load_dataset(f"npz:{path}"), DataError, "MB of memory")
     np.savez_compressed(path, features=np.zeros((20_000, 1000), np.uint8), unknown=np.zeros(1))
-    refused(lambda: read_samples(path), DataError, "it takes 20.0 MB, this machine has 10.0 MB of memory")
+    refused(lambda: read_samples(path), DataError, "it needs 20.0 MB, but this machine has 10.0 MB of memory")
 
 
 def test_arrays_of_other_names_are_not_read(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_images_that_do_not_fit_into_memory_together(tmp_path: Path, monkeypatch
     for number in range(20):
         side = 28 if number else 1000
         Image.new("L", (side, side)).save(tmp_path / f"{number:02d}.png")
-    with pytest.raises(DataError, match=r"20 images of 1000x1000 .* it takes 20\.0 MB, this machine has 10\.0 MB"):
+    with pytest.raises(DataError, match=r"20 images of 1000x1000 .* it needs 20\.0 MB, but this machine has 10\.0 MB"):
         read_unlabelled(tmp_path, (1, 1000, 1000))
 
 

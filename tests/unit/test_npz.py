@@ -76,7 +76,10 @@ def test_a_relative_path_without_a_data_root_or_file_is_refused(tmp_path, monkey
     """The file in the working directory is not taken: other processes of a run have another one."""
     monkeypatch.chdir(tmp_path)
     np.savez("own.npz", **arrays())
-    with pytest.raises(DataError, match=r"npz:own\.npz is looked up in data-root, which is empty; set data-root to .*"):
+    with pytest.raises(
+        DataError,
+        match=r"npz:own\.npz has a relative path, which needs data-root, but data-root is empty; set data-root to .*",
+    ):
         load_dataset("npz:own.npz")
     with pytest.raises(
         DataError, match=r"own\.npz: must be an existing \.npz file; check the path after npz:"
@@ -194,31 +197,31 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": None}, "must hold images or features, got only labels"),
-        ({"labels": None}, "must hold labels"),
-        ({"test_images": IMAGES}, "must hold test_labels"),
-        ({"test_labels": np.zeros(40, dtype=int)}, "must hold test_images"),
-        ({"test_clients": np.zeros(40, dtype=int)}, "must hold clients, test_images"),
+        ({"images": None}, "must have the keys images or features, got only labels"),
+        ({"labels": None}, "must have the keys labels"),
+        ({"test_images": IMAGES}, "must have the keys test_labels"),
+        ({"test_labels": np.zeros(40, dtype=int)}, "must have the keys test_images"),
+        ({"test_clients": np.zeros(40, dtype=int)}, "must have the keys clients, test_images"),
         ({"images": np.zeros((40, 30), dtype=np.uint8)}, "3 or 4 dimensions"),
         ({"images": np.zeros((40, 2, 6, 5), dtype=np.uint8)}, "must have 1 or 3 channels"),
-        ({"images": np.zeros((40, 3, 6, 3), dtype=np.uint8)}, "cannot tell the channels"),
+        ({"images": np.zeros((40, 3, 6, 3), dtype=np.uint8)}, "only one axis of 1 or 3 channels"),
         ({"images": np.zeros((0, 6, 5), dtype=np.uint8), "labels": np.zeros(0, dtype=int)}, "must not be empty"),
         ({"images": IMAGES.astype(np.int64)}, "must be uint8 or floats in [0, 1], got int64"),
-        ({"images": IMAGES + 254.5}, "must lie in [0, 1] where they are floats, got 254.5"),
-        ({"images": IMAGES - 0.5}, "must lie in [0, 1] where they are floats, got -0.5"),
-        ({"images": INFINITE}, "must lie in [0, 1] where they are floats, got inf"),
+        ({"images": IMAGES + 254.5}, "must be in [0, 1] if they are floats, got 254.5"),
+        ({"images": IMAGES - 0.5}, "must be in [0, 1] if they are floats, got -0.5"),
+        ({"images": INFINITE}, "must be in [0, 1] if they are floats, got inf"),
         ({"images": IMAGES.astype(object)}, "no pickled objects"),
         ({"labels": np.zeros(39, dtype=int)}, "labels must be 40 integers"),
         ({"labels": np.zeros((40, 1), dtype=int)}, "labels must be 40 integers"),
         ({"labels": np.zeros(40)}, "labels must be 40 integers, one per sample, got float64"),
         ({"labels": np.full(40, -1)}, "labels must be 0..K-1, got -1"),
-        ({"labels": np.full(40, 2024)}, "got a label 2024"),
+        ({"labels": np.full(40, 2024)}, "got the label 2024"),
         ({"clients": np.zeros(39, dtype=int)}, "clients must be 40 integers or strings"),
         ({"clients": np.zeros(40)}, "clients must be 40 integers or strings"),
         ({"clients": np.array(["a", 1] * 20, dtype=object)}, "no pickled objects"),
-        ({"clients": np.arange(40)}, "every client must have 2 samples"),
-        ({"images": IMAGES[:1], "labels": np.zeros(1, dtype=int)}, "must have 2 samples"),
-        ({"images": IMAGES[:3], "labels": np.arange(3)}, "must hold a class with 2 samples"),
+        ({"clients": np.arange(40)}, "every client must have 2 or more samples"),
+        ({"images": IMAGES[:1], "labels": np.zeros(1, dtype=int)}, "must have 2 or more samples"),
+        ({"images": IMAGES[:3], "labels": np.arange(3)}, "must have a class with 2 or more samples"),
         ({**TEST, "test_images": IMAGES[:, :5]}, "test_images must have the shape of images"),
         ({**TEST, "test_labels": np.zeros(4, dtype=int)}, "test_labels must be 40 integers"),
         (
@@ -231,7 +234,7 @@ INFINITE = np.full((40, 6, 5), np.inf, dtype=np.float32)
         ),
         (
             {**TEST, "clients": np.arange(40) % 2, "test_clients": np.zeros(40, dtype=int)},
-            "every client must have test data, client np.int64(1) has none",
+            "every client must have test data, but client np.int64(1) has none",
         ),
     ],
 )

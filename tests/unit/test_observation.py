@@ -59,7 +59,7 @@ def test_what_is_no_observation_is_refused(tmp_path: Path) -> None:
         (arrays, {}),
     ):
         write_arrays(path, *changed)
-        with pytest.raises(StateError, match="holds no observation"):
+        with pytest.raises(StateError, match="is not an observation"):
             load_observation(path)
 
 

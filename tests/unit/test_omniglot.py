@@ -186,16 +186,18 @@ def test_missing_archives_are_named(root, absent):
 def test_damaged_archives_are_reported(root):
     archive = root / FOLDER / f"{SETS[1]}.zip"
     archive.write_bytes(archive.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"reading images_background_small2 below .* failed: .*; copy its archive anew"):
+    with pytest.raises(
+        DataError, match=r"reading images_background_small2 below .* failed: .*; copy its archive again"
+    ):
         load_dataset("omniglot", root)
 
 
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        ("missing", "must hold 4 drawings of Tagalog by drawer 07, got 3; copy the archives"),
-        ("drawer", "must hold 0 drawings of Tagalog by drawer 21, got 1"),
-        ("alphabet", "must hold 0 drawings of Klingon by drawer 07, got 1"),
+        ("missing", "must contain 4 drawings of Tagalog by drawer 07, got 3; copy the archives"),
+        ("drawer", "must contain 0 drawings of Tagalog by drawer 21, got 1"),
+        ("alphabet", "must contain 0 drawings of Klingon by drawer 07, got 1"),
         ("size", r"Tagalog/character01/0000_07\.png in .* must have 105x105 pixels, got 105x104"),
         ("garbage", r"Tagalog/character01/0000_07\.png in .* must be an image"),
     ],

@@ -57,8 +57,8 @@ def test_all_nodes_are_waited_for(make_roster: Callable[..., Roster], said: list
     assert [(node.id, node.clients) for node in roster.gather().nodes] == [(A, [0, 3]), (B, [1, 4]), (C, [2, 5])]
     assert grid.asked == [C, A, B]
     assert said == [
-        "waiting for nodes: 2 of 3 here, 0 1 missing",
-        "waiting for nodes: 0 2 of 3 here, 1 missing",
+        "waiting for nodes: 2 of 3 present, 0 1 missing",
+        "waiting for nodes: 0 2 of 3 present, 1 missing",
         "node 0 takes part: clients 0 3, 40 training samples (33% of all)",
         "node 1 takes part: clients 1 4, 40 training samples (33% of all)",
         "node 2 takes part: clients 2 5, 40 training samples (33% of all)",
@@ -68,33 +68,33 @@ def test_all_nodes_are_waited_for(make_roster: Callable[..., Roster], said: list
 def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Callable[..., Roster]) -> None:
     """Two of three: enough for min-nodes = 2, and to go on with a run (half of three, rounded up, is two)."""
     grid = ScriptedGrid(nodes_of(3, 6), arrivals=[A, C])
-    text = r"node-timeout = 0\.05 s: all 3 nodes are waited for, missing: 1; start them, or set min-nodes=2"
+    text = r"node-timeout = 0\.05 s: all 3 nodes are required, missing: 1; start them, or set min-nodes=2"
     with pytest.raises(RunFailedError, match=text):
         make_roster(grid).gather()
     for roster, resumed in ((make_roster(grid, min_nodes=2), False), (make_roster(grid), True)):
         roster.gather(resumed=resumed)
         assert (there(roster), roster.away, roster.num_nodes) == ([0, 2], [1], 3)
         assert roster.clients_of(1) == [1, 4]
-    with pytest.raises(RunFailedError, match="3 of 3 nodes are needed, here are: 0 2, missing: 1; start the missing"):
+    with pytest.raises(RunFailedError, match="3 of 3 nodes are needed, present: 0 2, missing: 1; start the missing"):
         make_roster(grid, min_nodes=3).gather()
 
 
 def test_nodes_that_say_they_are_fewer_do_not_begin_alone(make_roster: Callable[..., Roster]) -> None:
     """A node that is mistaken, or lies, about how many there are."""
     grid = ScriptedGrid({A: [says(introduction(0, 1, 6))]}, arrivals=[A])
-    with pytest.raises(RunFailedError, match="2 of 1 nodes are needed, here are: 0"):
+    with pytest.raises(RunFailedError, match="2 of 1 nodes are needed, present: 0"):
         make_roster(grid, min_nodes=2).gather()
 
 
 def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
-    with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no node has answered that fits"):
+    with pytest.raises(RunFailedError, match=r"node-timeout = 0\.05 s: no suitable node has replied"):
         make_roster(ScriptedGrid({})).gather()
 
 
 def test_nodes_that_are_there_but_had_no_time_to_answer_are_told(make_roster: Callable[..., Roster]) -> None:
     """As on a deployment with a node-timeout below the time of one phase."""
     grid = ScriptedGrid({A: [is_silent], B: [is_silent]})
-    with pytest.raises(RunFailedError, match=r"that fits \(2 connected that did not answer .*raise node-timeout"):
+    with pytest.raises(RunFailedError, match=r"has replied \(2 connected but without a reply .*raise node-timeout"):
         make_roster(grid, min_nodes=1).gather()
 
 
@@ -155,7 +155,7 @@ def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster
     roster.gather()
     grid.present = [A, B, C]
     assert [node.id for node in roster.muster(1).nodes] == [A, B]
-    assert said[-1] == "node 1 is refused: its partition-id 1 is that of another node; give each node its own"
+    assert said[-1] == "node 1 is refused: another node has the same partition-id 1; give each node a different one"
     grid.present = [A, C]
     assert [node.id for node in roster.muster(1).nodes] == [A, C]
     assert roster.refused == []
@@ -183,13 +183,22 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
     [
         (refuses(1, "DataError: no data here"), "node 1 is refused: DataError: no data here"),
         (fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "broken"), f"the node with Flower's id {B} is refused: broken"),
-        (says(RecordDict()), "is refused: its greeting cannot be read: the message holds no ConfigRecord 'properties'"),
-        (says(introduction(1, 3, 6, input_shape=[3, 8, 8])), r"its input-shape is [3, 8, 8], that of the others is [1"),
-        (says(introduction(1, 3, 6, num_classes=9)), "its num-classes is 9, that of the others is 10"),
-        (says(introduction(1, 4, 6)), "its num-partitions is 4, that of the others is 3"),
-        (says(introduction(1, 3, 6, classes=["cat"])), "its classes is ['cat'], that of the others is ['dog']"),
-        (says(introduction(3, 3, 6)), "node 3 is refused: its partition-id 3 is not below num-partitions"),
-        (says(introduction(0, 3, 6)), "node 0 is refused: its partition-id 0 is that of another node"),
+        (
+            says(RecordDict()),
+            "is refused: its handshake cannot be read: the message holds no ConfigRecord 'properties'",
+        ),
+        (
+            says(introduction(1, 3, 6, input_shape=[3, 8, 8])),
+            r"its input-shape is [3, 8, 8], but the other nodes have [1",
+        ),
+        (says(introduction(1, 3, 6, num_classes=9)), "its num-classes is 9, but the other nodes have 10"),
+        (says(introduction(1, 4, 6)), "its num-partitions is 4, but the other nodes have 3"),
+        (says(introduction(1, 3, 6, classes=["cat"])), "its classes is ['cat'], but the other nodes have ['dog']"),
+        (
+            says(introduction(3, 3, 6)),
+            "node 3 is refused: its partition-id 3 is not in the range from 0 to num-partitions - 1",
+        ),
+        (says(introduction(0, 3, 6)), "node 0 is refused: another node has the same partition-id 0"),
         (says(introduction(1, 3, 6, clients=[1, 2])), "it claims the clients [1, 2]; node 1 of 3 hosts [1, 4]"),
         (says(introduction(1, 3, 6, clients=[1, 9])), "it claims the clients [1, 9]; node 1 of 3 hosts [1, 4]"),
     ],
@@ -227,7 +236,7 @@ def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> N
 
 def test_no_side_has_most_nodes(make_roster: Callable[..., Roster]) -> None:
     answers = {A: nodes_of(2, 6)[A], B: [says(introduction(1, 2, 6, num_classes=7))]}
-    with pytest.raises(RunFailedError, match="num-classes is 10 on nodes 0 but 7 on nodes 1; no side has most nodes"):
+    with pytest.raises(RunFailedError, match="num-classes is 10 on nodes 0 but 7 on nodes 1; no value has a majority"):
         make_roster(ScriptedGrid(answers)).gather()
 
 
@@ -243,7 +252,7 @@ def test_too_few_nodes_before_a_round(make_roster: Callable[..., Roster], said: 
     roster = make_roster(grid, num_clients=8)
     roster.gather()
     grid.present, grid.arrivals = [A], []
-    with pytest.raises(RunFailedError, match="2 of 4 nodes are needed, here are: 0, missing: 1 2 3; start the missing"):
+    with pytest.raises(RunFailedError, match="2 of 4 nodes are needed, present: 0, missing: 1 2 3; start the missing"):
         roster.muster(1)
     grid.present, grid.arrivals = [], [A, D]
     roster.muster(1)

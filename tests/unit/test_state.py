@@ -112,7 +112,7 @@ def test_a_file_of_another_run_client_or_round_is_refused(
     other.save(version, ARRAYS)
     state.save(1, ARRAYS)
     state.path(1).write_bytes(other.path(version).read_bytes())
-    with pytest.raises(StateError, match="must be of"):
+    with pytest.raises(StateError, match="must belong to"):
         state.load(1)
 
 
@@ -148,7 +148,7 @@ def test_a_write_that_breaks_off_leaves_the_old_version(state: PrivateState) -> 
         state.save(4, LARGE)
     text = str(caught.value)
     assert text.startswith(f"the state of client 3 after round 4 is not stored: the disk of {state.directory} is full")
-    assert text.endswith("make room for 200000 bytes; the state of round 3 is kept")
+    assert text.endswith("free at least 200000 bytes; the state after round 3 is kept")
     assert versions(state) == ["round-000003.npz"]
     assert state.path(3).read_bytes() == before
     state.save(4, LARGE)  # there is room again
@@ -166,8 +166,8 @@ def test_a_model_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
     with files_of_at_most(100_000), pytest.raises(StateError) as caught:
         replace(old, round=5, tensors=LARGE).write(folder)
     text = str(caught.value)
-    assert text.startswith(f"the model of client 3 after round 5 is not kept: the disk of {folder} is full")
-    assert text.endswith("make room for 200000 bytes, or set keep-model = false in node.toml")
+    assert text.startswith(f"the model of client 3 after round 5 is not saved: the disk of {folder} is full")
+    assert text.endswith("free at least 200000 bytes, or set keep-model = false in node.toml")
     assert KeptModel.read(folder).round == 4
 
 
@@ -186,7 +186,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_leaves_the_old_version(small_disk: Path) -> None:
     state = PrivateState(small_disk / "run", "ab12", 3)
     state.save(3, ARRAYS)
-    with pytest.raises(StateError, match=r"is full.*make room for 200000 bytes; the state of round 3 is kept"):
+    with pytest.raises(StateError, match=r"is full.*free at least 200000 bytes; the state after round 3 is kept"):
         state.save(4, LARGE)
     assert versions(state) == ["round-000003.npz"]
     assert state.load(3).keys() == ARRAYS.keys()
@@ -195,5 +195,5 @@ def test_a_full_disk_leaves_the_old_version(small_disk: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """A file is where the folder should be."""
     (tmp_path / "node").write_text("")
-    with pytest.raises(StateError, match=r"after round 1 is not stored: .* cannot be written"):
+    with pytest.raises(StateError, match=r"after round 1 is not stored: cannot write to"):
         PrivateState(tmp_path / "node" / "run", "ab12", 3).save(1, ARRAYS)

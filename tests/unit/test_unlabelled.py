@@ -84,12 +84,16 @@ def cut(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "shape", "parts"),
     [
-        (lambda f: (f / "notes.txt").write_text("x"), GREY, ["holds no images", ".png", "give a folder that does"]),
+        (
+            lambda f: (f / "notes.txt").write_text("x"),
+            GREY,
+            ["contains no images", ".png", "give a folder with images"],
+        ),
         (lambda f: save(f / "a.png", size=(8, 6)), GREY, ["8x6 pixels (height, width)", "a.png, 6x8 with 1 channels"]),
         (lambda f: save(f / "a.png", mode="RGB"), GREY, ["1 channels of 8 bits (grey)", "with 3 channels (mode RGB)"]),
         (lambda f: save(f / "a.png"), COLOUR, ["3 channels of 8 bits (RGB)", "with 1 channels (mode L)"]),
-        (lambda f: save(f / "a.png", mode="RGBA"), COLOUR, ["with 4 channels (mode RGBA)", "nothing is resized"]),
-        (lambda f: (save(f / "a.png"), save(f / "b.png", size=(9, 9))), GREY, ["1 of 2 have not, the first is b.png"]),
+        (lambda f: save(f / "a.png", mode="RGBA"), COLOUR, ["with 4 channels (mode RGBA)", "images are not resized"]),
+        (lambda f: (save(f / "a.png"), save(f / "b.png", size=(9, 9))), GREY, ["1 of 2 do not, the first is b.png"]),
         (lambda f: broken(f / "a.png"), GREY, ["a.png must be an image, but reading it", "remove or replace it"]),
         (lambda f: cut(f / "a.png"), (3, 80, 60), ["a.png must be an image"]),
         (lambda f: save(f / "a.png"), (5,), ["feature vectors of 5 numbers", "give an .npz"]),
@@ -105,13 +109,17 @@ def test_unfit_folders_are_refused(make, shape, parts, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "shape", "parts"),
     [
-        ({"images": np.zeros((2, 6, 8))}, GREY, ["must have the shape 1x8x6, as those of the run, got 1x6x8"]),
+        ({"images": np.zeros((2, 6, 8))}, GREY, ["must have the shape 1x8x6, like those of the run, got 1x6x8"]),
         ({"images": np.zeros((2, 8, 6, 3))}, GREY, ["must have the shape 1x8x6", "got 3x8x6"]),
         ({"features": np.zeros((2, 5))}, GREY, ["must have the shape 1x8x6", "got 5"]),
         ({"images": np.zeros((2, 8, 6))}, (5,), ["must have the shape 5", "got 1x8x6"]),
-        ({"labels": np.zeros(2)}, GREY, ["must hold images or features, got neither"]),
+        ({"labels": np.zeros(2)}, GREY, ["must have the key images or features, got neither"]),
         ({"images": np.zeros((2, 8, 6)), "features": np.zeros((2, 5))}, GREY, ["got images and features"]),
-        ({"images": np.full((2, 8, 6), np.nan)}, GREY, ["2 samples hold NaN, the first is 0", "remove or repair"]),
+        (
+            {"images": np.full((2, 8, 6), np.nan)},
+            GREY,
+            ["all samples must be finite, but 2 are not, the first is 0", "remove or repair"],
+        ),
         ({"images": np.zeros((0, 8, 6))}, GREY, ["must not be empty"]),
     ],
 )

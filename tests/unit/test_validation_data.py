@@ -33,7 +33,7 @@ def test_validation_data_are_a_part_of_the_training_data():
 
 @pytest.mark.parametrize("fraction", [0.01, 0.999])
 def test_a_fraction_that_leaves_nothing_is_refused(fraction):
-    with pytest.raises(DataError, match="leaves client 0, which has 40 training samples"):
+    with pytest.raises(DataError, match="of the 40 training samples of client 0"):
         load_federated_data(replace(SETTINGS, validation_fraction=fraction))
 
 

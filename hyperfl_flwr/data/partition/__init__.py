@@ -1,1 +1,1 @@
-"""Division of a data set among clients."""
+"""Partition of a data set among clients."""

@@ -1,13 +1,13 @@
-"""From class proportions to samples: rounding to whole numbers, sizes that need no reuse, and dealing out.
+"""Allocate samples to clients from class proportions: sizes without reuse, rounding to whole numbers, and dealing.
 
 Sizes. ``auto`` is the largest size per client for which no sample is needed twice, at most the size that the data set
-recommends. Class k limits it to (samples of class k) / (sum over the clients of their proportion of k); the size is
-lowered from the smallest of these limits until the whole numbers fit too (a few random roundings are tried for each
-size). Where not even one sample per client fits, the size is 1 and samples are reused. A size given as a number is
-kept, and samples are reused where classes run short.
+recommends. Class k limits it to (samples of class k) / (sum over the clients of their proportion of k). The size is
+lowered from the smallest of these limits until the whole numbers fit, too (a few random roundings are tried for each
+size). If not even one sample per client fits, the size is 1 and samples are reused. A size given as a number is
+kept, and samples of a class are reused if there are too few.
 
 Reuse is even: within a class no sample is used twice before all are used once, and no client holds a sample twice
-unless it needs more than there are.
+unless it needs more samples than there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ _ROUNDINGS = 10
 
 
 def class_counts(indices: Sequence[IntArray], labels: IntArray, num_classes: int) -> IntArray:
-    """Count the classes of every client.
+    """Count the samples of each class for every client.
 
     Args:
-        indices: Per client, positions in `labels`.
-        labels: [n], in 0..K-1.
-        num_classes: K.
+        indices: Positions in `labels` of each client's samples.
+        labels: Labels of the pool [n], in 0..K-1.
+        num_classes: Number of classes K.
 
     Returns:
         [N, K] numbers of samples.
@@ -39,17 +39,17 @@ def class_counts(indices: Sequence[IntArray], labels: IntArray, num_classes: int
 
 
 def available_proportions(proportions: FloatArray, labels: IntArray) -> FloatArray:
-    """Leave out classes without samples and share their part out among the others.
+    """Set the proportions of classes without samples to 0 and rescale the others.
 
     Args:
-        proportions: [N, K], non-negative.
-        labels: [n], in 0..K-1.
+        proportions: Class proportions of each client [N, K], non-negative.
+        labels: Labels of the pool [n], in 0..K-1.
 
     Returns:
-        [N, K], every row summing to 1.
+        [N, K], with rows that sum to 1.
 
     Raises:
-        DataError: A client's classes have no samples at all.
+        DataError: If no class of a client has samples.
     """
     present = np.bincount(labels, minlength=proportions.shape[1]) > 0
     kept = proportions * present
@@ -58,33 +58,34 @@ def available_proportions(proportions: FloatArray, labels: IntArray) -> FloatArr
         client = int(np.flatnonzero(total[:, 0] <= 0)[0])
         classes = np.flatnonzero(proportions[client] > 0).tolist()
         raise DataError(
-            f"every client must find samples of its classes, but there is none of the classes {classes} of client "
+            f"every client needs samples of its classes, but there are none of the classes {classes} of client "
             f"{client}; add such samples or choose another partition"
         )
     return np.asarray(kept / total)
 
 
 def round_fairly(expected: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Round every row to whole numbers with the same sum, so that nothing is favoured.
+    """Round every row to whole numbers with the same sum, without bias.
 
-    Systematic sampling: a row's fractions are laid end to end, in a random order of the classes, and points at distance
-    1 are put on them. The offset of the points is spread evenly over the rows, in random order. The expected value of
-    every count is exactly `expected`, and over equal rows the sum of a class is the expected sum rounded up or down.
+    Systematic sampling: the fractions of a row are laid end to end, in a random order of the classes, and points are
+    placed on them at distance 1. The offsets of the points are spread evenly over the rows, in random order. The
+    expected value of every count is exactly `expected`, and over equal rows the sum of a class is the expected sum
+    rounded up or down.
 
     Args:
-        expected: [N, K], non-negative, the rows summing to whole numbers.
+        expected: Expected numbers [N, K], non-negative, with rows that sum to whole numbers.
         rng: Source of the order and the offsets.
 
     Returns:
-        [N, K], each `expected` rounded up or down.
+        [N, K], each number of `expected` rounded up or down.
     """
     num_rows, num_classes = expected.shape
-    exact = np.round(expected, _DECIMALS)
+    exact = np.round(expected, _DECIMALS)  # or a number such as 2.9999999999 would lose a whole sample
     order = rng.permutation(num_classes)
     offset = (rng.permutation(num_rows) + rng.random())[:, None] / num_rows
     whole = np.floor(exact)
     ends = np.cumsum((exact - whole)[:, order], axis=1)
-    ends[:, -1] = np.rint(ends[:, -1])
+    ends[:, -1] = np.rint(ends[:, -1])  # the fractions of a row sum to a whole number, but for rounding errors
     points = np.floor(ends + offset)
     counts = whole.astype(np.int64)
     counts[:, order] += np.diff(points, axis=1, prepend=0).astype(np.int64)
@@ -95,16 +96,17 @@ def largest_remainder(proportions: FloatArray, sizes: IntArray, rng: np.random.G
     """Round `sizes * proportions` to whole numbers that add up to the sizes (Hamilton's method).
 
     Args:
-        proportions: [N, K], every row summing to 1.
-        sizes: [N].
-        rng: Decides between equal remainders.
+        proportions: Class proportions [N, K], with rows that sum to 1.
+        sizes: Number of samples of each client [N].
+        rng: Source of the choice between equal remainders.
 
     Returns:
-        [N, K], the rows summing to `sizes`.
+        [N, K], with rows that sum to `sizes`.
     """
     exact = np.round(proportions * sizes[:, None], _DECIMALS)
     counts = np.floor(exact).astype(np.int64)
     remainders = np.round(exact - counts, _DECIMALS)
+    # The last key of lexsort is the primary one: by descending remainder, ties in random order.
     order = np.lexsort((rng.random(exact.shape), -remainders), axis=1)
     rank = np.argsort(order, axis=1)
     extra = rank < (sizes - counts.sum(axis=1))[:, None]
@@ -118,14 +120,14 @@ def equal_sizes(
     cap: int | None,
     rounding: Callable[[FloatArray], IntArray],
 ) -> IntArray:
-    """Decide how many samples of each class every client gets, all clients the same number.
+    """Return the number of samples of each class for each client, with the same total for all clients.
 
     Args:
-        proportions: [N, K], every row summing to 1.
-        labels: [n], in 0..K-1.
+        proportions: Class proportions [N, K], with rows that sum to 1.
+        labels: Labels of the pool [n], in 0..K-1.
         samples: Size per client; None for ``auto``, see the module's docstring.
-        cap: The largest automatic size, None for no limit.
-        rounding: Rounds [N, K] expected numbers, keeping the sums of the rows.
+        cap: The largest automatic size; None for no limit.
+        rounding: Function that rounds expected numbers [N, K] and keeps the sums of the rows.
 
     Returns:
         [N, K] numbers of samples.
@@ -140,15 +142,15 @@ def equal_sizes(
 def following_sizes(
     counts: IntArray, labels: IntArray, samples: int | None, cap: int | None, rng: np.random.Generator
 ) -> IntArray:
-    """Decide how many test samples of each class every client gets: in the proportions of its training data.
+    """Return the number of test samples of each class for each client, in the proportions of its training data.
 
     Args:
-        counts: [N, K], the clients' training samples.
-        labels: [n], of the test pool, in 0..K-1.
+        counts: Numbers of training samples [N, K].
+        labels: Labels of the test pool [n], in 0..K-1.
         samples: Size per client. None for ``auto``: sizes proportional to those of the training data, at least 1, as
             large as possible without reuse.
-        cap: The largest automatic size, None for no limit.
-        rng: Decides between equal remainders.
+        cap: The largest automatic size; None for no limit.
+        rng: Source of the choice between equal remainders.
 
     Returns:
         [N, K] numbers of samples.
@@ -169,7 +171,7 @@ def following_sizes(
 
 
 def _limit(weights: FloatArray, available: IntArray, cap: int | None) -> int:
-    """Return the largest size for which the expected demand fits, between 1 and the cap."""
+    """Return the largest size with an expected demand that fits the available samples, between 1 and the cap."""
     demand = weights.sum(axis=0)
     needed = demand > 0
     size = int(np.floor(np.round((available[needed] / demand[needed]).min(), _DECIMALS)))
@@ -191,15 +193,15 @@ def _first_fit(size: int, available: IntArray, demand: Callable[[int], IntArray]
 def deal(labels: IntArray, demand: IntArray, rng: np.random.Generator) -> list[IntArray]:
     """Give every client its number of samples of every class.
 
-    Each class's samples are shuffled into a ring; the clients, in random order, cut consecutive pieces from it.
+    The samples of each class are shuffled into a ring; the clients, in random order, take consecutive pieces of it.
 
     Args:
-        labels: [n], in 0..K-1.
-        demand: [N, K] numbers of samples; of classes without samples 0.
+        labels: Labels of the pool [n], in 0..K-1.
+        demand: Numbers of samples [N, K]; 0 for classes without samples.
         rng: Source of the orders.
 
     Returns:
-        Per client, sorted positions in `labels`.
+        Sorted positions in `labels` for each client.
     """
     num_clients, num_classes = demand.shape
     pieces: list[list[IntArray]] = [[] for _ in range(num_clients)]
@@ -209,24 +211,24 @@ def deal(labels: IntArray, demand: IntArray, rng: np.random.Generator) -> list[I
         for client in rng.permutation(num_clients):
             stop = start + int(demand[client, label])
             if stop > start:
-                pieces[client].append(ring[np.arange(start, stop) % len(ring)])
+                pieces[client].append(ring[np.arange(start, stop) % len(ring)])  # wraps around: reuse is even
             start = stop
     return [np.sort(np.concatenate(piece)) for piece in pieces]
 
 
 def reuse_report(indices: Sequence[IntArray], labels: IntArray, num_classes: int) -> dict[str, object]:
-    """Say how often samples are used.
+    """Report how often samples are used.
 
     Args:
-        indices: Per client, positions in `labels`.
-        labels: [n], of the pool, in 0..K-1.
-        num_classes: K.
+        indices: Positions in `labels` of each client's samples.
+        labels: Labels of the pool [n], in 0..K-1.
+        num_classes: Number of classes K.
 
     Returns:
-        Plain numbers and lists: ``reused`` (is any sample used more than once), ``draws`` (samples over all clients),
-        ``distinct`` (different samples among them), ``available`` (samples in the pool), ``largest_ratio`` (the largest
-        draws / available of a class), ``max_uses`` (of one sample), and ``per_class`` with lists of draws, available
-        and max_uses.
+        Plain numbers and lists: ``reused`` (True if any sample is used more than once), ``draws`` (total number of
+        samples over all clients), ``distinct`` (number of different samples among them), ``available`` (samples in the
+        pool), ``largest_ratio`` (largest draws / available of a class), ``max_uses`` (largest number of uses of one
+        sample), and ``per_class`` with lists of draws, available and max_uses.
     """
     uses = np.bincount(np.concatenate(indices), minlength=len(labels))
     draws = np.bincount(labels, weights=uses, minlength=num_classes).astype(np.int64)

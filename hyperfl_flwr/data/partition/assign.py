@@ -1,4 +1,4 @@
-"""From the settings of a federation to the samples of every client."""
+"""Assign samples to clients according to a federation's settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Everything that decides which client holds which sample.
+    """All settings that determine which client holds which sample.
 
     Attributes:
-        dataset: Name for `load_dataset`.
-        data_root: Folder of the data sets, "" for the default.
-        num_clients: All clients, N.
-        partition: A name from `PARTITIONS`. A data set that knows whose image is whose is always partitioned naturally.
+        dataset: Name of the data set for `load_dataset`.
+        data_root: Folder of the data sets; "" for the default.
+        num_clients: Total number of clients N, including novel ones.
+        partition: A name from `PARTITIONS`. A data set with client ids always has the partition `natural`.
         seed: Seed of the partition.
-        train_samples: Training samples per client, or "auto".
-        test_samples: Test samples per client, or "auto".
+        train_samples: Number of training samples per client, or "auto".
+        test_samples: Number of test samples per client, or "auto".
         iid_fraction: Share of uniform data in [0, 1] (similarity).
         dirichlet_alpha: Concentration, > 0 (dirichlet, dirichlet-per-label).
-        shards_per_client: At least 1 (shards).
-        augmentation: "auto" where the data set is used with augmentation, "none" never.
-        validation_fraction: Share in [0, 1) of each client's training samples that takes the place of its test samples.
-        novel_clients: How many of them, the last ones, are not trained. Which clients of a data set these are is drawn
-            (natural); in the other partitions no client is special.
-        reading: What is agreed on classes, shape and normalisation of samples.
+        shards_per_client: Number of shards per client, at least 1 (shards).
+        augmentation: "auto" to augment if the data set is used with augmentation, "none" for no augmentation.
+        validation_fraction: Share in [0, 1) of each client's training samples that replaces its test samples.
+        novel_clients: Number of novel clients, which are the last ones and not trained. In the partition natural, they
+            are drawn among the data set's clients; in the other partitions all clients are alike.
+        reading: Agreed classes, shape and normalisation of samples.
     """
 
     dataset: str
@@ -72,23 +72,24 @@ class DataSettings:
 
 
 def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray], list[IntArray]]:
-    """Decide which client holds which samples.
+    """Assign the samples of a data set to the clients.
 
     Args:
         settings: See `DataSettings`.
-        dataset: The data set that the settings name.
+        dataset: The data set of the settings.
 
     Returns:
-        The name of the partition in use; per client, sorted positions in ``dataset.train`` and in ``dataset.test``.
+        The name of the partition in use, and for each client the sorted positions in ``dataset.train`` and in
+        ``dataset.test``.
 
     Raises:
-        DataError: The data set is too small for the federation, or does not fit the partition.
+        DataError: If the data set is too small for the federation, or does not fit the partition.
     """
     name = settings.partition if dataset.train.clients is None else "natural"
     train = _train_partition(name, settings, dataset)
     empty = [client for client, indices in enumerate(train) if len(indices) == 0]
     if empty:
-        raise DataError(f"every client must hold training samples, client {empty[0]} has none; lower num-clients")
+        raise DataError(f"every client must have training samples, but client {empty[0]} has none; lower num-clients")
     rng = numpy_generator(settings.seed, "partition", name, "test")
     samples = None if settings.test_samples == "auto" else settings.test_samples
     if name == "natural" and dataset.test.clients is not None:
@@ -102,17 +103,17 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
 
 
 def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
-    """Divide every client's training samples into those that it trains on and those that it is evaluated on.
+    """Divide every client's training samples into training and validation samples.
 
     Args:
-        settings: Gives the share, a client's number being rounded half to even.
-        train: Per client, positions of its training samples.
+        settings: Settings with the share of validation samples; their number is rounded half to even.
+        train: Positions of each client's training samples.
 
     Returns:
-        Per client, sorted positions to train on, and to evaluate on.
+        Sorted positions of the training samples and of the validation samples of each client.
 
     Raises:
-        DataError: A client would have nothing to train on, or nothing to be evaluated on.
+        DataError: If a client would have no training samples or no validation samples.
     """
     kept, held = [], []
     for client, indices in enumerate(train):
@@ -127,15 +128,17 @@ def held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[I
     count = round(settings.validation_fraction * len(indices))
     if not 0 < count < len(indices):
         raise DataError(
-            f"data.validation-fraction {settings.validation_fraction} leaves client {client}, which has "
-            f"{len(indices)} training samples, {count} of them to be evaluated on; choose another one"
+            f"data.validation-fraction must leave every client training and validation samples, but "
+            f"{settings.validation_fraction} makes {count} of the {len(indices)} training samples of client {client} "
+            f"validation samples; choose another fraction"
         )
+    # A separate generator per client: its validation samples do not depend on those of other clients.
     order = numpy_generator(settings.seed, "validation", client).permutation(indices)
     return np.sort(order[count:]), np.sort(order[:count])
 
 
 def limited(settings: DataSettings, count: int, samples: int | Literal["auto"], part: str) -> IntArray:
-    """Return the sorted positions of the samples that a client with data of its own uses: all, or so many of them."""
+    """Return sorted positions of the samples that a client with separate data uses: all, or a random subset."""
     if samples == "auto" or samples >= count:
         return np.arange(count)
     return np.sort(numpy_generator(settings.seed, "partition", "own", part).permutation(count)[:samples])
@@ -172,10 +175,10 @@ def _train_partition(name: str, settings: DataSettings, dataset: Dataset) -> lis
 
 
 def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
-    """Return whose image each training image is, one client of the federation per client id."""
+    """Return the client of each training image [n], with one client of the federation per client id."""
     if dataset.train.clients is None:
         raise DataError(
-            f"data.partition natural needs a data set with client ids, {dataset.name} has none; "
+            f"data.partition natural needs a data set with client ids, but {dataset.name} has none; "
             "use omniglot or an npz: data set with the key clients, or choose another partition"
         )
     count = int(dataset.train.clients.max()) + 1
@@ -191,17 +194,17 @@ def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
 
 
 def _numbered(clients: IntArray, settings: DataSettings) -> IntArray:
-    """Return client ids of a data set as the federation's: those that are drawn to be novel come last.
+    """Return the clients of a data set renumbered for the federation, so that the novel ones come last.
 
     Args:
-        clients: In 0..N-1.
-        settings: Of N clients.
+        clients: The client of each sample in the data set's numbering, in 0..N-1.
+        settings: Settings for N clients; their seed draws the novel ones.
     """
     if not settings.novel_clients:
         return clients
     order = np.arange(settings.num_clients)
     rng = numpy_generator(settings.seed, "partition", "novel")
     novel = np.sort(rng.choice(order, settings.novel_clients, replace=False))
-    numbers = np.empty_like(order)
+    numbers = np.empty_like(order)  # the inverse permutation: new number by old number
     numbers[np.concatenate([np.setdiff1d(order, novel), novel])] = order
     return numbers[clients]

@@ -1,7 +1,7 @@
 """Partitions into equal sizes: uniform, by similarity, and by a Dirichlet distribution per client.
 
-- similarity: the main setting of HyperFL's paper; "similarity" for the share of uniform data is the word of Karimireddy
-  et al., SCAFFOLD, ICML 2020.
+- similarity: the main setting of HyperFL's paper; the term "similarity" for the share of uniform data is from
+  Karimireddy et al., SCAFFOLD, ICML 2020.
 - dirichlet: Hsu, Qi and Brown, Measuring the effects of non-identical data distribution for federated visual
   classification, arXiv:1909.06335, 2019.
 """
@@ -26,20 +26,20 @@ def iid(
     samples: int | None = None,
     cap: int | None = None,
 ) -> list[IntArray]:
-    """Share out samples uniformly, without looking at the classes.
+    """Partition samples uniformly at random, independently of their classes.
 
     Args:
-        labels: [n].
+        labels: Labels of the pool [n]; only their number is used.
         rng: Source of all choices.
-        num_clients: N.
-        samples: Size per client. None: all data, sizes differing by at most 1, but at most `cap` each.
-        cap: The largest automatic size.
+        num_clients: Number of clients N.
+        samples: Size per client. None: all data, in sizes that differ by at most 1, but at most `cap` each.
+        cap: The largest automatic size; None for no limit.
 
     Returns:
-        Per client, sorted positions.
+        Sorted positions for each client.
 
     Raises:
-        DataError: There are more clients than samples.
+        DataError: If there are more clients than samples.
     """
     count = len(labels)
     _check_clients(num_clients, count)
@@ -48,6 +48,7 @@ def iid(
         sizes = np.full(num_clients, samples)
     elif cap is not None:
         sizes = np.minimum(sizes, cap)
+    # If the sizes add up to more than all samples, the clients wrap around the ring, so that reuse is even.
     ring = rng.permutation(count)
     stops = np.cumsum(sizes)
     return [
@@ -59,9 +60,9 @@ def dominant_classes(num_classes: int) -> list[IntArray]:
     """Return the dominant classes of each group of the similarity partition.
 
     10 classes: {0,1,2}, {2,3,4}, {4,5,6}, {6,7,8}, {8,9,0}. 62 classes (EMNIST byclass): digits, upper case, lower
-    case. Any other K generalises the first: the classes are cut into min(5, K) blocks of consecutive classes, as equal
-    as possible, and a group's dominant classes are its block and the first class of the next (with K < 3 only its
-    block, or all groups would be the same).
+    case. Any other K generalises the case of 10: the classes are divided into min(5, K) blocks of consecutive classes,
+    as equal as possible. A group's dominant classes are its block and the first class of the next block (with K < 3
+    only its block, since all groups would be equal otherwise).
     """
     if num_classes == sum(len(group) for group in _EMNIST_BYCLASS):
         return [np.array(group) for group in _EMNIST_BYCLASS]
@@ -82,22 +83,22 @@ def similarity(
     samples: int | None = None,
     cap: int | None = None,
 ) -> list[IntArray]:
-    """Share out equal sizes: a part uniform over all classes, the rest in equal shares from the dominant classes.
+    """Partition into equal sizes: a share uniform over all classes, the rest in equal parts from dominant classes.
 
     Args:
-        labels: [n], in 0..K-1.
+        labels: Labels of the pool [n], in 0..K-1.
         rng: Source of all choices.
-        num_classes: K.
-        num_clients: N; client i belongs to group i mod (number of groups), see `dominant_classes`.
+        num_classes: Number of classes K.
+        num_clients: Number of clients N; client i belongs to group i mod (number of groups), see `dominant_classes`.
         iid_fraction: Share of uniform data, in [0, 1]; 1 gives every client all classes in equal numbers.
-        samples: Size per client, None for ``auto``.
-        cap: The largest automatic size.
+        samples: Size per client; None for ``auto``.
+        cap: The largest automatic size; None for no limit.
 
     Returns:
-        Per client, sorted positions.
+        Sorted positions for each client.
 
     Raises:
-        DataError: There are more clients than samples, or a group's classes have no samples.
+        DataError: If there are more clients than samples, or if a group's classes have no samples.
     """
     _check_clients(num_clients, len(labels))
     groups = dominant_classes(num_classes)
@@ -109,6 +110,7 @@ def similarity(
 
     def rounding(expected: FloatArray) -> IntArray:
         counts = np.zeros(expected.shape, dtype=np.int64)
+        # `round_fairly` is exact for the sum over equal rows, so each group is rounded separately.
         for group in np.unique(membership):
             counts[membership == group] = round_fairly(expected[membership == group], rng)
         return counts
@@ -126,25 +128,26 @@ def dirichlet(
     samples: int | None = None,
     cap: int | None = None,
 ) -> list[IntArray]:
-    """Share out equal sizes, with class proportions q_i ~ Dir(alpha, ..., alpha) drawn per client.
+    """Partition into equal sizes, with class proportions q_i ~ Dir(alpha, ..., alpha) drawn per client.
 
-    Hsu et al. write Dir(alpha p) with a prior p over the classes; with a uniform p their alpha is K times this one. The
-    symmetric form is what personalised federated learning uses. Whole numbers come from rounding, not from drawing.
+    Hsu et al. write Dir(alpha p) with a prior p over the classes; with a uniform p their alpha is K times this one.
+    Personalised federated learning uses the symmetric form. The proportions are rounded to whole numbers; samples of
+    classes are not drawn one by one.
 
     Args:
-        labels: [n], in 0..K-1.
+        labels: Labels of the pool [n], in 0..K-1.
         rng: Source of all choices.
-        num_classes: K; classes without samples are left out.
-        num_clients: N.
-        alpha: Concentration, > 0; large gives uniform classes, small one class per client.
-        samples: Size per client, None for ``auto``.
-        cap: The largest automatic size.
+        num_classes: Number of classes K; classes without samples are left out.
+        num_clients: Number of clients N.
+        alpha: Concentration, > 0; large values give uniform classes, small values one class per client.
+        samples: Size per client; None for ``auto``.
+        cap: The largest automatic size; None for no limit.
 
     Returns:
-        Per client, sorted positions.
+        Sorted positions for each client.
 
     Raises:
-        DataError: There are more clients than samples.
+        DataError: If there are more clients than samples.
     """
     _check_clients(num_clients, len(labels))
     present = np.unique(labels)

@@ -1,9 +1,9 @@
-"""How data are shared out among clients: the partitions by name.
+"""Registry of partitions, which divide a data set among clients.
 
 Every partition of training data takes the labels (or client ids) of the pool and a random generator, and returns one
-sorted array of positions per client; the clients' test data `follow`. Sizes, rounding and reuse are those of
-`allocation`: ``auto`` (None here) is the largest size without reuse, at most the recommended one, for the partitions
-into equal sizes, and all data for the others (where a number is the most that a client gets).
+sorted array of positions per client. The clients' test data `follow` the training data. Sizes, rounding and reuse are
+those of `allocation`. For partitions into equal sizes, ``auto`` (None here) is the largest size without reuse, at most
+the recommended one; for the others it is all data, and a number is the upper limit for a client.
 """
 
 import numpy as np
@@ -32,11 +32,11 @@ PARTITIONS: dict[str, str] = {
     "dirichlet": "equal sizes; class proportions drawn from a Dirichlet distribution per client",
     "dirichlet-per-label": "unequal sizes; every class divided among the clients by a Dirichlet distribution",
     "shards": "data sorted by class, cut into shards, each client gets a few of them",
-    "natural": "each client holds its own data, as the data set says",
+    "natural": "each client holds its own data, by the client ids of the data set",
 }
 
 EQUAL_SIZES = frozenset({"similarity", "iid", "dirichlet"})
-"""The partitions whose automatic sizes the data set's recommended ones limit."""
+"""Partitions into equal sizes; the data set's recommended sizes limit their automatic sizes."""
 
 
 def follow(
@@ -47,19 +47,19 @@ def follow(
     samples: int | None = None,
     cap: int | None = None,
 ) -> list[IntArray]:
-    """Share out test data in the class proportions of each client's training data (largest remainder).
+    """Partition test data in the class proportions of each client's training data (largest remainder).
 
     Args:
-        counts: [N, K], every client's training samples of each class.
-        labels: [n], of the test pool, in 0..K-1.
+        counts: Numbers of training samples of each client and class [N, K].
+        labels: Labels of the test pool [n], in 0..K-1.
         rng: Source of all choices.
-        samples: Size per client, None for ``auto``: proportional to the training sizes, without reuse, at least 1.
-        cap: The largest automatic size.
+        samples: Size per client; None for ``auto``: proportional to the training sizes, without reuse, at least 1.
+        cap: The largest automatic size; None for no limit.
 
     Returns:
-        Per client, sorted positions in the test pool.
+        Sorted positions in the test pool for each client.
 
     Raises:
-        DataError: A client's classes do not occur in the test pool.
+        DataError: If no class of a client occurs in the test pool.
     """
     return deal(labels, following_sizes(counts, labels, samples, cap, rng), rng)

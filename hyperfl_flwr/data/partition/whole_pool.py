@@ -1,4 +1,4 @@
-"""Partitions of the whole pool, whatever sizes come out: shards, a Dirichlet distribution per label, natural clients.
+"""Partitions of the whole pool into unequal sizes: shards, a Dirichlet distribution per label, natural clients.
 
 - shards: McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017.
 - dirichlet-per-label: Yurochkin et al., Bayesian nonparametric federated learning of neural networks, ICML 2019.
@@ -21,20 +21,20 @@ def shards(
     shards_per_client: int,
     samples: int | None = None,
 ) -> list[IntArray]:
-    """Sort by label, cut into N * K' shards, give K' random ones to each client.
+    """Sort by label, divide into N * K' shards, and give K' random shards to each client.
 
     Args:
-        labels: [n].
+        labels: Labels of the pool [n].
         rng: Source of all choices.
-        num_clients: N.
-        shards_per_client: K', at least 1.
+        num_clients: Number of clients N.
+        shards_per_client: Number of shards per client K', at least 1.
         samples: The largest size per client, chosen at random from its shards; None for all data.
 
     Returns:
-        Per client, sorted positions. Shard sizes differ by at most 1.
+        Sorted positions for each client. Shard sizes differ by at most 1.
 
     Raises:
-        DataError: There are more shards than samples.
+        DataError: If there are more shards than samples.
     """
     count, number = len(labels), num_clients * shards_per_client
     if number > count:
@@ -44,6 +44,7 @@ def shards(
         )
     order = rng.permutation(number)
     sizes = count // number + (rng.permutation(number) < count % number)
+    # The stable sort makes the shards the same on all platforms; only their owners are random.
     pieces = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     owned = order.reshape(num_clients, shards_per_client)
     return _at_most([np.concatenate([pieces[shard] for shard in row]) for row in owned], samples, rng)
@@ -58,24 +59,24 @@ def dirichlet_per_label(
     samples: int | None = None,
     min_samples: int = _MIN_SAMPLES,
 ) -> list[IntArray]:
-    """Divide every class among the clients by proportions from Dir(alpha, ..., alpha) over the clients.
+    """Divide every class among the clients with proportions from Dir(alpha, ..., alpha) over the clients.
 
-    The algorithm of Flower's DirichletPartitioner (same generator, same result), except that where ten more tries leave
-    a client with too few samples, such clients get random samples from the largest ones instead of an error.
+    The algorithm of Flower's DirichletPartitioner (same generator, same result), with one exception: if a client still
+    has too few samples after ten more tries, it gets random samples of the largest clients instead of an error.
 
     Args:
-        labels: [n].
+        labels: Labels of the pool [n].
         rng: Source of all choices.
-        num_clients: N.
+        num_clients: Number of clients N.
         alpha: Concentration, > 0.
         samples: The largest size per client, chosen at random; None for all data.
         min_samples: The smallest size per client.
 
     Returns:
-        Per client, sorted positions; sizes differ.
+        Sorted positions for each client; the sizes differ.
 
     Raises:
-        DataError: There are not `min_samples` samples for every client.
+        DataError: If there are fewer than `min_samples` samples per client.
     """
     if num_clients * min_samples > len(labels):
         raise DataError(
@@ -91,7 +92,7 @@ def dirichlet_per_label(
                 mine.extend(piece.tolist())
         if min(map(len, owned)) >= min_samples:
             break
-    for mine in owned:
+    for mine in owned:  # has an effect only if the last try failed, too
         while len(mine) < min_samples:
             largest = max(owned, key=len)
             mine.append(largest.pop(int(rng.integers(len(largest)))))
@@ -101,16 +102,16 @@ def dirichlet_per_label(
 def natural(
     clients: IntArray, rng: np.random.Generator, *, num_clients: int, samples: int | None = None
 ) -> list[IntArray]:
-    """Give every client its own data.
+    """Give every client the samples with its client id.
 
     Args:
-        clients: [n], in 0..N-1.
-        rng: Source of the choice where `samples` limits it.
-        num_clients: N.
+        clients: The client of each sample [n], in 0..N-1.
+        rng: Source of the choice if `samples` limits the size.
+        num_clients: Number of clients N.
         samples: The largest size per client, chosen at random; None for all data.
 
     Returns:
-        Per client, sorted positions.
+        Sorted positions for each client.
     """
     return _at_most([np.flatnonzero(clients == client) for client in range(num_clients)], samples, rng)
 

@@ -1,1 +1,1 @@
-"""Readers, one module per source of samples."""
+"""Readers of data sets, one module per source of samples."""

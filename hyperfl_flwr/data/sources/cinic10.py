@@ -1,8 +1,8 @@
-"""CINIC-10 as its authors distribute it: a folder of PNG files for each class, below train, valid and test.
+"""Read CINIC-10 as its authors distribute it: a folder of PNG files for each class, below train, valid and test.
 
 Darlow, Crowley, Antoniou, Storkey: "CINIC-10 is not ImageNet or CIFAR-10", arXiv:1810.03505, 2018. Training uses the
-90,000 images of `train`, testing the 90,000 of `test`; `valid` is left alone. torchvision has no class for it, and this
-project does not download it.
+90,000 images of `train`, testing the 90,000 of `test`; `valid` is not used. torchvision has no class for CINIC-10, and
+this project does not download it.
 """
 
 from pathlib import Path
@@ -21,12 +21,12 @@ _SIDE = 32
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the folders of the classes that are read, below a data root."""
+    """Return the class folders that are read, below a data root."""
     return [root / FOLDER / part / name for part in ("train", "test") for name in CIFAR10_CLASSES]
 
 
 def load_cinic(root: Path) -> Arrays:
-    """Load CINIC-10; the first time decodes 180,000 files, later ones map the decoded arrays.
+    """Load CINIC-10; the first call decodes 180,000 files, later calls map the decoded arrays from the cache.
 
     Args:
         root: Data root, absolute.
@@ -35,13 +35,13 @@ def load_cinic(root: Path) -> Arrays:
         ``train_images`` and ``test_images`` uint8 [n, 3, 32, 32], ``train_labels`` and ``test_labels`` int64 [n].
 
     Raises:
-        DataError: Folders are missing or empty, or a file is no image of 32x32 pixels.
+        DataError: If folders are missing or empty, or a file is not an image of 32x32 pixels.
     """
     if missing := [str(path.relative_to(root)) for path in folders(root) if not path.is_dir()]:
         raise DataError(
             f"data set cinic10 must lie in {root / FOLDER} as train/CLASS/*.png and test/CLASS/*.png; missing: "
             f"{', '.join(missing)}; download CINIC-10.tar.gz from its authors (doi:10.7488/ds/2448), unpack it there, "
-            f"or choose the folder that holds {FOLDER} as data-root"
+            f"or set data-root to the folder that contains {FOLDER}"
         )
     return load_or_build(f"cinic10-{fingerprint(folders(root))}", lambda: _decode(root))
 
@@ -52,7 +52,8 @@ def _decode(root: Path) -> Arrays:
         files = [sorted((root / FOLDER / part / name).glob("*.png")) for name in CIFAR10_CLASSES]
         if empty := [name for name, each in zip(CIFAR10_CLASSES, files, strict=True) if not each]:
             raise DataError(
-                f"{root / FOLDER / part} must hold images of every class, but has none of {', '.join(empty)}"
+                f"{root / FOLDER / part} must contain images of every class, but has none of {', '.join(empty)}; "
+                f"unpack CINIC-10.tar.gz again"
             )
         labels = np.repeat(np.arange(len(CIFAR10_CLASSES)), [len(each) for each in files])
         images = np.empty((len(labels), 3, _SIDE, _SIDE), dtype=np.uint8)
@@ -63,7 +64,7 @@ def _decode(root: Path) -> Arrays:
 
 
 def _read(file: Path) -> npt.NDArray[np.uint8]:
-    """Return an image [3, 32, 32]; grey ones, of which there are some, get three equal channels."""
+    """Return an image [3, 32, 32]; the few grey images get three equal channels."""
     with open_image(file, str(file)) as image:
         pixels = np.asarray(image.convert("RGB"), dtype=np.uint8)
     if pixels.shape != (_SIDE, _SIDE, 3):

@@ -1,13 +1,14 @@
-"""A folder of images with a folder for each class.
+"""Read a folder of images with one folder per class.
 
 ::
 
-    PATH/train/CLASS/*.png, PATH/test/CLASS/*.png      training and test data as their owner has divided them; or
+    PATH/train/CLASS/*.png, PATH/test/CLASS/*.png      training and test data as divided by their owner; or
     PATH/CLASS/*.png                                   all data; a quarter of each class becomes the test data
 
-The names of the folders are the classes, numbered in the order of their names unless the federation lists them. Images
-may lie in folders below that of their class. What begins with a dot is not read, nor are folders beside `train` and
-`test`. Images are decoded once; later processes map the decoded arrays from a cache that only its owner can read.
+The names of the folders are the classes, numbered in alphabetical order unless the federation lists them. Images may
+lie in subfolders of their class's folder. Names that begin with a dot are skipped, and so are other folders next to
+`train` and `test`. Images are decoded once; later processes map the decoded arrays from a cache that only its owner can
+read.
 """
 
 import hashlib
@@ -25,10 +26,10 @@ from hyperfl_flwr.data.sample_format import HALF, Reading
 from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
 
 Images = Mapping[str, Sequence[Path]]
-"""The images of each class, by its name."""
+"""Image files by the name of their class."""
 
 Labelled = tuple[Sequence[Path], IntArray]
-"""Images and their labels."""
+"""Image files and their labels."""
 
 
 def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
@@ -37,14 +38,14 @@ def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
     Args:
         name: The data set's name.
         path: The folder.
-        reading: What is agreed on shape and classes, the seed of the split, and where decoded images are kept.
+        reading: Agreed shape and classes, the seed of the split, and the folder for decoded images.
 
     Returns:
         The data set, without augmentation and recommended sizes; images are normalised to [-1, 1].
 
     Raises:
-        DataError: The folder is not as it must be, has a class that was not agreed on or none of whose images is there,
-            or an image is damaged or does not fit.
+        DataError: If the folder has another structure, a class that was not agreed on or a class without images, or if
+            an image is damaged or does not fit.
     """
     parts = _parts(path)
     _check_classes(path, parts, reading.classes)
@@ -52,6 +53,7 @@ def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
     labelled = {part: _labelled(images, classes) for part, images in parts.items()}
     if "all" in labelled:
         labelled = _split(path, *labelled["all"], reading.seed)
+    # The labels come from the folders on every call; only the images, which are slow to decode, are cached.
     arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, reading)
     train, test = (
         Split(images=arrays[f"{part}_images"], labels=labels) for part, (_, labels) in sorted(labelled.items())[::-1]
@@ -73,7 +75,7 @@ def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
 
 
 def state_of(path: Path) -> str:
-    """Return what changes whenever an image below a folder is replaced, added or removed.
+    """Return a fingerprint that changes whenever an image below a folder is replaced, added or removed.
 
     Raises:
         DataError: If the folder does not exist or cannot be read.
@@ -83,17 +85,17 @@ def state_of(path: Path) -> str:
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise DataError(f"{path}: must be an existing folder; check the path after folder:")
+        raise DataError(f"{path} must be an existing folder; check the path after folder:")
     return files_below(path)
 
 
 def _parts(path: Path) -> dict[str, Images]:
-    """Return the images of `train` and `test`, or of `all` where the owner has not divided them."""
+    """Return the images of `train` and `test`, or of `all` if the owner has not divided them."""
     named = [part for part in ("train", "test") if (path / part).is_dir()]
     if len(named) == 1:
         raise DataError(
-            f"{path} has a folder {named[0]} and no other of train and test; add it, or put the folders of the classes "
-            f"into {path} for a split of their images"
+            f"{path} must have both folders train and test, or neither, but has only {named[0]}; add the other one, or "
+            f"put the folders of the classes into {path} for an automatic split"
         )
     if named:
         return {part: _by_class(path / part) for part in named}
@@ -101,36 +103,36 @@ def _parts(path: Path) -> dict[str, Images]:
 
 
 def _by_class(folder: Path) -> Images:
-    """Return the images below a folder, by the name of the folder in it."""
+    """Return the images below each class folder of `folder`, by class."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if beside := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
         raise DataError(f"{beside[0]}: an image must lie in a folder named after its class, below {folder}; move it")
     if not names:
-        raise DataError(f"{folder} must hold a folder of images for each class, but has no folder; add them")
+        raise DataError(f"{folder} must contain a folder of images for each class, but has no folders; add them")
     return {name: [file for file in files_below(folder / name) if is_image(file)] for name in names}
 
 
 def _check_classes(path: Path, parts: Mapping[str, Images], listed: tuple[str, ...] | None) -> None:
-    """See that every class has images, or is one of those that are agreed on."""
+    """Check that every class has images or, if classes were agreed on, is one of them."""
     kinds = ", ".join(sorted(SUFFIXES))
     for part, images in parts.items():
         folder = path if part == "all" else path / part
         if not any(images.values()):
-            raise DataError(f"{folder} must hold images ({kinds}) in folders of their classes, but has none; add them")
+            raise DataError(f"{folder} must contain images ({kinds}) in folders of their classes; add images")
         if listed is None:
             if empty := [name for name, files in images.items() if not files]:
                 raise DataError(
-                    f"{folder / empty[0]} must hold images ({kinds}), but has none; add some, or remove the folder, "
-                    f"or list the federation's classes in data.classes if others have images of {empty[0]}"
+                    f"{folder / empty[0]} must contain images ({kinds}), but has none; add some, or remove the folder, "
+                    f"or list the federation's classes in data.classes if other nodes have images of {empty[0]}"
                 )
         elif unknown := sorted(set(images) - set(listed)):
             raise DataError(
-                f"{folder} must hold folders of the classes in data.classes, {','.join(listed)}, but has "
-                f"{', '.join(unknown)} too; rename or remove it, or have the class added for the whole federation",
-                public=f"{len(unknown)} of its folders of classes are not in data.classes, see the node's log",
+                f"{folder} must contain only folders of the classes in data.classes, {','.join(listed)}, but also has "
+                f"{', '.join(unknown)}; rename or remove them, or add the classes for the whole federation",
+                public=f"{len(unknown)} of its class folders are not in data.classes, see the node's log",
             )
     if listed is None and (count := len({name for images in parts.values() for name in images})) < 2:
-        raise DataError(f"{path} must hold two classes or more, got {count}; add some, or list them in data.classes")
+        raise DataError(f"{path} must contain two or more classes, got {count}; add some, or list them in data.classes")
 
 
 def _labelled(images: Images, classes: Sequence[str]) -> Labelled:
@@ -139,9 +141,9 @@ def _labelled(images: Images, classes: Sequence[str]) -> Labelled:
 
 
 def _split(path: Path, files: Sequence[Path], labels: IntArray, seed: int) -> dict[str, Labelled]:
-    """Make a quarter of each class the test data."""
+    """Split off a quarter of each class as test data."""
     if np.bincount(labels).max() < 2:
-        raise DataError(f"{path} must hold a class with 2 images to take one for the test from; add images")
+        raise DataError(f"{path} must have a class with 2 or more images, one of them for the test; add images")
     train, test = split_train_test(labels, numpy_generator(seed, "folder", "split"))
     return {
         part: ([files[number] for number in chosen], labels[chosen])
@@ -150,7 +152,7 @@ def _split(path: Path, files: Sequence[Path], labels: IntArray, seed: int) -> di
 
 
 def _decoded(path: Path, files: Mapping[str, Sequence[Path]], reading: Reading) -> Arrays:
-    """Return the images of each part, from the cache if all is as before; an older state of the folder leaves it."""
+    """Return the images of each part, from the cache if unchanged; deletes older states of the folder from it."""
     form = repr((reading.input_shape, [len(each) for each in files.values()]))
     family = f"folder-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}-"
     state = fingerprint([file for each in files.values() for file in each])
@@ -164,12 +166,12 @@ def _decoded(path: Path, files: Mapping[str, Sequence[Path]], reading: Reading) 
 
 
 def _decode(path: Path, files: Mapping[str, Sequence[Path]], input_shape: Shape | None) -> Arrays:
-    """Decode the images of each part, all in one shape."""
+    """Decode the images of each part, all with the same shape."""
     arrays: dict[str, npt.NDArray[np.uint8]] = {}
     shape = input_shape
     for part, paths in files.items():
         images, refused = decode(path, paths, shape, convert=input_shape is not None)
-        shape = (images.shape[1], images.shape[2], images.shape[3])
+        shape = (images.shape[1], images.shape[2], images.shape[3])  # the first part decides it for the other one
         if refused:
             raise DataError(_refusal(path, shape, refused, len(paths), given=input_shape is not None))
         arrays[f"{part}_images"] = images
@@ -180,10 +182,11 @@ def _refusal(path: Path, shape: Shape, refused: Sequence[str], count: int, *, gi
     if given:
         return (
             f"{path}: images must have 8 bits per channel to be converted; {len(refused)} of {count} have more, the "
-            f"first is {refused[0]}; scale them to 8 bits as their meaning demands"
+            f"first is {refused[0]}; scale them to 8 bits in a way that suits their content"
         )
     sized = f"data.input-shape={'x'.join(map(str, shape))}"
     return (
-        f"{path}: images must all have the same size and channels, as the first has {wanted(shape)}; {len(refused)} of "
-        f"{count} have not, the first is {refused[0]}; convert them, or set {sized} to have them converted and resized"
+        f"{path}: all images must have the same size and channels as the first, {wanted(shape)}; {len(refused)} of "
+        f"{count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and resize them "
+        f"automatically"
     )

@@ -1,22 +1,22 @@
-"""A user's own images, or feature vectors, in a numpy `.npz` file.
+"""Read custom images or feature vectors from a numpy `.npz` file.
 
 =====================================  ==============================================================================
-key                                    what it holds
+key                                    content
 =====================================  ==============================================================================
 images                                 [n, H, W], [n, H, W, C] or [n, C, H, W], C = 1 or 3; uint8, or floats in [0, 1]
-features (in the place of images)      [n, D], floats
+features (instead of images)           [n, D], floats
 labels                                 [n], integers 0..K-1
-clients (optional)                     [n], whose sample it is: integers or strings, numbered in sorted order
+clients (optional)                     [n], the client of each sample: integers or strings, numbered in sorted order
 test_images or test_features, and      as above; without them a quarter of the data, drawn with a fixed seed, becomes
-test_labels (optional)                 the test data: of every client, or of every class where there are no clients
-test_clients (optional)                [n_test], ids that occur in `clients`; without them the test data are shared
-                                       out like a common pool
+test_labels (optional)                 the test data: of every client, or of every class if there are no clients
+test_clients (optional)                [n_test], ids that occur in `clients`; without them the test data are divided
+                                       among the clients like a common pool
 =====================================  ==============================================================================
 
-Pixels that are floats may be NaN (a federation must survive a client with broken data), but not infinite. They stay
-floats; files of uint8 are four times smaller. Features must be finite; each is normalised by mean and standard
-deviation of the training samples, as channels of images are. Other keys are not read. The file is read anew by every
-process and never copied to the cache: it may be private.
+Float pixels may be NaN (a federation must survive a client with broken data), but not infinite. They stay floats; files
+of uint8 are four times smaller. Features must be finite; each is normalised by the mean and standard deviation of the
+training samples, like the channels of images. Other keys are not read. Every process reads the file itself, and it is
+never copied to the cache, since it may be private.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,14 +50,16 @@ def read_npz(name: str, path: Path) -> Dataset:
         The data set, without augmentation and recommended sizes, normalised by its training samples.
 
     Raises:
-        DataError: The file is missing, is no `.npz` file, or holds something else than it must.
+        DataError: If the file is missing, is not an `.npz` file, or has invalid content.
     """
     arrays = _read_arrays(path)
     train, test, client_ids = _splits(arrays, path)
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
     if num_classes > len(train) + len(test):
         raise _error(
-            path, f"labels must be 0..K-1 with at most one class per sample, got a label {num_classes - 1}", "renumber"
+            path,
+            f"labels must be 0..K-1 with at most as many classes as samples, got the label {num_classes - 1}",
+            "renumber the classes from 0",
         )
     mean, std = channel_statistics(train.images)
     return Dataset(
@@ -76,18 +78,20 @@ def read_npz(name: str, path: Path) -> Dataset:
 
 
 def read_samples(path: Path) -> tuple[ImageArray, list[str]]:
-    """Read samples without labels from a `.npz` file: what `images` or `features` holds.
+    """Read samples without labels from the key `images` or `features` of a `.npz` file.
 
     Returns:
-        Images [n, C, H, W], uint8 or float32 in [0, 1], or feature vectors [n, D]; and which other keys are there.
+        Images [n, C, H, W], uint8 or float32 in [0, 1], or feature vectors [n, D], and the names of the other keys.
 
     Raises:
-        DataError: The file is missing, is no `.npz` file, or its samples are not what they must be.
+        DataError: If the file is missing, is not an `.npz` file, or its samples are invalid.
     """
     arrays, others = _open(path)
     kinds = [kind for kind in _KINDS if kind in arrays]
     if len(kinds) != 1:
-        raise _error(path, f"must hold images or features, got {' and '.join(kinds) or 'neither'}", "store one of them")
+        raise _error(
+            path, f"must have the key images or features, got {' and '.join(kinds) or 'neither'}", "store one of them"
+        )
     return _reader(kinds[0])(arrays[kinds[0]], kinds[0], path), [key for key in (*arrays, *others) if key != kinds[0]]
 
 
@@ -95,7 +99,7 @@ def read_labels(path: Path, count: int) -> IntArray | None:
     """Read the labels of `count` samples from a `.npz` file; None if it has none.
 
     Raises:
-        DataError: They are not integers 0..K-1, one per sample.
+        DataError: If they are not integers 0..K-1, one per sample.
     """
     arrays, _ = _open(path)
     return _labels(arrays["labels"], "labels", count, path) if "labels" in arrays else None
@@ -106,17 +110,21 @@ def _error(path: Path, problem: str, remedy: str) -> DataError:
 
 
 def _read_arrays(path: Path) -> _RawArrays:
-    """Read all known arrays of the file, and see that they are all that is needed."""
+    """Read all known arrays of the file, and check that none is missing."""
     arrays, _ = _open(path)
     if missing := _missing(arrays):
-        raise _error(path, f"must hold {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them")
+        raise _error(
+            path, f"must have the keys {', '.join(missing)}, got only {', '.join(arrays) or 'other keys'}", "add them"
+        )
     if kinds := [key for key in arrays if key.removeprefix("test_") != _kind(arrays) and key not in _OTHERS]:
-        raise _error(path, f"must hold images or features, got {_kind(arrays)} and {', '.join(kinds)}", "drop one kind")
+        raise _error(
+            path, f"must have either images or features, got {_kind(arrays)} and {', '.join(kinds)}", "drop one kind"
+        )
     return arrays
 
 
 def _open(path: Path) -> tuple[_RawArrays, list[str]]:
-    """Return all known arrays of the file, without ever unpickling, and the names of the others."""
+    """Return all known arrays of the file, without unpickling, and the names of the other members."""
     if not path.is_file():
         raise _error(path, "must be an existing .npz file", "check the path after npz:")
     keys = (*_KINDS, *(f"test_{kind}" for kind in _KINDS), *_OTHERS)
@@ -177,18 +185,18 @@ def _splits(arrays: _RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ..
 
 
 def _split(images: ImageArray, labels: IntArray, clients: IntArray | None, path: Path) -> tuple[Split, Split]:
-    """Make a quarter of the data the test data."""
+    """Split off a quarter of the data as test data."""
     groups = labels if clients is None else clients
     smallest = int(np.bincount(groups)[np.unique(groups)].min())
     if (clients is not None and smallest < 2) or len(images) < 2:
         raise _error(
             path,
-            f"without test data every client must have 2 samples, one to train and one to test, got {smallest}",
-            "add samples, or give test data and test_labels",
+            f"without test data every client must have 2 or more samples, one of them for the test, got {smallest}",
+            "add samples, or add test data and test_labels",
         )
     train, test = split_train_test(groups, numpy_generator(_SPLIT_SEED, "npz", "split"))
     if len(test) == 0:
-        raise _error(path, "must hold a class with 2 samples to take one for the test from", "give test data")
+        raise _error(path, "must have a class with 2 or more samples, one of them for the test", "add test data")
     parts = [
         Split(images=images[part], labels=labels[part], clients=None if clients is None else clients[part])
         for part in (train, test)
@@ -197,13 +205,13 @@ def _split(images: ImageArray, labels: IntArray, clients: IntArray | None, path:
 
 
 def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
-    """Check images and bring them to [n, C, H, W]."""
+    """Check images and convert them to [n, C, H, W]."""
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4:
         first, last = array.shape[1] in _CHANNELS, array.shape[3] in _CHANNELS
         if first == last:
-            problem = "cannot tell the channels from" if first else "must have 1 or 3 channels in"
+            problem = "must have only one axis of 1 or 3 channels in" if first else "must have 1 or 3 channels in"
             raise _error(path, f"{problem} {key} of shape {array.shape}", "store it as [n, C, H, W] or [n, H, W, C]")
         array = array if first else array.transpose(0, 3, 1, 2)
     else:
@@ -221,7 +229,7 @@ def _images(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
     outside = array[~np.isnan(array) & ((array < 0) | (array > 1))]
     if outside.size:
         raise _error(
-            path, f"{key} must lie in [0, 1] where they are floats, got {outside[0]}", "divide by 255 or store uint8"
+            path, f"{key} must be in [0, 1] if they are floats, got {outside[0]}", "divide by 255 or store uint8"
         )
     return np.ascontiguousarray(array, dtype=np.float32)
 
@@ -232,13 +240,13 @@ def _features(array: npt.NDArray[Any], key: str, path: Path) -> ImageArray:
         raise _error(path, f"{key} must be vectors [n, D], got the shape {array.shape}", "store images as images")
     if array.dtype.kind != "f":
         raise _error(path, f"{key} must be floats, got {array.dtype}", "convert it")
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is reported as such
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite and are reported below
         vectors = np.ascontiguousarray(array, dtype=np.float32)
     broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if broken.size:
         raise _error(
             path,
-            f"{key} must be finite float32 numbers, {broken.size} of {len(vectors)} vectors are not, the first is "
+            f"{key} must be finite float32 numbers, but {broken.size} of {len(vectors)} vectors are not, the first is "
             f"number {broken[0]}",
             "remove or repair them",
         )
@@ -274,7 +282,7 @@ def _client_numbers(arrays: _RawArrays, count: int, path: Path) -> tuple[IntArra
 
 
 def _match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, path: Path) -> IntArray:
-    """Number test clients like the training clients, and see that each of them has test data."""
+    """Number test clients like the training clients, and check that each of them has test data."""
     column = _client_column(array, "test_clients", count, path)
     same_kind = (column.dtype.kind in "US") == (ids.dtype.kind in "US")
     unknown = np.setdiff1d(column, ids) if same_kind else np.unique(column)
@@ -283,6 +291,8 @@ def _match_clients(array: npt.NDArray[Any], ids: npt.NDArray[Any], count: int, p
     without = np.setdiff1d(ids, column)
     if without.size:
         raise _error(
-            path, f"every client must have test data, client {without[0]!r} has none", "add some, or drop test_clients"
+            path,
+            f"every client must have test data, but client {without[0]!r} has none",
+            "add some, or drop test_clients",
         )
     return np.searchsorted(ids, column).astype(np.int64)

@@ -1,17 +1,17 @@
-"""Omniglot's two small background sets, where the client is the drawer and the class the alphabet.
+"""Read Omniglot's two small background sets, with drawers as clients and alphabets as classes.
 
 Lake, Salakhutdinov, Tenenbaum: "Human-level concept learning through probabilistic program induction", Science 350,
-2015. Every character was drawn once by each of twenty people; the number after `_` in a file's name is the drawer. The
-sets hold five alphabets each, of which Greek and Latin are the same images in both and are read once: 242 characters of
+2015. Each of twenty people drew every character once; the number after `_` in a file name is the drawer. Each set has
+five alphabets. The Greek and Latin images are the same in both sets and are read once. This gives 242 characters of
 eight alphabets, 4,840 images.
 
-- Images are averaged down from 105x105 to 28x28 pixels and inverted: ink is bright on black, as MNIST's.
-- A quarter of each drawer's characters of each alphabet, drawn with a fixed seed, independently of the other drawers,
-  is its test data. A client has hence never seen the characters it is tested on, while most of the other clients have.
-- Drawers are numbered anew in each alphabet, so that a client's alphabets are each in one hand, but not all in the same
-  hand (docs/reference/data-sets.md says how that was found).
+- Images are averaged down from 105x105 to 28x28 pixels and inverted: ink is bright on black, as in MNIST.
+- The test data are a quarter of each drawer's characters of each alphabet, drawn with a fixed seed, independently of
+  the other drawers. So a client has never seen the characters of its test data, but most other clients have.
+- Drawers are numbered separately in each alphabet: each alphabet of a client is written by one person, but not all of
+  them by the same person (docs/reference/data-sets.md describes how that was found).
 
-torchvision's class reads the large sets alone, and this project does not download the small ones.
+torchvision's class reads only the large sets, and this project does not download the small ones.
 """
 
 import io
@@ -41,10 +41,10 @@ CHARACTERS = {
     "Sanskrit": 42,
     "Tagalog": 17,
 }
-"""How many characters each alphabet has; the classes, in this order."""
+"""Number of characters of each alphabet; the alphabets are the classes, in this order."""
 
 DRAWERS = tuple(f"{number:02d}" for number in range(1, 21))
-"""The drawers as the files' names have them; the clients, in this order."""
+"""The drawers as in the file names; they are the clients, in this order."""
 
 FOLDER = "omniglot-py"
 SETS = ("images_background_small1", "images_background_small2")
@@ -54,7 +54,7 @@ _SPLIT_SEED = 0
 
 
 def sources(root: Path) -> list[Path]:
-    """Return what is read below a data root: of each set its archive or, without one, the folders of its characters."""
+    """Return the paths that are read below a data root: of each set its archive or else its character folders."""
     found: list[Path] = []
     for name in SETS:
         archive, folder = _places(root, name)
@@ -63,7 +63,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def load_omniglot(root: Path) -> Arrays:
-    """Load Omniglot; the first time decodes 4,840 files, later ones map the decoded arrays.
+    """Load Omniglot; the first call decodes 4,840 files, later calls map the decoded arrays from the cache.
 
     Args:
         root: Data root, absolute.
@@ -73,15 +73,15 @@ def load_omniglot(root: Path) -> Arrays:
         and ``test_clients`` int64 [n], positions in `CHARACTERS` and in `DRAWERS`.
 
     Raises:
-        DataError: Archives are missing, damaged or incomplete.
+        DataError: If archives are missing, damaged or incomplete.
     """
     missing = [name for name in SETS if not any(path.exists() for path in _places(root, name))]
     if missing:
         raise DataError(
             f"data set omniglot must lie in {root / FOLDER} as {' and '.join(f'{name}.zip' for name in SETS)}, packed "
             f"or unpacked; missing: {', '.join(f'{FOLDER}/{name}.zip' for name in missing)}; download them from the "
-            f"folder python of its authors' github.com/brendenlake/omniglot, or choose the folder that holds {FOLDER} "
-            "as data-root"
+            f"folder python of its authors' github.com/brendenlake/omniglot, or set data-root to the folder that "
+            f"contains {FOLDER}"
         )
     return load_or_build(f"omniglot-{fingerprint(sources(root))}", lambda: _decode(root), (*ARRAYS, *CLIENTS))
 
@@ -95,13 +95,14 @@ def _decode(root: Path) -> Arrays:
     for name in SETS:
         archive, folder = _places(root, name)
         try:
+            # Greek and Latin are in both sets under the same names, so the union keeps one copy of them.
             files |= _in_archive(archive, name) if archive.is_file() else _in_folder(folder)
         except (OSError, MalformedFileError) as error:
-            raise DataError(f"reading {name} below {root / FOLDER} failed: {error}; copy its archive anew") from error
+            raise DataError(f"reading {name} below {root / FOLDER} failed: {error}; copy its archive again") from error
     names = sorted(files)
     labels, clients = _labels_and_clients(names, root)
     images = np.stack([_read(files[name], name, root) for name in names])
-    groups = clients * len(CHARACTERS) + labels
+    groups = clients * len(CHARACTERS) + labels  # one group for each drawer and alphabet
     arrays: dict[str, npt.NDArray[np.uint8] | npt.NDArray[np.int64]] = {}
     chosen = split_train_test(groups, numpy_generator(_SPLIT_SEED, "omniglot", "split"))
     for part, indices in zip(("train", "test"), chosen, strict=True):
@@ -111,7 +112,7 @@ def _decode(root: Path) -> Arrays:
 
 
 def _in_archive(path: Path, name: str) -> dict[str, bytes]:
-    """Return the images of a set by `alphabet/character/file`, which names the same image in both sets."""
+    """Return the images of a set by `alphabet/character/file`; equal names mean equal images in both sets."""
     with open_archive(path) as archive:
         inside = {entry.removeprefix(f"{name}/"): entry for entry in archive.namelist()}
         images = {short: inside[short] for short in _images(inside)}
@@ -125,12 +126,12 @@ def _in_folder(folder: Path) -> dict[str, bytes]:
 
 
 def _images(names: dict[str, str] | dict[str, Path]) -> Iterator[str]:
-    """Yield the names of drawings, leaving out folders and what operating systems put beside files."""
+    """Yield the names of drawings, without folders and additional files of operating systems."""
     return (name for name in names if _NAME.fullmatch(name))
 
 
 def _labels_and_clients(names: list[str], root: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return whose drawing of which alphabet each file is, and see that none is missing."""
+    """Return the alphabet (label) and the drawer (client) of each file, and check that none is missing."""
     counts = {(alphabet, drawer): 0 for alphabet in CHARACTERS for drawer in DRAWERS}
     pairs = [(match["alphabet"], match["drawer"]) for match in map(_NAME.fullmatch, names) if match]
     for pair in pairs:
@@ -138,8 +139,8 @@ def _labels_and_clients(names: list[str], root: Path) -> tuple[npt.NDArray[np.in
     for (alphabet, drawer), count in counts.items():
         if count != (expected := CHARACTERS.get(alphabet, 0) if drawer in DRAWERS else 0):
             raise DataError(
-                f"{root / FOLDER} must hold {expected} drawings of {alphabet} by drawer {drawer}, got {count}; "
-                f"copy the archives of {' and '.join(SETS)} anew"
+                f"{root / FOLDER} must contain {expected} drawings of {alphabet} by drawer {drawer}, got {count}; "
+                f"copy the archives of {' and '.join(SETS)} again"
             )
     order = list(CHARACTERS)
     labels = np.array([order.index(alphabet) for alphabet, _ in pairs], dtype=np.int64)
@@ -147,13 +148,13 @@ def _labels_and_clients(names: list[str], root: Path) -> tuple[npt.NDArray[np.in
 
 
 def _read(content: bytes, name: str, root: Path) -> npt.NDArray[np.uint8]:
-    """Return an image [1, 28, 28]; a pixel is the mean of those of the drawing that it covers."""
+    """Return an image [1, 28, 28]; each pixel is the mean of the pixels of the drawing that it covers."""
     with open_image(io.BytesIO(content), f"{name} in {root / FOLDER}") as image:
         drawing = ImageOps.invert(image.convert("L"))
     if drawing.size != (_DRAWN_SIDE, _DRAWN_SIDE):
         raise DataError(
             f"{name} in {root / FOLDER} must have {_DRAWN_SIDE}x{_DRAWN_SIDE} pixels, "
-            f"got {drawing.size[0]}x{drawing.size[1]}; copy its archive anew"
+            f"got {drawing.size[0]}x{drawing.size[1]}; copy its archive again"
         )
     return np.asarray(drawing.resize((_SIDE, _SIDE), Image.Resampling.BOX), dtype=np.uint8)[None]
 

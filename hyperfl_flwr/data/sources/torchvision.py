@@ -1,8 +1,8 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in the folders that torchvision uses.
+"""Read MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 from the folders that torchvision uses.
 
-torchvision finds, downloads, checks and decodes the files. Around it stand three things that it lacks: a download
-leaves either all files or none, it gives up soon where there is no network, and a second process maps the decoded
-arrays.
+torchvision finds, downloads, checks and decodes the files. This module adds three features that it lacks: a download
+leaves either all files or none, it fails soon without a network, and further processes map the decoded arrays from the
+cache.
 """
 
 import http.client
@@ -43,15 +43,15 @@ wolf woman worm"""
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionFiles:
-    """Where torchvision keeps a data set.
+    """Location of a data set's files in torchvision's layout.
 
     Attributes:
-        name: The data set's name here.
+        name: Name of the data set in the registry.
         class_name: The class in `torchvision.datasets`.
         folder: Folder below the data root.
-        names: The files in it.
-        arguments: What its class is called with, beside the root.
-        transposed: Whether the files hold rows for columns; images are turned upright.
+        names: Names of the files in the folder.
+        arguments: Additional arguments of the class.
+        transposed: True if the files have rows and columns swapped; images are then transposed.
     """
 
     name: str
@@ -208,7 +208,7 @@ def _decode(source: TorchvisionFiles, root: Path) -> Arrays:
             arrays[f"{part}_labels"] = np.asarray(dataset.targets, dtype=np.int64)
             if len(images) != len(arrays[f"{part}_labels"]) or len(images) == 0:
                 raise ValueError(f"{len(images)} images with {len(arrays[f'{part}_labels'])} labels")
-    except Exception as error:  # whatever torchvision's parsers raise for bytes without meaning
+    except Exception as error:  # torchvision does not document which exceptions damaged files raise
         raise DataError(
             f"the files of {source.name} must be those that torchvision downloads, but reading "
             f"{root / source.folder} failed: {error}; delete that folder and load the data set again"
@@ -245,14 +245,14 @@ def _missing(source: TorchvisionFiles, root: Path, error: Exception) -> str:
     return (
         f"data set {source.name} must lie in {root / source.folder} as the files {', '.join(source.names)}; "
         f"missing: {', '.join(absent)}; downloading them failed: {reason}; "
-        f"copy the files there (the layout of torchvision.datasets.{source.class_name}), choose the folder that holds "
-        f"{source.folder} as data-root, or use the data set digits, which needs no download"
+        f"copy the files there (the layout of torchvision.datasets.{source.class_name}), set data-root to the folder "
+        f"that contains {source.folder}, or use the data set digits, which needs no download"
     )
 
 
 @contextmanager
 def _network_timeout(seconds: float) -> Iterator[None]:
-    """Bound every network operation; torchvision sets no limit, and a silent firewall would hold it for minutes."""
+    """Limit the time of every network operation; torchvision sets no limit, and a firewall may block for minutes."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
