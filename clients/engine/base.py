@@ -24,7 +24,7 @@ from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import Question
-from hyperfl_flwr.training.local_sgd import ParameterSet, Predict, train_epochs
+from hyperfl_flwr.training.local_sgd import Predict, train_epochs
 
 _NOTHING = np.zeros(0)
 
@@ -39,7 +39,6 @@ class BaseClient(LocalTraining, NumPyClient):
     network or parts of it, and all of it is trained. Receiving, merging, storing and sending are done here.
 
     Attributes:
-        model: The target network; a method without it overrides what uses it.
         shared: Names of the shared groups and how the server reduces each.
         private: Names of the groups that never leave the node.
         generated: Whether a hypernetwork generates parameters of the target network.
@@ -50,7 +49,6 @@ class BaseClient(LocalTraining, NumPyClient):
     private: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     joins: ClassVar[bool] = False
-    model: Target
 
     def __init__(self, setting: ClientSetting) -> None:
         self.setting = setting
@@ -73,19 +71,6 @@ class BaseClient(LocalTraining, NumPyClient):
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the modules in place, by default `parameter_sets` for the local epochs; returns numbers to report."""
         return {"train-loss": train_epochs(self.model, self.parameter_sets(), self.setting.data, self.epochs(), rng)}
-
-    def parameter_sets(self) -> list[ParameterSet]:
-        """Return what is trained and how, by default the whole target network by `steps`, anchored where it is now."""
-        steps, parameters = self.steps, list(self.model.parameters())
-        return [
-            ParameterSet(
-                parameters=parameters,
-                learning_rate=steps.learning_rate,
-                clip_norm=steps.clip_norm,
-                pull=steps.pull,
-                anchor=[parameter.detach().clone() for parameter in parameters] if steps.pull > 0 else (),
-            )
-        ]
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with the shared ones as constants.

@@ -3,7 +3,8 @@
 from clients.engine.context import ClientSetting
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import number
-from hyperfl_flwr.training.local_sgd import Epochs
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 
@@ -12,9 +13,11 @@ class LocalTraining:
 
     Attributes:
         setting: Where the client works.
+        model: The target network; a method without it overrides what uses it.
     """
 
     setting: ClientSetting
+    model: Target
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
@@ -44,3 +47,16 @@ class LocalTraining:
     def epochs(self) -> Epochs:
         """Return the local epochs that the run's settings ask for."""
         return self.steps
+
+    def parameter_sets(self) -> list[ParameterSet]:
+        """Return what is trained and how, by default the whole target network by `steps`, anchored where it is now."""
+        steps, parameters = self.steps, list(self.model.parameters())
+        return [
+            ParameterSet(
+                parameters=parameters,
+                learning_rate=steps.learning_rate,
+                clip_norm=steps.clip_norm,
+                pull=steps.pull,
+                anchor=[parameter.detach().clone() for parameter in parameters] if steps.pull > 0 else (),
+            )
+        ]

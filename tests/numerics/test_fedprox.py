@@ -115,7 +115,9 @@ def client(kind, folder, changes, target="cnn"):
         augmentation=None,
         num_classes=CLASSES,
     )
-    config = RunConfig.from_flat(default_settings() | {"device": "cpu", "target": target} | changes)
+    config = RunConfig.from_flat(
+        default_settings() | {"device": "cpu", "learning-rate": 0.1, "target": target} | changes
+    )
     member = kind(
         ClientSetting(
             config=config,
@@ -123,7 +125,6 @@ def client(kind, folder, changes, target="cnn"):
             data=data,
             device=torch.device("cpu"),
             state=PrivateState(folder, "experiment", 0),
-            learning_rate=0.1,
         )
     )
     values = initial_state(member.model, torch_generator(0, "model"))

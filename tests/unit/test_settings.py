@@ -47,7 +47,7 @@ def test_flower_takes_the_defaults_that_are_declared() -> None:
 
 @needs_checkout
 def test_pages_are_of_settings_that_exist(generator: ModuleType) -> None:
-    owned = {each.key for each in declared(generator.Owner)}
+    owned = {each.key for each in declared(generator.NodeConfig)}
     assert set(generator.MORE) <= set(default_settings()) | owned
     for key in default_settings():
         assert f"### `{key}`\n" in generator.settings_page()
