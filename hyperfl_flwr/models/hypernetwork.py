@@ -1,8 +1,8 @@
-"""The hypernetwork of HyperFL: a client embedding becomes the weights of a feature extractor.
+"""The hypernetwork of HyperFL: it generates the weights of a feature extractor from a client embedding.
 
 Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Against Gradient Inversion Attacks", AAAI
-2025, section 3.2 and appendix D.1: one hidden layer and one linear head per target tensor. All heads are held as ONE
-matrix here, which computes the same numbers and reads memory in one pass:
+2025, section 3.2 and appendix D.1: one hidden layer and one linear head per target tensor. All heads are stored as ONE
+matrix here, which gives the same numbers in a single pass over memory:
 
     z = relu(W1 v + b1)        theta = z H + c        H in R^{p x P}, c in R^P
 
@@ -10,7 +10,7 @@ with the embedding v (length d), the hidden activation z (length p) and theta th
 order of the extractor's `named_parameters()`.
 
 The scaled initialisations follow Chang, Flokas, Lipson: "Principled Weight Initialization for Hypernetworks", ICLR
-2020 ("hyperfan-in"): generated weights should have the variance that the target's own layers would be given.
+2020 ("hyperfan-in"): generated weights should have the variance of the target's ordinary initialisation.
 """
 
 import math
@@ -25,12 +25,12 @@ from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import Drawn, fan_in, ordinary_parameters, weighted_layers
 
 Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
-"""`hyperfan-bias`: the head bias c carries the target's ordinary initialisation and H adds a tenth of its standard
-deviation. `hyperfan-weight`: H carries all of it and c is zero. `torch`: torch's defaults for every layer, as the
-paper's public code, which makes theta 2 to 13 times too large."""
+"""How a hypernetwork is initialised. `hyperfan-bias`: the head bias c holds the target's ordinary initial values and H
+adds a tenth of their standard deviation. `hyperfan-weight`: H gives the whole variance and c is zero. `torch`: torch's
+defaults for every layer, as in the paper's public code; theta is then 2 to 13 times too large."""
 
 HEAD_SCALE: Mapping[str, float] = {"hyperfan-bias": 0.1, "hyperfan-weight": 1.0}
-"""Standard deviation that H contributes to a generated weight, in units of the ordinary one."""
+"""Standard deviation that H contributes to a generated weight, relative to that of ordinary initial values."""
 
 FIRST_LAYER_SCALE = 8.0
 """Scale of W1 in the hyperfan initialisations: v lies on the unit sphere instead of at norm sqrt(64) = 8."""
@@ -49,6 +49,7 @@ class Hypernetwork(nn.Module):
         super().__init__()
         self.shapes = {name: parameter.shape for name, parameter in extractor.named_parameters()}
         num_weights = sum(shape.numel() for shape in self.shapes.values())
+        # H alone takes 59 MB for the 28x28 CNN: no memory is used until values are assigned.
         with torch.device("meta"):
             self.hidden = nn.Linear(embedding_dim, hidden_width)
             self.head_weight = nn.Parameter(torch.empty(hidden_width, num_weights))
@@ -73,7 +74,7 @@ class Hypernetwork(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class HypernetworkHealth:
-    """Whether the hidden layer is alive: a dead one (z = 0) generates the head bias for every client."""
+    """Measurements of the hidden layer: if it is dead (z = 0), every client's theta is the head bias."""
 
     squared_norm: float
     """|z|^2; the step on theta is (1 + |z|^2) times the learning rate."""
@@ -111,10 +112,13 @@ def common_embedding(embedding_dim: int, initialisation: Initialisation, seed: i
 
 
 def initial_hidden(hidden: nn.Linear, initialisation: Initialisation, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw the initial `weight` [p, d] and `bias` [p] of a hypernetwork's first layer: what `generator` is for first.
+    """Draw the initial `weight` [p, d] and `bias` [p] of a hypernetwork's first layer.
+
+    These are the first numbers that are drawn from a run's generator of the hypernetwork, so that `frozen_hidden` can
+    draw them again without the heads.
 
     Args:
-        hidden: Gives the shape.
+        hidden: The first layer; only its shape is used.
         initialisation: See `Initialisation`.
         generator: A CPU generator.
     """
@@ -142,7 +146,7 @@ def initial_hypernetwork(
     """Draw a hypernetwork's initial parameters.
 
     Args:
-        hypernetwork: Gives names and shapes; its values are not used.
+        hypernetwork: The hypernetwork; only names and shapes are used.
         extractor: The network whose parameters are generated.
         initialisation: See `Initialisation`.
         embedding: The common initial embedding [d], at which the scale of the generated weights is set.
@@ -163,7 +167,7 @@ def initial_hypernetwork(
         ordinary = ordinary_parameters(extractor, generator)
         head_bias = torch.cat([value.flatten() for value in ordinary.values()])
         # Uniform in +-bound has the variance bound^2 / 3, and theta - c = z H the variance |z|^2 times that of H.
-        # Where no unit of a narrow layer is on at the common embedding, H has no say yet and any scale will do.
+        # If no unit of a narrow layer is active at the common embedding, H has no effect yet and any scale will do.
         norm = float(hidden.norm()) or 1.0
         bounds = _drawn_bounds(ordinary) if isinstance(extractor, Drawn) else _ordinary_bounds(hypernetwork, extractor)
         bound_of_weight = HEAD_SCALE[initialisation] * bounds / norm
@@ -182,10 +186,13 @@ def _ordinary_bounds(hypernetwork: Hypernetwork, extractor: nn.Module) -> Tensor
 
 
 def _drawn_bounds(values: Mapping[str, Tensor]) -> Tensor:
-    """Return the bound of a uniform distribution as wide as each parameter's own values are, 0 for constants, [P]."""
+    """Return each generated weight's bound of a uniform distribution with the parameter's standard deviation, [P].
+
+    The bound is 0 for constant parameters.
+    """
     return torch.cat([(math.sqrt(3) * value.std(correction=0)).expand(value.numel()) for value in values.values()])
 
 
 def _means(values: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean of each parameter's own values, which is what a constant (the scale of a norm) is, [P]."""
+    """Return the mean of each weight's parameter, [P]; for a constant parameter (a norm's scale) its value."""
     return torch.cat([value.mean().expand(value.numel()) for value in values.values()])
