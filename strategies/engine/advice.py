@@ -1,4 +1,4 @@
-"""What a method knows of a run's settings before it starts."""
+"""Optional interface of strategies: recommend settings and warn of them before a run starts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,11 @@ from hyperfl_flwr.core.setting_types import Scalar
 
 
 class Advice:
-    """The numbers that a method recommends and the settings that it warns of; none, if it does not say otherwise."""
+    """Values of `auto` and warnings of a method; there are none by default."""
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
-        """Return what `auto` becomes in the method's own settings, by key.
+        """Return the values that replace `auto` in the method's settings, by key.
 
         Args:
             config: The run's settings; `learning-rate` is a number.
@@ -20,9 +20,9 @@ class Advice:
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
-        """Return what people should know of a run's settings before the first round.
+        """Return warnings about a run's settings, to print before the first round.
 
         Args:
-            config: The run's settings without any `auto` of the method's.
+            config: The run's settings, with the method's `auto` values replaced.
         """
         return ()

@@ -1,4 +1,4 @@
-"""What a method's strategy has for clients that were never trained and have no labels."""
+"""Optional interface of strategies: provide models to novel clients, which were never trained and have no labels."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,18 +9,18 @@ from hyperfl_flwr.protocol.arrays import SharedArrays
 
 
 class Ways:
-    """The ways in which a strategy gives a model to such a client; none, if it does not say otherwise.
+    """The ways in which a strategy provides a model to a novel client; there are none by default.
 
     Attributes:
-        ways: Their names, see `strategies.novel.assess`.
-        descriptor_dimension: Length d of what a client tells of its samples in the way `descriptor`.
+        ways: Names of the ways, see `strategies.novel.assess`.
+        descriptor_dimension: Length d of a client's descriptor, for the way `descriptor`.
     """
 
     ways: ClassVar[tuple[str, ...]] = ()
     descriptor_dimension = 0
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
-        """Return the whole models, [M, *shape] by `model/name`, that the server has without knowing the client.
+        """Return the M models that do not depend on the novel client, [M, *shape] by `model/name`.
 
         Args:
             arrays: The shared parameters.
@@ -28,5 +28,12 @@ class Ways:
         return {}
 
     def models_of(self, descriptors: Mapping[int, NDArray[Any]]) -> Mapping[int, SharedArrays]:
-        """Return the models, [1, *shape] by `model/name`, of clients that have sent descriptors [1, d]."""
+        """Generate models from clients' descriptors.
+
+        Args:
+            descriptors: Descriptors [1, d] by client.
+
+        Returns:
+            Models [1, *shape] by `model/name`, by client.
+        """
         return {}

@@ -49,7 +49,7 @@ def test_what_is_printed_and_written(runs: Path, data: Path, call: Call) -> None
     assert code == 0, err
     lines = out.splitlines()
     assert lines[0].startswith(
-        "the server saw one vector of 2 numbers (8 bytes), made of 5 samples; it sent the encoder"
+        "the server received one vector of 2 numbers (8 bytes), computed from 5 samples; it sent the encoder"
     )
     assert len([float(number) for number in lines[1].split()]) == 2
     assert lines[2:] == [
@@ -67,7 +67,7 @@ def test_noise_is_named_and_the_numbers_are_not_printed(runs: Path, data: Path, 
     code, out, err = call("personalize", runs / "mean", *words)
     assert code == 0, err
     lines = out.splitlines()
-    assert "made of 4 samples" in lines[0]
+    assert "computed from 4 samples" in lines[0]
     assert lines[1] == "its noise makes it (2, 0.001)-private for each sample"
     assert Path(lines[2]).parent.parent == Path.cwd() / "runs"
     assert "note: labels in labelled.npz are not used" in err

@@ -40,7 +40,7 @@ def test_the_commands_and_what_they_print(call: Call) -> None:
     code, _, err = call(*run, "--dry-run")
     assert code == 0, err
     prepare()
-    (seen,) = [line for line in LINES if line.startswith("the server saw")]
+    (seen,) = [line for line in LINES if line.startswith("the server received")]
     for command in commands("hyperfl personalize"):
         if "--deployment" in command:
             continue  # tests/deployment/test_deployed_personalize.py

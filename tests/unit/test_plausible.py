@@ -118,7 +118,7 @@ def test_arrays_of_several_blocks(dtype: type, size: int) -> None:
 def test_a_number_of_samples_may_not_change() -> None:
     """Client 1 has 30; what the handshake did not tell is not compared."""
     check(reply(0.0), client_1=30)
-    with pytest.raises(ValueError, match="client 1 tells 30 training samples, the handshake told 29"):
+    with pytest.raises(ValueError, match="client 1 reports 30 training samples but announced 29"):
         check(reply(0.0), client_0=10, client_1=29)
 
 
@@ -136,5 +136,5 @@ def test_an_accuracy_that_is_missing() -> None:
     """As one that is not a number is: a report's columns hold NaN where a client has none."""
     results = [ClientResult(client=4, num_examples=1, metrics={"own-accuracy": float("nan")})]
     report = Report.from_record(Report(results=results, process="p").to_record())
-    with pytest.raises(ValueError, match="client 4 tells no own-accuracy, or one that is not a number"):
+    with pytest.raises(ValueError, match="client 4 reports no own-accuracy, or one that is not a number"):
         refuse_impossible_numbers(report, {}, required="own-accuracy")

@@ -40,12 +40,12 @@ def test_our_metrics_are_taken() -> None:
 @pytest.mark.parametrize(
     ("metrics", "text"),
     [
-        ({"round": 99.0}, "a metric cannot be called 'round'"),
-        ({"kind": 1.0}, "a metric cannot be called 'kind'"),
-        ({"num-examples": 1.0}, "a metric cannot be called 'num-examples'"),
-        ({"failed": 1.0}, "a metric cannot be called 'failed'"),
-        ({"a\x1b[2J": 1.0}, "a metric cannot be called"),
-        ({"": 1.0}, "a metric cannot be called ''"),
+        ({"round": 99.0}, "a metric cannot have the name 'round'"),
+        ({"kind": 1.0}, "a metric cannot have the name 'kind'"),
+        ({"num-examples": 1.0}, "a metric cannot have the name 'num-examples'"),
+        ({"failed": 1.0}, "a metric cannot have the name 'failed'"),
+        ({"a\x1b[2J": 1.0}, "a metric cannot have the name"),
+        ({"": 1.0}, "a metric cannot have the name ''"),
         ({"own-loss": -float("inf")}, "the own-loss of client 0 cannot be -inf"),
         ({"own-loss": 1e308}, r"the own-loss of client 0 cannot be 1e\+308"),
         ({f"m{number}": 1.0 for number in range(MOST_METRICS + 1)}, "has 101 metrics, more than 100"),
@@ -160,7 +160,7 @@ def test_one_client_s_arrays_and_several_clients_sums() -> None:
         (
             2,
             {"net/a": np.array([0, 15 * 3.5e38])},
-            "net/a is not finite, or larger than a sum of finite float32 can be",
+            "net/a is not finite, or too large for a sum of finite float32 values",
         ),
     ],
 )
