@@ -1,4 +1,4 @@
-"""What clients share that keep the classifier of their target network to themselves."""
+"""Base of clients that share the feature extractor of their target network and keep its classifier private."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from hyperfl_flwr.training.local_sgd import Predict
 
 
 class SplitClient(BaseClient):
-    """Has the groups `extractor` and `classifier`, the latter private."""
+    """A client with the groups `extractor`, which is shared, and `classifier`, which is private."""
 
     private: ClassVar[tuple[str, ...]] = ("classifier",)
 
@@ -25,12 +25,18 @@ class SplitClient(BaseClient):
         return {"extractor": self.model.extractor, "classifier": self.model.classifier}
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the classifier that all clients start from, which is HyperFL's."""
+        """Return the classifier that all clients start from, the same as in HyperFL."""
         generator = torch_generator(self.setting.config.seed, "classifier")
         return {"classifier": ordinary_parameters(self.model.classifier, generator)}
 
     def train_classifier(self, rate: float, rounds: int, rng: np.random.Generator) -> None:
-        """Train the classifier in place: as many passes as the local epochs of so many rounds."""
+        """Train the classifier in place, with as many passes as the local epochs of `rounds` rounds.
+
+        Args:
+            rate: Step size.
+            rounds: Number of rounds.
+            rng: Order of the samples and augmentation.
+        """
         epochs = self.epochs()
         self.model.extractor.requires_grad_(False)
         self.model.classifier.requires_grad_(True)

@@ -81,7 +81,7 @@ def test_one_sample_is_noted_and_refused_with_noise(runs: Path, data: Path, call
     assert "note: there is one sample only" in err
     code, out, err = call(*words, "b", "--epsilon", "1", "--delta", "0.01")
     assert (code, out) == (2, "")
-    assert "one holds one sample: noise that hides one sample of one leaves nothing" in err
+    assert "one holds one sample: noise that hides the only sample leaves no information" in err
     assert not Path("b").exists()
 
 
@@ -100,7 +100,7 @@ BAD = {
     "delta of 1": ("mean", "digits", ("--epsilon", "1", "--delta", "1"), ["delta must be above 0 and below 1, got 1"]),
     "a maximum": (
         "maximum", "digits", ("--epsilon", "1", "--delta", "0.1"),
-        ["epsilon cannot be had from this run", "takes a maximum", "it-pfl.pooling = mean"],
+        ["epsilon cannot be used with this run", "takes a maximum", "it-pfl.pooling = mean"],
     ),
     "an unknown device": ("mean", "digits", ("--device", "tpu"), ["device must be auto, cpu or cuda, got 'tpu'"]),
 }  # fmt: skip
