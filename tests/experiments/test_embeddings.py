@@ -66,7 +66,7 @@ def test_embeddings_are_drawn_only_when_asked_for(quick_study, tmp_path):
 
 def test_a_method_without_embeddings_is_refused(federate):
     run = federate("fedrep")
-    with pytest.raises(RunDirectoryError, match="keep no embeddings"):
+    with pytest.raises(RunDirectoryError, match="have no embeddings"):
         read_embeddings(run)
 
 
