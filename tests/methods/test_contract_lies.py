@@ -44,7 +44,7 @@ def told(content: RecordDict, **changes: Any) -> None:
 
 
 LIES: dict[str, tuple[Lie, str]] = {
-    "update": (long_update, "its update of .* times the norm of the values that it received, more than max-update-ratio = 10"),
+    "update": (long_update, "its update of .* times the norm of the values that it received, more than max-update"),
     "weight": (
         partial(told, num_examples=lambda _: 10**12),
         "client 1 reports 1000000000000 training samples but announced 40",

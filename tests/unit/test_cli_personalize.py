@@ -78,7 +78,7 @@ def test_one_sample_is_noted_and_refused_with_noise(runs: Path, data: Path, call
     words = ("personalize", runs / "mean", "--data", data / "one", "--output")
     code, _, err = call(*words, "a")
     assert code == 0
-    assert "note: there is one sample only" in err
+    assert "note: there is only one sample" in err
     code, out, err = call(*words, "b", "--epsilon", "1", "--delta", "0.01")
     assert (code, out) == (2, "")
     assert "one holds one sample: noise that hides the only sample leaves no information" in err

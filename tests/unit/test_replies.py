@@ -155,8 +155,8 @@ def test_one_client_s_arrays_and_several_clients_sums() -> None:
         (2, {"net/a": np.zeros(2, np.float32)}, "net/a has type float32, expected float64"),
         (2, {"net/a": np.zeros(3)}, r"net/a has shape \(3,\), expected \(2,\)"),
         (2, {"net/c": np.zeros(2)}, "unexpected arrays: net/c"),
-        (2, {"net/a": np.array([0, np.nan])}, "net/a is not finite, or larger than a sum"),
-        (2, {"net/a": np.array([-np.inf, 0])}, "net/a is not finite, or larger than a sum"),
+        (2, {"net/a": np.array([0, np.nan])}, "net/a is not finite, or too large for a sum"),
+        (2, {"net/a": np.array([-np.inf, 0])}, "net/a is not finite, or too large for a sum"),
         (
             2,
             {"net/a": np.array([0, 15 * 3.5e38])},
