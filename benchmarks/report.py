@@ -14,7 +14,7 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All measurements.
+    """All measurements, with the circumstances in which they were made.
 
     Attributes:
         circumstances: Hardware and versions by name.

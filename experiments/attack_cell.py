@@ -102,7 +102,7 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
     Raises:
         ConfigError: If an attack setting is unknown or wrong.
     """
-    cell = AttackedCell.of(settings)
+    cell = AttackedCell.of(settings)  # raises before anything is deleted
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

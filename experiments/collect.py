@@ -97,6 +97,7 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
                 failed[cell.row, cell.column] = FAILED
             continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
+        # A resumed cell may have been run by several commits.
         commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
         summaries.setdefault((cell.row, cell.column), []).append(json.loads((path / "summary.json").read_text()))
         rounds.add(cell.config.num_rounds)

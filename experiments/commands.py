@@ -35,6 +35,7 @@ def study(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
 ) -> None:
     """Run a study's unfinished cells; the last line printed is the study's folder."""
+    # Deferred, here and below: importing torch would delay every command.
     from experiments.runner import Begun, begin, default_folder, run_cells
     from experiments.study import load_study
     from hyperfl_flwr.core.device import resolve_device

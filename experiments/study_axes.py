@@ -83,6 +83,7 @@ def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
 def with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
     """Expand each row to one row per value of the grid."""
     for key, values in grid.items():
+        # A row that shows another row's runs has no settings: it follows the grid of that row by name.
         rows = [
             replace(
                 row,

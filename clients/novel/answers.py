@@ -39,6 +39,7 @@ def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
     if question.samples is not None:
         if question.samples > len(samples):
             raise ValueError(f"has {len(samples)} training samples, but the query is about {question.samples}")
+        # The order does not depend on the amount: smaller amounts are prefixes of larger ones.
         order = numpy_generator(setting.config.seed, "unlabelled", setting.client).permutation(len(samples))
         samples = samples[torch.from_numpy(order[: question.samples]).to(samples.device)]
     return samples
@@ -72,6 +73,7 @@ def assess(member: BaseClient, received: SharedArrays, question: Question) -> tu
     for logits in _logits(member, received, images):
         each.append(int((logits.argmax(dim=1) == labels).sum()))
         total = total + logits.double()
+    # The sum of the logits has the same maximum as their mean.
     together = int((total.argmax(dim=1) == labels).sum())
     return {CORRECT: np.array(each, np.int64), TOGETHER: np.array([together], np.int64)}, len(labels)
 
@@ -116,7 +118,7 @@ def _opposed(
     classifiers = torch.tensor(received[CLASSIFIERS], device=setting.device)
     if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
-    side = int(is_novel(setting))
+    side = int(is_novel(setting))  # 1 for novel, 0 for training clients
     return classifiers, learned, held, torch.full((len(classifiers),), side, device=setting.device)
 
 

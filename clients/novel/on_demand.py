@@ -170,6 +170,7 @@ class OnDemandClient:
 
     def _loaded(self, module: Module, received: SharedArrays, group: str) -> Module:
         """Validate received values (untrusted input) and load them into a module on the meta device, for evaluation."""
+        # Broadcast zeros describe the layout without allocating memory.
         expected = {
             f"{group}/{name}": np.broadcast_to(np.zeros((), np.float32), tuple(value.shape))
             for name, value in module.state_dict().items()

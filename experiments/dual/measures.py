@@ -162,7 +162,7 @@ def curves(rounds: int) -> Iterator[Curve]:
                     rule = dataclasses.replace(plain, step=share * limit)
                     yield _curve(name, problem, rule, share, rounds)
                 if order == "alternating":
-                    step = limit / 4
+                    step = limit / 4  # as the default step
                     rule = dataclasses.replace(plain, step=step, sigma=KAPPA / (BIAS_WEIGHT * step))
                     yield _curve(name, problem, rule, 1 / 4, rounds)
 
@@ -177,6 +177,7 @@ def _curve(name: str, problem: Problem, rule: DualRule, share: float, rounds: in
     if share > 1:
         predicted = None if rule.projection else math.inf
     elif rule.sigma:
+        # At the fixed point one of the two projected multipliers is 0, so that the other acts alone.
         weight = (1 if rule.projection else KAPPA) / (rule.sigma * rule.step)
         predicted = distance(problem.biased(incidence(rule.realisation, problem.num_clients), weight), optimum)
     return Curve(

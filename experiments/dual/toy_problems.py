@@ -207,6 +207,7 @@ class Federation:
             lost: Clients among them with a reply that never arrives; they go back to their state before the round.
         """
         increments = {}
+        # `kept` holds the state before the round, for lost replies; it is empty for the chain.
         for i in range(self.num_clients) if present is None else present:
             before, kept = self.theta[i].copy(), [(each.change, each.total) for each in self.clients[i : i + 1]]
             force = self.force(i).numpy()

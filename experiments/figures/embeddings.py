@@ -103,6 +103,7 @@ def separation(vectors: Vectors, groups: Groups, rng: np.random.Generator) -> Se
     value = float(silhouette_score(vectors, groups))
     shuffled = [rng.permutation(groups) for _ in range(SHUFFLES)]
     nearest = NearestNeighbors(n_neighbors=1).fit(vectors).kneighbors(return_distance=False)[:, 0]
+    # In the p-value the observed grouping counts as one of the random ones, so that it is never 0.
     return Separation(
         clients=len(groups),
         groups=len(np.unique(groups)),

@@ -97,6 +97,7 @@ class PseudoStudy:
         order = torch.randperm(len(labels), generator=rng)
         made = torch.empty(len(labels), *dataset.input_shape)
         with torch.no_grad():
+            # Ceiling division into nearly equal batches: a short last one would have poor statistics.
             for chosen in torch.tensor_split(order, -(-len(order) // self.config.priv_hfl.pseudo_samples)):
                 noise = torch.randn(len(chosen), NOISE_DIM, generator=rng)
                 made[chosen] = generator(noise, labels[chosen])
@@ -113,6 +114,7 @@ class PseudoStudy:
         """Return KL of each class [K] by round, see the module; NaN for a class without more private images than d."""
         images, labels = self.private()
         flat = images.reshape(len(images), -1)
+        # Fitted to the private images alone, so that all rounds are compared in one projection.
         projection = PCA(min(DIMENSIONS, *flat.shape), random_state=0).fit(flat)
         private = projection.transform(flat).astype(np.float64)
         found: dict[int, list[float]] = {}

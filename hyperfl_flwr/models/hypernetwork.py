@@ -40,7 +40,7 @@ class Hypernetwork(nn.Module):
     """Generates the parameters of a feature extractor from an embedding.
 
     Args:
-        extractor: The network whose parameters are generated; only names and shapes are used.
+        extractor: The network to generate parameters for; only names and shapes are used.
         embedding_dim: Length d of the embedding.
         hidden_width: Width p of the hidden layer.
     """
@@ -147,7 +147,7 @@ def initial_hypernetwork(
 
     Args:
         hypernetwork: The hypernetwork; only names and shapes are used.
-        extractor: The network whose parameters are generated.
+        extractor: The network to generate parameters for.
         initialisation: See `Initialisation`.
         embedding: The common initial embedding [d], at which the scale of the generated weights is set.
         generator: A CPU generator.

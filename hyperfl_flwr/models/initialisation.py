@@ -35,6 +35,7 @@ def weighted_layers(module: nn.Module, but: tuple[str, ...] = ()) -> dict[str, n
     named = {name: layer for name, layer in module.named_modules() if not f"{name}.".startswith(aside)}
     layers = {name: layer for name, layer in named.items() if isinstance(layer, (nn.Conv2d, nn.Linear))}
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
+    # Compared by identity, since a parameter that several layers share has several names.
     known = {id(parameter) for layer in (*layers.values(), *norms) for parameter in layer.parameters()}
     unknown = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
     if unknown := [name for name in unknown if not name.startswith(aside)]:
@@ -67,6 +68,7 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
             values[f"{name}.{part}".lstrip(".")] = torch.empty(parameter.shape).uniform_(
                 -bound, bound, generator=generator
             )
+    # The remaining parameters belong to BatchNorm: a scale of 1 and a shift of 0.
     for name, parameter in module.named_parameters():
         if name not in values:
             values[name] = torch.full(parameter.shape, float(name.endswith("weight")))

@@ -114,6 +114,7 @@ class ServerHypernetwork:
             name: torch.empty(getattr(hypernetwork, name).shape).uniform_(-bound, bound, generator=generator)
             for name in ("head_weight", "head_bias")
         }
+        # `assign` replaces the meta tensors; copying into them would have no effect.
         hypernetwork.load_state_dict({**heads, **body}, assign=True)
         drawn = torch.randn(num_clients, hypernetwork.embedding_dim, generator=generator)
         self.embeddings = nn.Parameter(drawn * embedding_std)

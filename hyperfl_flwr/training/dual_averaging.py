@@ -107,6 +107,7 @@ class MeanClient:
 
     def move(self, change: Tensor) -> None:
         """Record the change x_i [m] that the server counts after this round's upload."""
+        # `published` accumulates the change of the round before, as the server does.
         self.total = self.rule.accumulated(
             self.total, change if self.rule.order == "alternating" else self.change, rounds=1
         )
@@ -213,6 +214,7 @@ class ChainServer:
     def leave(self, client: int) -> None:
         """Remove a client from the chain: its neighbours form a pair with d = d_{i-1} + d_i, and mu_i is dropped."""
         last = len(self.residuals)
+        # The last client belongs only to the pair before it, which is dropped if that client leaves.
         kept = [pair for pair in range(last) if pair != min(client, last - 1)]
         residuals, multipliers = self.residuals.clone(), self.multipliers
         if 0 < client < last:

@@ -105,6 +105,7 @@ def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict
     num_clients = len(reply.report.results)
     divisors = {}
     for key in reply.arrays:
+        # The server does not divide SUM groups, but the bound is on the mean change of one client.
         reduction = reductions[group_of(key)]
         divisors[key] = (
             num_clients if reduction is Reduction.SUM else reduction.divisor(reply.num_examples, num_clients)

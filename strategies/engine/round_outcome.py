@@ -86,6 +86,7 @@ class Outcome:
         If most replies are refused, the cause is more likely the model that was sent, for example when the training
         diverges. Then only replies that would have harmed the server are included.
         """
+        # A single refused reply is the node's fault even if no other node has answered.
         if len(self.refused) <= max(1, len(self.answered)):
             return self.refused
         return {node: refused for node, refused in self.refused.items() if refused.is_harmful}
@@ -102,6 +103,7 @@ class Outcome:
 
     def refuse(self, node: int, refused: Refused) -> None:
         """Record that a reply of the node with this Flower id was refused."""
+        # Of several refusals the worst counts: harmful if any is, a mere failure only if all are.
         before = self.refused.get(node, refused)
         clients = sorted({*before.clients, *refused.clients})
         self.refused[node] = Refused(

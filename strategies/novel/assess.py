@@ -91,6 +91,7 @@ class _Assessment:
 
     def run(self, corruption: str) -> None:
         """Assess all clients in all ways, with one corruption of their samples."""
+        # Only descriptors depend on the amount of samples and on noise.
         if "descriptor" in self._strategy.ways:
             for amount in self._config.novel.amounts:
                 for epsilon in self._config.novel.budgets:
@@ -104,7 +105,7 @@ class _Assessment:
     def _of_models(self, corruption: str) -> Iterator[NovelRecord]:
         """Yield the records of the ways that choose among the server's models."""
         models = self._strategy.models(unpack_arrays(self._arrays))
-        number = len(next(iter(models.values())))
+        number = len(next(iter(models.values())))  # models are stacked along the first dimension
         query = Query(
             kind=ASSESS,
             clients=self._novel,

@@ -99,7 +99,7 @@ class _Pairs:
         own = {client: {CLASSIFIERS: self.weights[row]} for row, client in enumerate(self.novel)}
         theirs = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
         novel = self._asked(kind, own, self._corruption)
-        training = self._asked(kind, theirs, "none")
+        training = self._asked(kind, theirs, "none")  # only novel clients' samples are corrupted
         self._count(own, novel, training)
         rows = [row for row, client in enumerate(self.novel) if client in novel]
         columns = [row for row, client in enumerate(self.training) if client in training]

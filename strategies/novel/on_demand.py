@@ -66,6 +66,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     Raises:
         RunFailedError: If novel nodes are missing, or a node could not be served; the other nodes have their models.
     """
+    # The federation of the training nodes is replaced: only novel nodes receive queries here.
     setting = replace(strategy.setting, federation=Federation(_novel_nodes(grid, timeout)))
     clients = [client for node in setting.federation.nodes for client in node.clients]
     records = {RECIPE: ConfigRecord(recipe.values())}
@@ -77,6 +78,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     }
     query = Query(kind=PERSONALIZE, clients=list(models), expected={}, own=models, records=records)
     personalized = ask(grid, setting, strategy.progress.round, query)
+    # Failures are raised last, so that one node cannot keep the others from their models.
     _refuse_failures([*described.failures, *personalized.failures], len(clients))
     return [
         Served(
