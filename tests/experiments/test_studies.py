@@ -215,7 +215,7 @@ def test_cells_of_two_commits_are_not_mixed_unasked(finished):
     manifest["settings"]["momentum"] = 0.25
     path.write_text(json.dumps(manifest))
     try:
-        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*of 2 commits"):
+        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*by 2 commits"):
             collect(load_study("table-1"), QUICK, finished)
         mixed = collect(load_study("table-1"), QUICK, finished, mix=True).commits
         assert len(mixed) == 2
