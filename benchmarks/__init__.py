@@ -1,1 +1,1 @@
-"""Measurements of speed, run by `make bench`; nothing here decides whether a test passes."""
+"""Benchmarks of speed and memory, run by `make bench`; no test depends on their results."""

@@ -1,4 +1,4 @@
-"""Measures speed and memory and writes docs/results/performance.md: `make bench`, or `python -m benchmarks`."""
+"""Measure speed and memory, and write docs/results/performance.md: `make bench`, or `python -m benchmarks`."""
 
 import argparse
 import dataclasses
@@ -25,7 +25,7 @@ FEDERATED_WORK = (Workload(method="hyperfl", shape=SMALL), Workload(method="hype
 
 
 def main() -> None:
-    """Parse the command line, measure, write and print."""
+    """Parse the command line, measure, and write and print the page."""
     options = _options()
 
     def note(line: str) -> None:
@@ -58,7 +58,7 @@ def _circumstances() -> dict[str, str]:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """Return what measures the same, without the file that is written."""
+    """Return the command that repeats the measurement, without its output file."""
     sizes = f"--rounds {options.rounds} --repetitions {options.repetitions}"
     return f'make bench ARGS="{sizes}{" --quick" if options.quick else ""}"'
 
@@ -66,9 +66,9 @@ def _command(options: argparse.Namespace) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed and memory.")
     parser.add_argument("--rounds", type=int, help="federated rounds of each run, at least 3 (default: 11, quick: 3)")
-    parser.add_argument("--repetitions", type=int, help="of each client round (default: 7, quick: 2)")
+    parser.add_argument("--repetitions", type=int, help="measurements of each client round (default: 7, quick: 2)")
     parser.add_argument("--output", type=Path, help="file to write (default: docs/results/performance.md, quick: none)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, four minutes; says little about speed")
+    parser.add_argument("--quick", action="store_true", help="use small sizes (four minutes); not meaningful for speed")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.repetitions = options.repetitions or (2 if options.quick else 7)

@@ -1,4 +1,4 @@
-"""Runs what `benchmarks.workload` describes and takes medians."""
+"""Run the workloads of `benchmarks.workload` and compute medians of their timings."""
 
 import json
 import os
@@ -24,21 +24,21 @@ from hyperfl_flwr.launch.simulation import launch
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 SLOW_ROUNDS = 4
-"""Most federated rounds of a plain loop; one of HyperFL's takes two minutes."""
+"""Largest number of federated rounds of a plain loop; one of HyperFL's takes two minutes."""
 
 Note = Callable[[str], None]
-"""Receives one line for people."""
+"""Receives one line for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A program that does a workload.
+    """A program that runs a workload.
 
     Attributes:
-        name: For people.
-        method: Of the project.
+        name: Title in the page.
+        method: Name of the project's method.
         program: `plain` (the loop of benchmarks/plain.py), `ours` (the project, without Ray) or `ray`.
-        keeps_memory: Whether glibc is told to keep freed memory, as `hyperfl run` does.
+        keeps_memory: Whether glibc is configured to keep freed memory, as by `hyperfl run`.
     """
 
     name: str
@@ -63,18 +63,18 @@ FEDERATED_VARIANTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Medians of some rounds of a variant.
+    """Medians over some rounds of a variant.
 
     Attributes:
-        variant: Which.
-        cpu: CPU seconds; on Ray the mean, of all processes.
-        wall: Wall seconds.
-        cpu_ratio: CPU seconds to those of the first variant, median over pairs of rounds that followed each other
-            (client rounds) or ratio of the medians (federated rounds).
-        loss: Training loss of the last round that all variants have run: whether those of a method did the same.
-        private: Memory in bytes that a process has for itself at the end: in a process without Ray above torch's own.
-        server_private: On Ray, the server's.
-        bytes: On Ray, on the wire in a round; else 0.
+        variant: The measured variant.
+        cpu: CPU seconds per round; on Ray the mean over rounds, for all processes.
+        wall: Wall seconds per round.
+        cpu_ratio: CPU seconds relative to the first variant: the median over pairs of consecutive rounds (client
+            rounds), or the ratio of the medians (federated rounds).
+        loss: Training loss of the last round that all variants have run; equal if a method's variants do equal work.
+        private: Private memory of a process at the end, in bytes; without Ray, above that of a process with torch only.
+        server_private: Private memory of the server on Ray, in bytes.
+        bytes: Bytes on the wire in a round on Ray; otherwise 0.
         overhead: On Ray, wall seconds over the clients' summed seconds / number of processes, minus 1.
     """
 
@@ -93,8 +93,11 @@ class Worker:
     """A process of `benchmarks.worker`.
 
     Args:
-        specification: What it is to do.
+        specification: The process's task, see `benchmarks.worker`.
         keeps_memory: See `Variant`.
+
+    Raises:
+        RuntimeError: If the process ends before it is ready.
     """
 
     def __init__(self, specification: Mapping[str, Any], *, keeps_memory: bool) -> None:
@@ -114,11 +117,15 @@ class Worker:
     ) -> None:
         if kind is not None:
             self._process.kill()
-        self._process.__exit__(kind, error, traceback)  # closes the pipes, at which the worker ends, and waits
+        self._process.__exit__(kind, error, traceback)  # closes the pipes, which ends the worker, and waits
         self._log.close()
 
     def measure(self) -> dict[str, Any]:
-        """Let it measure once."""
+        """Run one measurement and return its result.
+
+        Raises:
+            RuntimeError: If the process ends without a result.
+        """
         if self._process.stdin is None:
             raise RuntimeError("the worker has no standard input")
         self._process.stdin.write("\n")
@@ -135,7 +142,7 @@ class Worker:
 
 
 def measure_clients(work: Workload, repetitions: int, note: Note = print) -> list[Timing]:
-    """Measure one client's round in all variants; they take turns, so that a noisy machine disturbs all alike."""
+    """Measure one client's round in all variants, in turns so that noise of the machine affects all variants."""
     with ExitStack() as stack:
         workers = []
         for variant in CLIENT_VARIANTS:
@@ -159,7 +166,7 @@ def _client_timing(row: int, turns: Sequence[Sequence[Any]]) -> Timing:
 
 
 def measure_transport(work: Workload) -> list[Step]:
-    """Measure the transport of a method's arrays in a process like those that train."""
+    """Measure the transport of a method's arrays, in a process with the environment of training processes."""
     with Worker({"kind": "transport", "work": work.as_json()}, keeps_memory=True) as worker:
         return [Step(**step) for step in worker.measure()["steps"]]
 
@@ -168,8 +175,8 @@ def measure_federations(work: Workload, num_rounds: int, note: Note = print) -> 
     """Measure federated rounds in all variants, one after the other.
 
     Args:
-        work: The method is set for each variant.
-        num_rounds: Rounds of each; the first, in which processes start and read their data, does not count.
+        work: The workload; its method is replaced by each variant's.
+        num_rounds: Number of rounds of each variant; the first, in which processes start and read data, is not counted.
         note: Receives one line for each variant.
     """
     base: float | None = None
@@ -207,7 +214,7 @@ def measure_federations(work: Workload, num_rounds: int, note: Note = print) -> 
 
 
 def _on_ray(work: Workload, variant: Variant, rounds: int, dataset: Path, folder: Path, note: Note) -> dict[str, Any]:
-    """Run a federation as `hyperfl run` does, with two nodes."""
+    """Run a federation as `hyperfl run` does, with two nodes, and return its measurements."""
     settings = Workload.from_json(_work(work, variant)).settings()
     settings |= {"num-rounds": rounds, "checkpoint-every": rounds}
     settings |= {"dataset": f"npz:{dataset}", "output": str(folder)}
@@ -233,7 +240,7 @@ def _on_ray(work: Workload, variant: Variant, rounds: int, dataset: Path, folder
 
 
 def _look() -> dict[str, float]:
-    """Return CPU seconds of all processes below this one, and the private memory of the server and a node."""
+    """Return CPU seconds of all descendants of this process, and the private memory of the server and a node."""
     found = descendants([os.getpid()], process_table())
     nodes = [private_memory(pid) for pid, process in found.items() if process.command.startswith("ray::ClientApp")]
     servers = [private_memory(pid) for pid, process in found.items() if "flwr-simulation" in process.command]

@@ -1,4 +1,4 @@
-"""Memory and CPU time of other processes, from Linux's /proc."""
+"""Read the memory and CPU time of other processes from Linux's /proc."""
 
 import os
 import re
@@ -10,9 +10,10 @@ _SHARED = ("/dev/shm/", "/memfd:", "/tmp/plasma")  # noqa: S108 - Ray's object s
 
 
 def private_memory(pid: int) -> int:
-    """Return the memory in bytes that a process shares with no other; 0 if the process or /proc is missing.
+    """Return the memory of a process that it does not share, in bytes; 0 if the process or /proc is missing.
 
-    Pages of Ray's object store do not count: the kernel calls them private while only one process has touched them.
+    Pages of Ray's object store are not counted: the kernel reports them as private while only one process has used
+    them.
     """
     total, counts = 0, True
     try:
@@ -28,7 +29,7 @@ def private_memory(pid: int) -> int:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the CPU time of some processes, of those that still run."""
+    """Return the total CPU time in seconds of those of some processes that are still running."""
     ticks = 0
     for pid in pids:
         try:

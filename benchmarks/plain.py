@@ -1,7 +1,7 @@
-"""The same client rounds as a plain PyTorch loop: what one would write without this project.
+"""The reference of the benchmarks: the same client rounds as a plain PyTorch loop, without this project.
 
-The hypernetwork has an `nn.Linear` head per tensor, theta is generated anew for every batch, also where it is fixed,
-autograd differentiates through everything, `torch.optim.SGD` steps and `clip_grad_norm_` clips.
+The hypernetwork has an `nn.Linear` head per tensor. Theta is generated for every batch, even where it is fixed.
+Autograd differentiates through everything, `torch.optim.SGD` steps and `clip_grad_norm_` clips.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,13 @@ EMBEDDING_DIM, HIDDEN_WIDTH = 64, 128
 
 @dataclass(frozen=True, kw_only=True)
 class PlainSettings:
-    """Local epochs, samples per step, and step size of the model or hypernetwork."""
+    """Settings of a plain client round.
+
+    Attributes:
+        epochs: Number of local epochs.
+        batch_size: Number of samples per step.
+        learning_rate: Step size of the model or hypernetwork.
+    """
 
     epochs: int
     batch_size: int
@@ -53,7 +59,7 @@ class PlainCNN(nn.Module):
 
 
 class PlainHypernetwork(nn.Module):
-    """One hidden layer, and one linear head for each tensor of the extractor."""
+    """A hypernetwork with one hidden layer and one linear head for each tensor of the extractor."""
 
     def __init__(self, extractor: nn.Module, embedding_dim: int, hidden_width: int) -> None:
         super().__init__()
@@ -70,7 +76,7 @@ class PlainHypernetwork(nn.Module):
 
 
 def batches(data: ClientData, size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a pass over the data in random order."""
+    """Yield the batches of one pass over the training data in random order."""
     order = torch.from_numpy(rng.permutation(len(data.train_labels)))
     for index in torch.split(order, size):
         yield data.train_images[index], data.train_labels[index]
@@ -84,7 +90,7 @@ def accuracy(predict: Callable[[Tensor], Tensor], data: ClientData) -> float:
 
 
 def mean_loss(data: ClientData, size: int, rng: np.random.Generator, step: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """Step through one pass and return its mean loss."""
+    """Run one pass of training steps and return its mean loss."""
     total = sum(step(images, labels).item() * len(labels) for images, labels in batches(data, size, rng))
     return total / len(data.train_labels)
 
@@ -93,7 +99,7 @@ class PlainFedAvg:
     """FedAvg's client round.
 
     Args:
-        input_shape: Of an image, (channels, height, width).
+        input_shape: Shape of an image, (channels, height, width).
         num_classes: Number of classes.
         settings: Epochs, batch size and step size.
     """
@@ -105,24 +111,24 @@ class PlainFedAvg:
         self.settings = settings
 
     def state_of(self, arrays: Mapping[str, Tensor]) -> State:
-        """Return the project's shared arrays, `group/name`, as this loop's."""
+        """Convert the project's shared arrays, `group/name`, to this loop's state."""
         return {name.partition("/")[2]: value for name, value in arrays.items()}
 
     def load(self, state: State, private: State) -> None:
-        """Begin a client's round."""
+        """Load the received state at the start of a client's round."""
         self.model.load_state_dict(state)
 
     def save(self) -> tuple[State, State]:
-        """Return what is averaged and what the client keeps."""
+        """Return the state to average and the client's private state."""
         return self.model.state_dict(), {}
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return logits."""
+        """Return the logits [B, K] of images [B, C, H, W]."""
         logits: Tensor = self.classifier(self.extractor(images))
         return logits
 
     def train(self, data: ClientData, rng: np.random.Generator) -> float:
-        """Evaluate, train, evaluate; returns the last epoch's loss."""
+        """Evaluate, train and evaluate again; returns the last epoch's loss."""
         accuracy(self.predict, data)
         rate = self.settings.learning_rate
         optimiser = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=0.5, weight_decay=5e-4)
@@ -142,7 +148,7 @@ class PlainFedAvg:
 
 
 class PlainHyperFL:
-    """HyperFL's client round, see `PlainFedAvg`; the private state is the embedding and the classifier."""
+    """HyperFL's client round, see `PlainFedAvg`; embedding and classifier are private."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_classes: int, settings: PlainSettings) -> None:
         self.extractor = PlainCNN(input_shape).requires_grad_(False)
@@ -152,7 +158,7 @@ class PlainHyperFL:
         self.settings = settings
 
     def state_of(self, arrays: Mapping[str, Tensor]) -> State:
-        """Return the project's shared arrays, `group/name`, as this loop's: a head per tensor."""
+        """Convert the project's shared arrays, `group/name`, to this loop's state with a head per tensor."""
         values = {name.partition("/")[2]: value for name, value in arrays.items()}
         state = {"hidden.weight": values["hidden.weight"], "hidden.bias": values["hidden.bias"]}
         sizes = [shape.numel() for shape in self.hypernetwork.shapes.values()]
@@ -164,24 +170,24 @@ class PlainHyperFL:
         return state
 
     def load(self, state: State, private: State) -> None:
-        """Begin a client's round."""
+        """Load the received and the private state at the start of a client's round."""
         self.hypernetwork.load_state_dict(state)
         self.classifier.load_state_dict({name: private[f"classifier/{name}"] for name in ("weight", "bias")})
         self.v.data.copy_(private["embedding/v"])
 
     def save(self) -> tuple[State, State]:
-        """Return what is averaged and what the client keeps."""
+        """Return the state to average and the client's private state."""
         own = {f"classifier/{name}": value.clone() for name, value in self.classifier.state_dict().items()}
         return self.hypernetwork.state_dict(), own | {"embedding/v": self.v.detach().clone()}
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return logits; generates theta."""
+        """Return the logits [B, K] of images [B, C, H, W], with theta generated in each call."""
         features = functional_call(self.extractor, self.hypernetwork(self.v), (images,))
         logits: Tensor = self.classifier(features)
         return logits
 
     def train(self, data: ClientData, rng: np.random.Generator) -> float:
-        """Evaluate, train, evaluate; returns the last epoch's loss."""
+        """Evaluate, train and evaluate again; returns the last epoch's loss."""
         accuracy(self.predict, data)
         phi, varphi = list(self.classifier.parameters()), list(self.hypernetwork.parameters())
         step1 = torch.optim.SGD(phi, lr=0.1, momentum=0.5, weight_decay=5e-4)
@@ -228,7 +234,7 @@ def plain_round(
     clients: Sequence[ClientData],
     rng_of: Callable[[int], np.random.Generator],
 ) -> tuple[State, float]:
-    """Train all clients one after the other and average them by their samples; returns the new state and mean loss."""
+    """Train all clients in turn and average them, weighted by samples; returns the new state and the mean loss."""
     total: State = {}
     losses, num_examples = [], 0
     for number, data in enumerate(clients):

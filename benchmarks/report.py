@@ -1,4 +1,4 @@
-"""Turns timings into docs/results/performance.md."""
+"""Render the measurements as docs/results/performance.md."""
 
 import math
 import textwrap
@@ -14,16 +14,16 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All that was measured.
+    """All measurements, with the circumstances in which they were made.
 
     Attributes:
         circumstances: Hardware and versions by name.
-        command: What was typed.
-        repetitions: Of each client round.
-        rounds: Of each federation, the first included.
-        clients: One client's round, for each workload.
-        federations: A federated round, for each workload.
-        transport: Steps of HyperFL's arrays at the first workload's shape.
+        command: Command that repeats the measurements.
+        repetitions: Number of measurements of each client round.
+        rounds: Number of rounds of each federation, including the first.
+        clients: Timings of one client's round, by workload.
+        federations: Timings of a federated round, by workload.
+        transport: Steps of the transport of HyperFL's arrays, at the shape of the first workload.
     """
 
     circumstances: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Copies and seconds of what happens to a message's arrays on their way, without training."""
+"""Measure the memory and time that the transport of a message's arrays takes, without training."""
 
 import statistics
 import time
@@ -25,11 +25,11 @@ REPETITIONS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Something that is done to arrays.
+    """A step in the transport of arrays.
 
     Attributes:
-        name: For people.
-        copies: Most memory that it held beyond what there was before, in units of the arrays' size.
+        name: Title in the page.
+        copies: Peak of the additional memory, in units of the arrays' size.
         seconds: Median wall time.
     """
 
@@ -39,7 +39,7 @@ class Step:
 
 
 def measure_transport(work: Workload) -> list[Step]:
-    """Measure packing, unpacking, and the server's reduction of the replies of a few and of more nodes."""
+    """Measure packing, unpacking, and the server's reduction of the replies of few and of more nodes."""
     arrays = initial_arrays(work)
     size = sum(value.nbytes for value in arrays.values())
     record = pack_arrays(arrays)
@@ -65,7 +65,7 @@ def _step(name: str, action: Callable[[], object], size: int) -> Step:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        with patch.object(reproducible_sum, "zeros_in_pages", np.zeros):  # whose memory tracemalloc sees
+        with patch.object(reproducible_sum, "zeros_in_pages", np.zeros):  # memory that tracemalloc sees
             action()
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -84,7 +84,7 @@ def _reduce(work: Workload, record: ArrayRecord, shared: ArrayRecord, num_nodes:
 
 
 def _replying(shared: ArrayRecord) -> ClientApp:
-    """Return an app that answers with a copy of some arrays, as what the clients that were asked for share."""
+    """Return an app that answers TRAIN messages with a copy of some arrays, as the clients' shared arrays."""
     app = ClientApp()
 
     @app.train()

@@ -1,7 +1,7 @@
-"""A process that runs rounds when it is told to: `python -m benchmarks.worker SPECIFICATION`.
+"""A process that measures on request: `python -m benchmarks.worker SPECIFICATION`.
 
-It reads one line for each measurement from standard input and writes one JSON object for it to standard output.
-Processes are needed because the C library reads its allocator's settings once, at the start.
+For each line on standard input it runs one measurement and writes one JSON object to standard output. Separate
+processes are needed because the C library reads its allocator's settings only once, at the start.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from hyperfl_flwr.metrics.memory import peak_memory
 
 
 def main() -> None:
-    """Do what the specification (JSON, first argument) says."""
+    """Run the measurements of the specification (JSON, first argument)."""
     specification = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever else is printed
+    sys.stdout = sys.stderr  # other output must not mix with the results
     work = Workload.from_json(specification["work"])
     start = {"private": private_memory(os.getpid()), "peak": peak_memory()}
     if specification["kind"] == "transport":
@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if specification["kind"] == "client":
             one = client_round(work, specification["program"], Path(folder))
-            one()  # warms up
+            one()  # warm-up
             for _ in _asked(answers):
                 cpu, wall = time.process_time(), time.perf_counter()
                 loss = one()
@@ -55,13 +55,13 @@ def main() -> None:
 
 
 def _asked(answers: TextIO) -> Iterator[str]:
-    """Say that all is ready, and yield for each measurement that is asked for."""
+    """Report that the process is ready, and yield once per requested measurement."""
     print("ready", file=answers, flush=True)
     yield from sys.stdin
 
 
 def _memory(start: dict[str, int]) -> dict[str, int]:
-    """Return the memory in bytes above that of a process that has imported torch and the project."""
+    """Return the memory in bytes, relative to the start, when torch and the project had been imported."""
     return {
         "private": private_memory(os.getpid()) - start["private"],
         "peak": peak_memory() - start["peak"],

@@ -1,4 +1,4 @@
-"""What is measured: the project's own classes and the plain loops, on the same data from the same start."""
+"""The measured workloads: the project's classes and the plain loops, on the same data and initial parameters."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 from strategies.engine.base import BaseStrategy
 
 LEARNING_RATES = {28: 0.01, 32: 0.02}
-"""HyperFL's, by image side."""
+"""HyperFL's learning rates by image side."""
 
 NUM_CLASSES = 10
 NUM_NODES = 2
@@ -42,16 +42,16 @@ Round = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A round's work.
+    """The size of a round.
 
     Attributes:
-        method: Of the project.
-        shape: Of an image, (channels, height, width).
-        train: Training samples per client.
-        test: Test samples per client.
-        batch_size: Samples per step.
-        epochs: Local epochs.
-        clients: Number of clients, all of which are trained in a federated round.
+        method: Name of the project's method.
+        shape: Shape of an image, (channels, height, width).
+        train: Number of training samples per client.
+        test: Number of test samples per client.
+        batch_size: Number of samples per step.
+        epochs: Number of local epochs.
+        clients: Number of clients; a federated round trains all of them.
     """
 
     method: str
@@ -63,12 +63,12 @@ class Workload:
     clients: int = 20
 
     def as_json(self) -> dict[str, object]:
-        """Return the arguments that make an equal one."""
+        """Return the fields, from which `from_json` makes an equal workload."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, object]) -> "Workload":
-        """Return what `as_json` described."""
+        """Build a workload from the result of `as_json`."""
         return cls(**{**document, "shape": tuple(document["shape"])})  # type: ignore[arg-type]
 
     @property
@@ -77,7 +77,7 @@ class Workload:
         return LEARNING_RATES[self.shape[1]]
 
     def settings(self) -> dict[str, Scalar]:
-        """Return the project's settings for this work."""
+        """Return the project's settings for this workload."""
         return default_settings() | {
             "method": self.method, "local-epochs": self.epochs, "batch-size": self.batch_size, "device": "cpu",
             "threads": 1, "num-clients": self.clients, "learning-rate": self.learning_rate,
@@ -85,7 +85,7 @@ class Workload:
         }  # fmt: skip
 
     def config(self) -> RunConfig:
-        """Return the same, checked."""
+        """Return the validated run configuration of these settings."""
         return resolved(RunConfig.from_flat(self.settings()))
 
     def plain_settings(self) -> PlainSettings:
@@ -94,7 +94,7 @@ class Workload:
 
 
 def client_data(work: Workload, client: int = 0) -> ClientData:
-    """Return standard normal images with random labels; how long a step takes does not depend on them."""
+    """Return standard normal images with random labels; the time of a step does not depend on their values."""
     rng = np.random.default_rng(client)
     sizes = (work.train, work.test)
     images = [torch.from_numpy(rng.standard_normal((num, *work.shape), dtype=np.float32)) for num in sizes]
@@ -110,7 +110,7 @@ def client_data(work: Workload, client: int = 0) -> ClientData:
 
 
 def write_dataset(work: Workload, file: Path) -> None:
-    """Write random images and labels for all clients, in the form that `npz:FILE` reads."""
+    """Write random images and labels for all clients, in the format of `npz:FILE`."""
     rng = np.random.default_rng(0)
     num = work.clients * (work.train + work.test)
     channels, height, width = work.shape
@@ -140,15 +140,15 @@ def initial_arrays(work: Workload) -> SharedArrays:
 
 
 def client_round(work: Workload, program: str, folder: Path) -> Round:
-    """Return one client's round: what a node does for one of its clients.
+    """Return a function that runs one client's round, as a node does for one of its clients.
 
-    It loads what was received, evaluates it, trains, evaluates, and (the project's client alone) stores the private
-    parameters. Every call starts from the same parameters.
+    It loads the received parameters, evaluates, trains and evaluates again; only the project's client also stores the
+    private parameters. Every call starts from the same parameters.
 
     Args:
-        work: Which.
+        work: The workload.
         program: `ours` or `plain`.
-        folder: For the private state.
+        folder: Folder of the private state.
     """
     received, data = initial_arrays(work), client_data(work)
     config = work.config()
@@ -162,7 +162,7 @@ def client_round(work: Workload, program: str, folder: Path) -> Round:
 
     def ours() -> float:
         client = client_of(work.method)(setting)
-        parameters = [received[key] for key in client.keys()]  # noqa: SIM118 - a client is no dict
+        parameters = [received[key] for key in client.keys()]  # noqa: SIM118 - a client is not a dict
         _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
         return float(metrics["train-loss"])
 
@@ -184,7 +184,13 @@ def _training_rng(number: int, client: int) -> np.random.Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """What some federated rounds took, the first one left out; `losses` are the mean training losses of all rounds."""
+    """Timings of federated rounds.
+
+    Attributes:
+        wall: Wall seconds of each round after the first.
+        cpu: CPU seconds of each round after the first.
+        losses: Mean training loss of each round, including the first.
+    """
 
     wall: Sequence[float]
     cpu: Sequence[float]
@@ -192,7 +198,7 @@ class Rounds:
 
 
 def plain_rounds(work: Workload, num_rounds: int, dataset: Path) -> Rounds:
-    """Run a plain loop's federation on the data, from the start and in the order of the project's."""
+    """Run a plain loop's federation, with the project's data, initial parameters and sample order."""
     model = PLAIN[work.method](work.shape, NUM_CLASSES, work.plain_settings())
     data = load_federated_data(_on(work, dataset).data_settings())
     clients = [data.client(number) for number in range(work.clients)]
@@ -207,14 +213,14 @@ def plain_rounds(work: Workload, num_rounds: int, dataset: Path) -> Rounds:
 
 
 class TimedGrid(InProcessGrid):
-    """Notes when the messages of each round, and at last those of the evaluation, are sent."""
+    """A grid that records the times at which each round's messages, and finally those of the evaluation, are sent."""
 
     def __init__(self, settings: dict[str, Scalar]) -> None:
         super().__init__(app, NUM_NODES, settings, {"simulated": True})
         self.times: list[tuple[float, float]] = []
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        """Take messages and note the time."""
+        """Send messages and record the time of a train or evaluate phase."""
         messages = list(messages)
         if messages and messages[0].metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE):
             self.times.append(_now())

@@ -1,3 +1,3 @@
-"""From settings to runs, and from runs to tables and figures."""
+"""Studies: run many settings, and make tables and figures of the results."""
 
 import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards

@@ -1,4 +1,4 @@
-"""An attack as a cell of a study: a round is recorded and attacked, after some rounds of training if need be."""
+"""Run an attack as a cell of a study: record and attack a round, optionally after some rounds of training."""
 
 import json
 import shutil
@@ -25,25 +25,25 @@ from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 PREFIX = "attack."
-"""Of the settings of an attack, beside those of the round that is attacked."""
+"""Prefix of the attack's settings; the other settings of a cell are those of the attacked round."""
 
 
 class AttackedCell(BaseModel):
     """The settings `attack.*` of a cell.
 
     Attributes:
-        name: Of the attack.
-        num_images: Private images in all.
-        samples: Of them per client; 0 is the batch size.
-        iterations: Of the optimisation; 0 is the attack's own number.
-        total_variation: Weight of the prior; 0 is the attack's own.
-        lpips_weights: File of AlexNet's weights for LPIPS; empty leaves LPIPS out.
-        labels_known: Whether the attack is told the labels.
-        summed: Whether the server sees the sum of the clients' uploads only.
-        rounds_before: Rounds of training before the round that is attacked, with the cell's other settings and the data
-            set's usual samples per client.
-        epochs: Local epochs of the round that is attacked.
-        batch_size: Of that round.
+        name: Name of the attack.
+        num_images: Total number of private images.
+        samples: Number of private images per client; 0 for the batch size.
+        iterations: Number of iterations of the optimisation; 0 for the attack's default.
+        total_variation: Weight of the total-variation prior; 0 for the attack's default.
+        lpips_weights: File of AlexNet's weights for LPIPS; empty to leave LPIPS out.
+        labels_known: Whether the attack receives the labels.
+        summed: Whether the server sees only the sum of the clients' uploads.
+        rounds_before: Number of rounds of training before the attacked round, with the cell's other settings and the
+            data set's usual samples per client.
+        epochs: Number of local epochs in the attacked round.
+        batch_size: Batch size in the attacked round.
     """
 
     model_config = ConfigDict(
@@ -79,7 +79,7 @@ class AttackedCell(BaseModel):
         return found
 
     def options(self) -> Options:
-        """Return what `hyperfl_flwr.audit.audit` takes."""
+        """Return the options of `hyperfl_flwr.audit.audit`."""
         return Options(
             attacks=[self.name],
             num_images=self.num_images,
@@ -92,14 +92,17 @@ class AttackedCell(BaseModel):
 
 
 def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) -> None:
-    """Run a cell from its beginning; its folder gets manifest.json, summary.json and the pages of an audit.
+    """Run a cell from its start, and write manifest.json, summary.json and an audit's pages to its folder.
 
     Args:
-        config: Settings of the training before the round, and of all else of the round but its samples and steps.
-        settings: The cell's `attack.*`.
-        folder: The cell's; what is in it is deleted.
+        config: Settings of the training before the attacked round, and of that round except its samples and steps.
+        settings: The cell's settings `attack.*`.
+        folder: The cell's folder; its contents are deleted.
+
+    Raises:
+        ConfigError: If an attack setting is unknown or wrong.
     """
-    cell = AttackedCell.of(settings)
+    cell = AttackedCell.of(settings)  # raises before anything is deleted
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -123,9 +126,9 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
 
 
 def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
-    """Train before the attack; the clients' private state and the checkpoint stay in the folder.
+    """Train before the attack, and return the run's folder with the checkpoint and the clients' private state.
 
-    Where the attack follows the clients, what the server sees of them is recorded.
+    If the attack follows clients over the rounds, the server's observations of them are recorded.
     """
     rounds: dict[str, Any] = {"num_rounds": cell.rounds_before, "checkpoint_every": cell.rounds_before}
     if ATTACKS[cell.name].follows:
@@ -135,7 +138,7 @@ def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
 
 
 def _summary(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the numbers that tables show, with the names of docs/privacy/audit.md."""
+    """Return the numbers for a study's tables, by the names of docs/privacy/audit.md."""
     found = document["attacks"][name]
     numbers: dict[str, Any] = {"labels_found": found["labels_found"], "attack_seconds": found["seconds"]}
     if "psnr" not in found:

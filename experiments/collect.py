@@ -1,4 +1,4 @@
-"""The numbers of a study's finished cells and those that stand beside them, for its tables; nothing is trained here."""
+"""Collect the results of a study's finished cells, and the paper's numbers to compare them with, for tables."""
 
 import itertools
 import json
@@ -19,14 +19,14 @@ FAILED = "failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a table says of a row and a column.
+    """The contents of a table's cell for one row and column.
 
     Attributes:
         values: Our numbers, one per seed, in the study's unit.
-        paper: The paper's number, if it has one.
-        missing: Why there is none of ours.
-        is_best: Whether it is the highest of the rows that a grid made of one.
-        error: The standard error of a single seed's number, if the study has one.
+        paper: The paper's number; None if it reports none.
+        missing: Reason why there are no numbers of ours; empty if there are any.
+        is_best: Whether the mean is the highest of the rows that a grid has made from one row.
+        error: Standard error of a single seed's number; NaN if the study reports none.
     """
 
     values: Sequence[float]
@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds; NaN without any."""
+        """Mean over the seeds; NaN if there are none."""
         return statistics.fmean(self.values) if self.values else float("nan")
 
     @property
@@ -47,20 +47,20 @@ class Entry:
 
     @property
     def spread(self) -> float:
-        """What stands after the plus-minus: the deviation over seeds, or a single one's standard error; or NaN."""
+        """Number after the plus-minus sign: the deviation over seeds, or a single seed's standard error, or NaN."""
         return self.deviation if len(self.values) > 1 else self.error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """A study's finished cells.
+    """The results of a study's finished cells.
 
     Attributes:
         study: The study.
-        begun: What its folder was begun with.
-        entries: By (row, column).
-        commits: Of the code that made them.
-        rounds: Of the runs.
+        begun: The settings that its folder was created with.
+        entries: Entries by (row, column).
+        commits: Commits of the code that ran the cells.
+        rounds: Numbers of rounds of the runs.
     """
 
     study: Study
@@ -74,13 +74,13 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
     """Read the finished cells of a study's folder.
 
     Args:
-        study: The study; see `showing` for another number than its own.
-        begun: What the folder was begun with.
-        folder: The study's.
-        mix: Accept cells of different commits, and cells whose settings are not the study's.
+        study: The study; see `showing` for another metric than its default.
+        begun: The settings that the folder was created with.
+        folder: The study's folder.
+        mix: Whether to accept cells of different commits, or with other settings than the study's.
 
     Raises:
-        RunDirectoryError: If there are none, or they must not be mixed.
+        RunDirectoryError: If there are no finished cells, or they must not be mixed.
     """
     summaries: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     commits: set[str] = set()
@@ -97,15 +97,16 @@ def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> C
                 failed[cell.row, cell.column] = FAILED
             continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
+        # A resumed cell may have been run by several commits.
         commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
         summaries.setdefault((cell.row, cell.column), []).append(json.loads((path / "summary.json").read_text()))
         rounds.add(cell.config.num_rounds)
     if not summaries:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if len(commits) > 1:
-        problems.append(f"the cells are of {len(commits)} commits: {', '.join(sorted(commits))}")
+        problems.append(f"the cells were run by {len(commits)} commits: {', '.join(sorted(commits))}")
     if problems and not mix:
-        raise RunDirectoryError("\n  - ".join(["cells do not belong together; accept it with --mix:", *problems]))
+        raise RunDirectoryError("\n  - ".join(["the cells differ; pass --mix to accept that:", *problems]))
     return Collected(
         study=study,
         begun=begun,
@@ -120,7 +121,7 @@ def _entries(
     summaries: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
     failed: Mapping[tuple[str, str], str],
 ) -> dict[tuple[str, str], Entry]:
-    """Return what the table says, of the summaries of the runs of each row and column, one per seed."""
+    """Return the table's entries from the summaries of the runs of each row and column, one per seed."""
     values: dict[tuple[str, str], list[float]] = {}
     errors: dict[tuple[str, str], float] = {}
     for row, column in itertools.product(study.rows, study.columns):
@@ -146,7 +147,7 @@ def _entries(
 
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
-    """Return, for each row that a grid was made of and each column, the pair with the highest mean."""
+    """Return the pair with the highest mean, for each column and each row that a grid has expanded."""
     means = {pair: statistics.fmean(each) for pair, each in values.items()}
     best = set()
     for column in study.columns:
@@ -158,10 +159,10 @@ def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> se
 
 
 def _value(metric: str, row: Line, column: Line, summary: Mapping[str, Any]) -> float | None:
-    """Return a run's number; None if a line that shows another's runs asks for what they have not measured.
+    """Return a run's number; None if a line that shows another line's runs needs a number they did not measure.
 
     Raises:
-        RunDirectoryError: If it is missing in a run of the row's and the column's own.
+        RunDirectoryError: If the number is missing and row and column show their own runs.
     """
     value = summary.get(metric)
     if value is None and (row.run, column.run) == (row.name, column.name):
@@ -185,11 +186,11 @@ def unit_of(metric: str) -> str:
 
 
 def showing(study: Study, metric: str) -> Study:
-    """Return a study whose tables show another number of its cells."""
+    """Return a copy of a study with tables of another number of summary.json."""
     columns = [replace(column, metric="") for column in study.columns]
     return replace(study, metric=metric, unit=unit_of(metric), columns=columns)
 
 
 def _commit(code: Mapping[str, Any]) -> str:
-    """Return the commit that a manifest tells, short, with a mark of uncommitted changes."""
+    """Return the short commit in a manifest's entry `code`, marked if there were uncommitted changes."""
     return str(code["commit"] or "unknown")[:12] + ("-dirty" if code["dirty"] else "")

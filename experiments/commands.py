@@ -1,4 +1,4 @@
-"""The command line's studies: running their cells, and rendering what the cells have left."""
+"""Commands for studies: run the cells, and make tables and figures of the results."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ OnCell = Callable[["Cell", str], None]
 @studies.command()
 def study(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny runs that only show that everything works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do tiny runs that only show that everything works.")] = False,
     methods: Annotated[list[str] | None, typer.Option(help="Rows of the study; repeatable; default: all.")] = None,
     datasets: Annotated[list[str] | None, typer.Option(help="Columns, or their data sets; repeatable.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: the study's.", min=1)] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; default: one per core.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of parallel runs; default: one per core.", min=1)] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of all runs, as KEY=VALUE.")] = None,
 ) -> None:
-    """Run a study's cells, those that are finished excepted; the last line printed is the study's folder."""
+    """Run a study's unfinished cells; the last line printed is the study's folder."""
+    # Deferred, here and below: importing torch would delay every command.
     from experiments.runner import Begun, begin, default_folder, run_cells
     from experiments.study import load_study
     from hyperfl_flwr.core.device import resolve_device
@@ -59,11 +60,11 @@ def study(
 def table(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Accept runs of different commits or settings.")] = False,
-    metric: Annotated[str, typer.Option(help="Another number of the cells' summary.json.")] = "",
+    metric: Annotated[str, typer.Option(help="Number of summary.json to show; default: the study's.")] = "",
 ) -> None:
-    """Print a study's table and write it as Markdown, CSV and LaTeX to its folder."""
+    """Print a study's table, and write it to its folder as Markdown, CSV and LaTeX."""
     from experiments.collect import collect, showing
     from experiments.runner import default_folder, read_begun
     from experiments.study import load_study
@@ -82,19 +83,19 @@ def table(
 def figure(
     name: Annotated[str, typer.Argument(help="One of `hyperfl studies`.")],
     output: Annotated[Path | None, typer.Option(help="The study's folder; default: ./runs/studies/NAME.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Of the study's quick runs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the study's quick runs.")] = False,
     number: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of metrics.jsonl's `train` lines; or NUMBER@SETTING, labels, embeddings, pseudo-data, "
-            "novel-divergence, novel-epsilon; repeatable."
+            help="Number of metrics.jsonl's `train` lines, or NUMBER@SETTING, labels, embeddings, pseudo-data, "
+            "novel-divergence or novel-epsilon; repeatable."
         ),
     ] = None,
     open_private_state: Annotated[
-        bool, typer.Option("--open-private-state", help="Let embeddings be read from simulated clients' private files.")
+        bool, typer.Option("--open-private-state", help="Allow reading embeddings from simulated clients' files.")
     ] = False,
 ) -> None:
-    """Draw a study's figures, or numbers over the rounds of its runs; prints the pictures' paths."""
+    """Draw a study's figures, or the given numbers over the rounds; prints the paths of the pictures."""
     from experiments.figures.curves import draw
     from experiments.runner import default_folder, read_begun
     from experiments.study import load_study
@@ -107,7 +108,7 @@ def figure(
 
 @studies.command("studies")
 def list_studies() -> None:
-    """List the studies."""
+    """List all studies."""
     from experiments.study import load_study, study_names
 
     listed = Table("name", "what it compares", "rows", "columns", "seeds")
@@ -119,7 +120,7 @@ def list_studies() -> None:
 
 @contextlib.contextmanager
 def _cells_progress(title: str, total: int) -> Iterator[tuple[OnCell, OnCell]]:
-    """Show a bar over a study's cells on standard error."""
+    """Show a progress bar of a study's cells on standard error."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TimeRemainingColumn(), console=err) as bar:
         task = bar.add_task(title, total=total)

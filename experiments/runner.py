@@ -1,4 +1,4 @@
-"""Runs the cells of a study: finished ones are skipped, broken ones resumed, several run side by side."""
+"""Run the cells of a study in parallel processes: skip finished cells, and resume interrupted ones."""
 
 import contextlib
 import json
@@ -27,19 +27,19 @@ from hyperfl_flwr.launch.app_bundle import worker_environment
 from hyperfl_flwr.runs.run_directory import read_manifest, trained_settings
 
 DESCRIPTION = "study.json"
-"""What a study's folder was begun with."""
+"""Name of the file, in a study's folder, with the settings that the folder was created with."""
 
 LAST_LINES = 5
-"""Lines of a failed cell's output that are shown."""
+"""Number of lines of a dead process's output that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What a study's folder was begun with; other cells of it may be added, other settings may not.
+    """The settings that a study's folder was created with; cells may be added, but the settings cannot change.
 
     Attributes:
         study: Name of the study.
-        quick: Whether with its `quick` settings.
+        quick: Whether the study's `quick` settings apply.
         changes: Settings that differ from the study's, without those of the machine.
     """
 
@@ -49,30 +49,30 @@ class Begun:
 
 
 def begin(folder: Path, begun: Begun) -> None:
-    """Make a study's folder, or check that it was begun in the same way.
+    """Create a study's folder, or check that an existing one was created with the same settings.
 
     Raises:
-        RunDirectoryError: If it was not, or holds something else.
+        RunDirectoryError: If it was created with other settings, or is not a study's folder.
     """
     document = {"study": begun.study, "quick": begun.quick, "changes": _of_the_study(begun.changes)}
     if (folder / DESCRIPTION).is_file():
         if (before := json.loads((folder / DESCRIPTION).read_text())) != document:
-            raise RunDirectoryError(f"{folder} was begun as {before}, not as {document}; choose another --output")
+            raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
         return
     if folder.is_dir() and any(folder.iterdir()):
-        raise RunDirectoryError(f"{folder} holds something else than a study; choose another --output")
+        raise RunDirectoryError(f"{folder} is neither empty nor a study's folder; choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / DESCRIPTION, json.dumps(document, indent=2).encode())
 
 
 def read_begun(folder: Path) -> Begun:
-    """Return what a study's folder was begun with.
+    """Return the settings that a study's folder was created with.
 
     Raises:
-        RunDirectoryError: If it is no study's folder.
+        RunDirectoryError: If it is not a study's folder.
     """
     if not (folder / DESCRIPTION).is_file():
-        raise RunDirectoryError(f"{folder} is no study's folder; run `hyperfl study` first, or give its --output")
+        raise RunDirectoryError(f"{folder} is not a study's folder; run `hyperfl study` first, or pass its --output")
     return Begun(**json.loads((folder / DESCRIPTION).read_text()))
 
 
@@ -82,13 +82,13 @@ def _of_the_study(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def seeds_in(folder: Path) -> int:
-    """Return how many seeds, from 0, a study's folder has runs of."""
+    """Return the number of seeds, counted from 0, that a study's folder has runs for."""
     numbers = [int(path.name.removeprefix("seed-")) for path in folder.glob("*/*/seed-[0-9]*")]
     return max(numbers, default=-1) + 1
 
 
 def is_finished(cell: Cell, folder: Path) -> bool:
-    """Say whether a cell was run to its end.
+    """Return whether a cell's run is complete.
 
     Raises:
         RunDirectoryError: If it was run with other settings.
@@ -103,10 +103,11 @@ def is_finished(cell: Cell, folder: Path) -> bool:
 
 
 def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
-    """Return how the settings of a run differ from those that a cell has; the machine's do not count.
+    """Return the differences between the settings of a run and of a cell, without the machine's settings.
 
-    A setting that the run did not know yet counts as its default.
+    A setting that did not exist when the run was made counts as its default.
     """
+    # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
     asked, wanted = _of_the_study(cell.settings), _of_the_study(resolved(cell.config).flat() | cell.attack)
     got = _of_the_study({**default_settings(), **trained_settings(manifest)})
     wrong = [key for key in sorted({*wanted, *got}) if got.get(key) not in (asked.get(key), wanted.get(key))]
@@ -123,20 +124,20 @@ def run_cells(
     quick: bool = False,
     on_note: Callable[[Cell, str], None] = lambda cell, note: None,
 ) -> None:
-    """Run those cells that are not finished.
+    """Run the cells that are not finished.
 
     Args:
-        study: Gives the number of nodes.
-        cells: In the order in which to begin them.
-        folder: The study's.
-        jobs: How many run at the same time.
-        on_finished: Receives each cell as it ends, and why it failed, or an empty text.
+        study: The study, with the number of nodes.
+        cells: The cells, in the order in which they are started.
+        folder: The study's folder.
+        jobs: Number of cells that run at the same time.
+        on_finished: Receives each cell when it ends, with the reason of a failure or an empty text.
         quick: Whether a process runs several cells, which saves seconds but makes memory figures meaningless.
-        on_note: Receives a cell and what it waits for.
+        on_note: Receives a cell and a note on what it is waiting for.
 
     Raises:
-        RunFailedError: If any failed; the others have been run.
-        RunDirectoryError: If one was run before with other settings.
+        RunFailedError: If a cell failed; the other cells have been run.
+        RunDirectoryError: If a cell was run before with other settings.
     """
     waiting = []
     for cell in cells:
@@ -163,12 +164,12 @@ def run_cells(
     workers.close()
     if failed:
         raise RunFailedError(
-            "\n".join([f"{len(failed)} of {len(cells)} cells failed; the same command tries them again:", *failed])
+            "\n".join([f"{len(failed)} of {len(cells)} cells failed; repeat the command to retry them:", *failed])
         )
 
 
 def _task(cell: Cell, folder: Path, num_nodes: int) -> str:
-    """Return what `experiments.worker` reads."""
+    """Return a cell's line of input for `experiments.worker`."""
     path = cell.folder(folder)
     resumes = (path / "manifest.json").is_file() and not cell.attack
     settings = cell.config.flat() | ({"resume": str(path)} if resumes else {"output": str(path)})
@@ -180,14 +181,14 @@ class _Worker:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
-        # Without -P, a folder `experiments` in the working directory would be run in the place of this project's.
+        # Without -P, a folder `experiments` in the working directory would be run instead of this project's.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "experiments.worker"], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
         )  # fmt: skip
 
     def run(self, task: str, on_note: Callable[[str], None]) -> str:
-        """Do a task; returns the problem, that the process died among them."""
+        """Run a task and return the problem, which may be the death of the process; empty if there is none."""
         reader, writer = self.process.stdout, self.process.stdin
         if reader is None or writer is None:
             raise RuntimeError("the process has no pipes")
@@ -206,12 +207,12 @@ class _Worker:
         return f"its process died with exit status {self.process.returncode}: {said}"
 
     def end(self) -> None:
-        """End the process; who waits for it hears that it died."""
+        """Terminate the process; a pending `run` then reports its death."""
         self.process.terminate()
         self.process.wait()
 
     def close(self) -> None:
-        """Close its pipes, when nobody uses them any more."""
+        """Close the pipes; the process must have ended, and no `run` may be pending."""
         for stream in (self.process.stdin, self.process.stdout, self._log):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -219,7 +220,7 @@ class _Worker:
 
 
 class _Workers:
-    """Processes that run cells, each on one of the GPUs that are visible; a dead one is replaced."""
+    """A pool of processes that run cells, distributed over the visible GPUs; dead processes are replaced."""
 
     def __init__(self, number: int, environment: Mapping[str, str], *, several_cells: bool) -> None:
         self._several_cells = several_cells
@@ -233,7 +234,7 @@ class _Workers:
             self._idle.put(({**environment, **gpu}, None))
 
     def run(self, task: str, on_note: Callable[[str], None]) -> str:
-        """Do a task on an idle process; returns the problem."""
+        """Run a task on an idle process and return the problem; empty if there is none."""
         environment, worker = self._idle.get()
         try:
             with self._lock:
@@ -253,7 +254,7 @@ class _Workers:
             self._idle.put((environment, worker))
 
     def end(self) -> None:
-        """End all processes; what they were doing ends too."""
+        """Terminate all processes and their tasks."""
         with self._lock:
             self._ended = True
             running = list(self._all)
@@ -261,18 +262,18 @@ class _Workers:
             worker.end()
 
     def close(self) -> None:
-        """Close their pipes."""
+        """Close the pipes of all processes."""
         for worker in self._all:
             worker.close()
 
 
 def _visible_gpus() -> list[str]:
-    """Return the names by which CUDA_VISIBLE_DEVICES calls this machine's GPUs."""
+    """Return the names of the visible GPUs, as used in CUDA_VISIBLE_DEVICES."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def default_folder(study: str, *, quick: bool) -> Path:
-    """Return where a study's runs go unless told otherwise."""
+    """Return the default folder of a study's runs."""
     return Path(os.getcwd()) / "runs" / "studies" / (f"{study}-quick" if quick else study)  # noqa: PTH109

@@ -1,25 +1,25 @@
-"""Studies as data: which settings are compared on which data, with which seeds, and what a paper reports for each.
+"""Load studies: files that define compared settings, data and seeds, and the numbers that a paper reports.
 
 A study is a file `experiments/studies/NAME.toml`::
 
     title = "HyperFL, Table 1"
-    metric = "test_accuracy"       # a number of summary.json
-    unit = "%"                     # how it is shown; % multiplies by 100
-    seeds = 2                      # how many, from 0
-    num-nodes = 2                  # of every run: bits depend on it
-    paper = "table-1.csv"          # of experiments/expected; may be left out
-    beside = "the paper's number"  # what these numbers are; may be left out
-    standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; may be left out
-    figures = ["own_accuracy"]     # drawn unless told otherwise: numbers of metrics.jsonl, `labels`, `embeddings`
-    [settings]                     # of every run, beside the defaults
-    [quick]                        # of every run, last, with --quick; `rows` and `columns` say which are run then
-    [rows.hyperfl]                 # settings of a row; `label` names it, `missing` says why it cannot be run yet
+    metric = "test_accuracy"       # number of summary.json
+    unit = "%"                     # unit of the tables; % multiplies by 100
+    seeds = 2                      # number of seeds, counted from 0
+    num-nodes = 2                  # nodes of every run; results depend on it to the bit
+    paper = "table-1.csv"          # file of experiments/expected; optional
+    beside = "the paper's number"  # description of these numbers; optional
+    standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; optional
+    figures = ["own_accuracy"]     # default figures: numbers of metrics.jsonl, `labels`, `embeddings`
+    [settings]                     # settings of every run that differ from the defaults
+    [quick]                        # settings of every run with --quick, applied last; `rows` and `columns` select runs
+    [rows.hyperfl]                 # settings of a row; `label` is its title, `missing` the reason why it cannot be run
     [rows.hyperfl.on.cifar10-20]   # settings of the row in one column only
-    [columns.fashion-mnist-20]     # settings of a column; as a row's
-    [columns.x] metric = "ssim"    # a number of its own for a column; may be left out
-    [rows.y] run = "hyperfl"       # shows the runs of another row (a column: of another column), with no settings
-    [rows.y] way = "sampled"       # takes the place of `{way}` in the name of a number: metric = "novel_{way}"
-    [grid]                         # may be left out: every row is run with each of a setting's values
+    [columns.fashion-mnist-20]     # settings of a column, as for a row
+    [columns.x] metric = "ssim"    # a separate number for a column; optional
+    [rows.y] run = "hyperfl"       # shows the runs of another row (or another column); the line has no settings
+    [rows.y] way = "sampled"       # replaces `{way}` in the name of a number: metric = "novel_{way}"
+    [grid]                         # every row is run with each of a setting's values; optional
     learning-rate = [0.01, 0.1]
 
 A cell is one run: a row, a column and a seed. With the setting `attack.name` it is an attack on a round, see
@@ -47,11 +47,11 @@ class Cell:
     """One run of a study.
 
     Attributes:
-        row: Name of its row.
-        column: Name of its column.
-        seed: Of the run; the partition of the data is the same for all.
-        config: Its settings, without an output folder.
-        attack: Its settings `attack.*`; empty if it is no attack.
+        row: Name of the row.
+        column: Name of the column.
+        seed: Seed of the run; all seeds have the same partition of the data.
+        config: Settings of the run, without an output folder.
+        attack: Settings `attack.*`; empty if the cell is not an attack.
     """
 
     row: str
@@ -62,11 +62,11 @@ class Cell:
 
     @property
     def settings(self) -> Settings:
-        """All settings, as the manifest of its folder has them."""
+        """All settings, as in the manifest of the cell's folder."""
         return self.config.flat() | self.attack
 
     def folder(self, study: Path) -> Path:
-        """Return its run folder below a study's."""
+        """Return the cell's run folder in a study's folder."""
         return study / self.row / self.column / f"seed-{self.seed}"
 
     def __str__(self) -> str:
@@ -75,7 +75,26 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """See the module."""
+    """A study, as its file defines it; see the module.
+
+    Attributes:
+        name: Name of the file.
+        title: Title of tables and figures.
+        metric: Number of summary.json that tables show.
+        unit: Unit of the tables.
+        seeds: Number of seeds.
+        num_nodes: Number of nodes of every run.
+        settings: Settings of every run.
+        quick: Settings of every quick run.
+        quick_rows: Names of the rows of quick runs.
+        quick_columns: Names of the columns of quick runs.
+        rows: The rows, expanded by the grid.
+        columns: The columns.
+        expected: Numbers to compare with, by (row, column, metric).
+        beside: Description of these numbers.
+        standard_error: The units that standard errors are over; empty if there are none.
+        figures: Default figures.
+    """
 
     name: str
     title: str
@@ -95,12 +114,12 @@ class Study:
     figures: Sequence[str]
 
     def metric_of(self, row: Line, column: Line) -> str:
-        """Return the number of summary.json that a row shows in a column."""
+        """Return the name of the number of summary.json that a row shows in a column."""
         return (column.metric or self.metric).replace("{way}", row.way)
 
     @property
     def paper(self) -> dict[tuple[str, str], Expected]:
-        """The numbers that stand beside those that the study shows, by (row, column)."""
+        """The numbers to compare the study's shown numbers with, by (row, column)."""
         shown = {(row.name, each.name): self.metric_of(row, each) for row in self.rows for each in self.columns}
         found = self.expected.items()
         return {(row, column): each for (row, column, metric), each in found if shown.get((row, column)) == metric}
@@ -114,18 +133,18 @@ class Study:
         seeds: int | None = None,
         changes: Mapping[str, Scalar] | None = None,
     ) -> list[Cell]:
-        """Return the runs that can be made, seed by seed, so that every pair has its first seed early.
+        """Return the cells that can be run, seed by seed, so that every pair of row and column has a result early.
 
         Args:
-            quick: Apply the study's `quick` settings, and take one seed unless told otherwise.
-            rows: Names of rows; none means all.
-            columns: Names of columns, or of their data sets; none means all.
-            seeds: How many seeds; None is the study's number.
-            changes: Settings of all runs, the machine's (`data-root`) among them.
+            quick: Whether to apply the study's `quick` settings, with one seed by default.
+            rows: Names of rows; empty for all.
+            columns: Names of columns, or of their data sets; empty for all.
+            seeds: Number of seeds; None for the default.
+            changes: Settings of all runs, including the machine's (`data-root`).
 
         Raises:
-            ConfigError: If a name is unknown, the settings of a cell are wrong, `changes` has what tells the cells
-                apart, or nothing that was chosen can be run.
+            ConfigError: If a name is unknown, the settings of a cell are wrong, `changes` contains a setting that
+                differs between cells, or none of the chosen cells can be run.
         """
         if quick:
             rows, columns = rows or self.quick_rows, columns or self.quick_columns
@@ -137,7 +156,7 @@ class Study:
         own = {"seed", "output", "resume"}.union(*changed)
         if wrong := sorted(own & set(changes or {})):
             raise ConfigError(
-                f"{', '.join(wrong)} cannot be set for all runs: the study's rows, columns or seeds set it"
+                f"{', '.join(wrong)} cannot be set for all runs, as the study's rows, columns or seeds set it"
             )
         number = seeds if seeds is not None else 1 if quick else self.seeds
         cells = []
@@ -152,11 +171,11 @@ class Study:
                     cells.append(_cell(row.name, column.name, seed, settings))
         if not cells:
             reasons = {f"{line.name}: {line.missing}" for line in (*chosen_rows, *chosen_columns) if line.missing}
-            raise ConfigError(f"nothing that was chosen can be run; {', '.join(sorted(reasons))}")
+            raise ConfigError(f"none of the chosen cells can be run; {', '.join(sorted(reasons))}")
         return cells
 
     def heading(self, column: Line, *, quick: bool) -> str:
-        """Return a column's name for people; that of quick runs tells which data took the place of the column's."""
+        """Return a column's title; for quick runs it names the data set that replaces the column's."""
         return f"{self.quick['dataset']} for {column.label}" if quick and "dataset" in self.quick else column.label
 
     def _dataset(self, column: Line) -> str:
@@ -167,7 +186,7 @@ def _cell(row: str, column: str, seed: int, settings: Settings) -> Cell:
     attack = {key: value for key, value in settings.items() if key.startswith(PREFIX)}
     if "attack.name" in attack:
         AttackedCell.of(attack)
-    else:  # what is left of a column's attack belongs to nothing
+    else:  # a column's attack settings do not apply to rows without an attack
         attack = {}
     config = RunConfig.from_flat({key: value for key, value in settings.items() if not key.startswith(PREFIX)})
     return Cell(row=row, column=column, seed=seed, config=config, attack=attack)
@@ -179,10 +198,10 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str) -> Study:
-    """Read a study.
+    """Read a study's file.
 
     Raises:
-        ConfigError: If there is none of this name.
+        ConfigError: If there is no study of this name.
     """
     if name not in study_names():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The rows and columns of a study, and the numbers that stand beside ours, as its files hold them."""
+"""Parse the rows and columns of a study, and the numbers that its results are compared with."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from hyperfl_flwr.core.toml_files import flatten
 Settings = dict[str, Scalar]
 
 WORDS = ("label", "missing", "metric", "run", "way")
-"""Keys of a row or column that are no settings."""
+"""Keys of a row or column that are not settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +21,15 @@ class Line:
     """A row or a column of a study.
 
     Attributes:
-        name: As on the command line and in folders.
-        label: For people.
-        settings: What it changes.
-        missing: Why it cannot be run; empty if it can.
-        on: What it changes in one column only, by the column's name.
-        metric: A number of summary.json that a column shows in the place of the study's.
-        way: What takes the place of `{way}` in the name of a number that a row shows.
-        run: The line whose runs it shows: its own name, or another line's, whose settings it then has.
-        family: The row that a grid made it from; itself without a grid.
+        name: Name on the command line and of folders.
+        label: Title in tables and figures.
+        settings: Settings that the line changes.
+        missing: Reason why it cannot be run; empty if it can.
+        on: Settings that a row changes in one column only, by the column's name.
+        metric: Number of summary.json that a column shows instead of the study's; empty for the study's.
+        way: Text that replaces `{way}` in the name of the number that a row shows.
+        run: Name of the line that provides the runs: this line's name, or that of another line with the same settings.
+        family: Name of the row that a grid has expanded to this one; its own name without a grid.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A number that stands beside ours, mostly a paper's.
+    """A number to compare ours with, mostly a paper's.
 
     Attributes:
-        value: In our unit.
-        source: Its table and page.
-        error: Its standard error, where one is given.
+        value: The number, in our unit.
+        source: Table and page of the number.
+        error: Its standard error; None if it is not reported.
     """
 
     value: float
@@ -62,7 +62,7 @@ def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     """Return the rows or columns of a study's document.
 
     Raises:
-        ConfigError: If a line shows the runs of one that has none, or would change their settings.
+        ConfigError: If a line shows the runs of a line without runs, or has settings for them.
     """
     lines = []
     for name, table in tables.items():
@@ -74,13 +74,16 @@ def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     owners = {line.name for line in lines if line.run == line.name}
     for line in lines:
         if line.run not in owners or (line.run != line.name and (line.settings or line.on)):
-            raise ConfigError(f"{line.name} must show the runs of a line that has some, and change no setting of them")
+            raise ConfigError(
+                f"{line.name} must show the runs of a line that has runs, and have no settings; it shows {line.run}"
+            )
     return lines
 
 
 def with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
-    """Return a row for each of the grid's values in the place of each row."""
+    """Expand each row to one row per value of the grid."""
     for key, values in grid.items():
+        # A row that shows another row's runs has no settings: it follows the grid of that row by name.
         rows = [
             replace(
                 row,
@@ -96,17 +99,17 @@ def with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
 
 
 def runs_of(chosen: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
-    """Return the lines whose runs the chosen ones show, each once."""
+    """Return the lines that provide the runs of the chosen lines, each once."""
     wanted = {line.run for line in chosen}
     return [line for line in lines if line.name in wanted]
 
 
 def read_expected(file: Path, metric_of: Callable[[str, str], str]) -> dict[tuple[str, str, str], Expected]:
-    """Read numbers by (row, column, metric).
+    """Read the numbers to compare with, by (row, column, metric).
 
     Args:
-        file: CSV with row, column, value, source, and perhaps metric and error.
-        metric_of: The number that a row shows in a column, for lines without `metric`.
+        file: CSV file with the columns row, column, value and source, and optionally metric and error.
+        metric_of: Returns the metric that a row shows in a column, for lines without `metric`.
     """
     with file.open(newline="") as stream:
         return {

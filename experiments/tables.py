@@ -1,4 +1,4 @@
-"""Tables of a study's finished cells, the paper's number beside ours."""
+"""Render a study's results as tables in Markdown, CSV and LaTeX, with the paper's numbers."""
 
 import csv
 import io
@@ -11,15 +11,16 @@ from experiments.collect import FAILED, Collected, Entry, unit_of
 from experiments.study import Study
 
 NOTHING = "–"
+"""Text of an entry without numbers."""
 
 COLUMNS = (
     "row", "column", "metric", "unit", "mean", "std", "sem", "n", "paper", "paper_sem", "source", "missing",
 )  # fmt: skip
-"""Of table.csv."""
+"""Columns of table.csv."""
 
 
 def markdown(collected: Collected) -> str:
-    """Return a Markdown page: ours as mean ± spread (n), the paper's number after a slash."""
+    """Return the table as a Markdown page: our mean ± spread (n), and the paper's number after a slash."""
     study = collected.study
     rows = [row for row in study.rows if _is_shown(collected, row.name)]
     lines = [
@@ -55,7 +56,7 @@ def latex(collected: Collected) -> str:
 
 
 def comma_separated(collected: Collected) -> str:
-    """Return a line for each row and column: our mean, its spread and n, the paper's number and its source."""
+    """Return the table as CSV, one line per row and column: our mean, spread and n, the paper's number and source."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(
@@ -72,14 +73,14 @@ def comma_separated(collected: Collected) -> str:
 
 
 def _digits(value: float | None) -> str:
-    """Return a number with six digits, a whole one with all; nothing for none and NaN."""
+    """Return a number with six digits, or all digits of an integer; an empty text for None and NaN."""
     if value is None or math.isnan(value):
         return ""
     return f"{value:.15g}" if value.is_integer() else f"{value:.6g}"
 
 
 def write_tables(collected: Collected, folder: Path) -> list[Path]:
-    """Write table.md, table.csv and table.tex to a folder; returns their paths."""
+    """Write table.md, table.csv and table.tex to a folder, and return their paths."""
     texts = {
         "table.md": markdown(collected), "table.csv": comma_separated(collected), "table.tex": latex(collected),
     }  # fmt: skip
@@ -101,7 +102,7 @@ def _caption(collected: Collected) -> str:
     if sources:
         parts.append(f"after the slash {study.beside} ({'; '.join(sources)})")
     if collected.begun.quick:
-        parts.append("QUICK settings, which say nothing about the methods")
+        parts.append("QUICK settings, which do not allow conclusions about the methods")
     if collected.begun.changes:
         parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.begun.changes.items()))
     return "; ".join([*parts, f"commit {', '.join(collected.commits)}"]) + "."
@@ -123,7 +124,7 @@ def _headings(collected: Collected) -> list[str]:
 
 
 def _is_shown(collected: Collected, row: str) -> bool:
-    """Say whether a row has a number of ours or of the paper's, or was tried in vain."""
+    """Return whether a row has numbers of ours or of the paper's, or a failed run."""
     entries = [entry for (name, _), entry in collected.entries.items() if name == row]
     return any(entry.values or entry.paper or entry.missing == FAILED for entry in entries)
 

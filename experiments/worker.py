@@ -1,10 +1,10 @@
-"""Runs of a study, one after the other in this process: `python -m experiments.worker`.
+"""Run a study's cells one after the other in this process: `python -m experiments.worker`.
 
-Every line on standard input is a JSON object with the settings and the number of nodes of a run; the lines on standard
-output are JSON objects: `note` tells what it waits for, `problem` how it ended, empty if all went well.
+Each line on standard input is a JSON object with the settings and the number of nodes of a run. The lines on standard
+output are JSON objects: `note` describes what a run is waiting for, `problem` why it failed, empty if it succeeded.
 
-The app is the one that Flower runs; its nodes take turns in this process. Several such processes, one per core, are
-faster than one run after the other on Ray, and bit-equal to it.
+The app is the same as under Flower; its nodes take turns in this process. Several such processes, one per core, are
+faster than one run after the other on Ray, and give the same bits.
 """
 
 import json
@@ -28,8 +28,8 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
 def main() -> None:
-    """Run what standard input asks for, to its end."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed
+    """Run the tasks of standard input until it ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # other output must not mix with the answers
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(tasks,), daemon=True).start()
 
@@ -42,14 +42,25 @@ def main() -> None:
 
 
 def _read(tasks: "queue.SimpleQueue[str]") -> None:
-    """Take tasks, and end the process when their source has gone, even by kill -9, in the middle of a run too."""
+    """Read tasks, and end the process at the end of the input.
+
+    A run in progress ends, too. The input also ends when the parent process is killed (kill -9).
+    """
     for line in sys.stdin:
         tasks.put(line)
     os._exit(0)
 
 
 def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
-    """Run once; returns what went wrong, and tells what it waits for."""
+    """Run one task.
+
+    Args:
+        document: The task, see `experiments.runner`.
+        on_note: Receives a note on what the task is waiting for.
+
+    Returns:
+        The reason of a failure; empty if the run succeeded.
+    """
     try:
         config = RunConfig.from_flat(document["settings"])
         find_model(config.target, Path(config.resume) if config.resume else None)
@@ -63,7 +74,7 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
             run(InProcessGrid(app, document["num_nodes"], config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - the next run must not suffer
+    except Exception as error:  # noqa: BLE001 - a failure must not stop the next run
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""The bridge between Flower's Message API and the NumPyClients of a node."""
+"""Answer Flower's messages with the NumPyClients of a node."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -35,10 +35,10 @@ class Cohort:
     """The clients of one node.
 
     Attributes:
-        make_client: Builds one of them.
-        trainer: Trains those that a message asks for.
-        reductions: How each shared group is reduced.
-        send_details: Whether a failure's text and traceback leave the node.
+        make_client: Function that builds the client with an id.
+        trainer: Trainer of the clients in a message.
+        reductions: Reduction of each shared group.
+        send_details: Whether the text and traceback of a failure are sent to the server.
     """
 
     make_client: Callable[[int], BaseClient]
@@ -48,7 +48,7 @@ class Cohort:
 
 
 def train(cohort: Cohort, message: Message) -> Message:
-    """Answer a TRAIN message: the shared arrays or their sums, the weights, and a report."""
+    """Answer a TRAIN message with the shared arrays or their sums, the weights, and a report."""
     began = time.perf_counter()
     received, request = _received(message), Request.of(message.content)
     result = train_cohort(cohort.trainer, request, received, cohort.reductions, send_details=cohort.send_details)
@@ -67,7 +67,7 @@ def train(cohort: Cohort, message: Message) -> Message:
 
 
 def evaluate(cohort: Cohort, message: Message) -> Message:
-    """Answer an EVALUATE message: a report."""
+    """Answer an EVALUATE message with a report."""
     began = time.perf_counter()
     received, request = _received(message), Request.of(message.content)
     result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
@@ -75,7 +75,7 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
 
 
 def answer(cohort: Cohort, message: Message) -> Message:
-    """Answer a query about clients' data: arrays of each client, and a report."""
+    """Answer a query about clients' data with arrays of each client and a report."""
     began = time.perf_counter()
     received, request, question = _received(message), Request.of(message.content), Question.of(message.content)
     work = _WORK[message.metadata.message_type]
@@ -102,7 +102,7 @@ _WORK: Mapping[str, Callable[[BaseClient, SharedArrays, Question], tuple[SharedA
     GRADIENTS: classifier_gradients,
     ERRORS: classifier_errors,
 }
-"""How a client answers a query."""
+"""Functions that answer the queries for one client, by message type."""
 
 
 def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) -> Message:
@@ -118,7 +118,7 @@ def _received(message: Message) -> Received:
 
 
 def _pack_by_number(found: Mapping[int, SharedArrays]) -> ArrayRecord:
-    """Pack arrays of clients or levels under keys that begin with its number."""
+    """Pack the arrays of clients or levels under keys that begin with the client's id or the level."""
     return pack_arrays(
         {own_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
     )

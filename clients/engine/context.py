@@ -1,4 +1,4 @@
-"""What a client works with."""
+"""The context of a client: settings, data, device and private state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +18,20 @@ from hyperfl_flwr.node.saved_models import KeptModel
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSetting:
-    """What a client works with.
+    """The context of a client: everything that its training and evaluation depend on.
 
     Attributes:
         config: The run's settings.
         client: The client's id.
-        data: Its samples, on `device`.
-        device: Where it trains.
-        state: Its private arrays on the node's disk.
-        global_test: All test images of the data set and their labels, where they are evaluated after the last round.
-        mixing_key: Of the run, for methods that mix what they share; empty without.
-        mean: Per channel, with which the images are normalised.
-        std: Per channel.
-        round: That the client was asked in; 0 outside a round.
+        data: The client's samples, on `device`.
+        device: Device that trains and evaluates.
+        state: The client's private arrays on the node's disk.
+        global_test: All test images of the data set and their labels, if clients are evaluated on them after the last
+            round; otherwise None.
+        mixing_key: Secret key of the run, for methods that mix their shared arrays; empty for other methods.
+        mean: Mean of each channel, which the images are normalised with.
+        std: Standard deviation of each channel, which the images are normalised with.
+        round: The round of the message; 0 outside a round.
         classes: Names of the classes.
         keeps_model: Whether the client's model is kept on the node's disk after each local training.
     """
@@ -57,7 +58,7 @@ def client_setting(
     state: PrivateState,
     mixing_key: bytes = b"",
 ) -> ClientSetting:
-    """Put together what one client works with; the settings are without any `auto` of the method's."""
+    """Build the context of one client; `auto` values of the method's settings must have been replaced."""
     return ClientSetting(
         config=config,
         client=client,
@@ -75,13 +76,13 @@ def client_setting(
 def keep_model(
     setting: ClientSetting, tensors: Mapping[str, Tensor], server_round: int, metrics: Mapping[str, Scalar]
 ) -> None:
-    """Keep a client's model beside its private state, for its owner.
+    """Save a client's model next to its private state, for the node's owner.
 
     Args:
-        setting: The client's.
+        setting: The client's context.
         tensors: Values of the target network by name.
-        server_round: The round that made it.
-        metrics: The client's numbers of that round.
+        server_round: The round of the local training.
+        metrics: The client's metrics of that round.
     """
     kept = KeptModel(
         client=setting.client,

@@ -1,4 +1,4 @@
-"""What clients share that keep the classifier of their target network to themselves."""
+"""Base of clients that share the feature extractor of their target network and keep its classifier private."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -10,12 +10,18 @@ from hyperfl_flwr.training.finetune_private import join_classifier
 
 
 class SplitClient(BaseClient):
-    """Has the groups `extractor` and `classifier`, the latter private."""
+    """A client with the groups `extractor`, which is shared, and `classifier`, which is private."""
 
     private: ClassVar[tuple[str, ...]] = ("classifier",)
 
     def train_classifier(self, rate: float, rounds: int, rng: np.random.Generator) -> None:
-        """Train the classifier in place: as many passes as the local epochs of so many rounds."""
+        """Train the classifier in place, with as many passes as the local epochs of `rounds` rounds.
+
+        Args:
+            rate: Step size.
+            rounds: Number of rounds.
+            rng: Order of the samples and augmentation.
+        """
         epochs = self.epochs()
         self.model.extractor.requires_grad_(False)
         self.model.classifier.requires_grad_(True)

@@ -1,1 +1,1 @@
-"""Clients that were never trained: how a node answers for them."""
+"""Novel clients on their nodes: answers to the server's queries, and models on demand."""

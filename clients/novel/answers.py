@@ -1,7 +1,7 @@
-"""A client's answers to queries: what is asked of one that has no labels and was never trained, and of its neighbours.
+"""A client's answers to queries: novel clients are assessed, and compared with training clients.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, sections 4 and 6.2. Labels are read in one
-place, to count the correct predictions on the test samples.
+place only, to count the correct predictions on test samples.
 """
 
 from collections.abc import Iterator
@@ -20,75 +20,77 @@ from hyperfl_flwr.protocol.queries import CLASSIFIERS, CORRECT, RATES, TOGETHER,
 from hyperfl_flwr.training.a_distance import errors, gradients, split
 
 BATCH = 200
-"""Test samples that a model gets at a time."""
+"""Number of test samples in a batch."""
 
 COMPARED = "pfedhn"
-"""The method that compares clients' samples. Nothing is answered that the run's settings do not say will be asked."""
+"""The method that compares clients' samples; in runs of other methods such queries are refused."""
 
 
 def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
     """Return the training samples [n, ...] that a question is about, without their labels.
 
-    A smaller number of samples is a part of every larger one.
+    The samples of a smaller amount are a subset of those of every larger amount.
 
     Raises:
-        ValueError: If the client has fewer.
-        DataError: If they cannot be corrupted as asked.
+        ValueError: If the client has fewer samples than the question requires.
+        DataError: If the corruption does not apply to the samples.
     """
     samples = _corrupted(setting, setting.data.train_images, question.corruption, "train")
     if question.samples is not None:
         if question.samples > len(samples):
-            raise ValueError(f"has {len(samples)} training samples, asked for {question.samples}")
+            raise ValueError(f"has {len(samples)} training samples, but the query is about {question.samples}")
+        # The order does not depend on the amount: smaller amounts are prefixes of larger ones.
         order = numpy_generator(setting.config.seed, "unlabelled", setting.client).permutation(len(samples))
         samples = samples[torch.from_numpy(order[: question.samples]).to(samples.device)]
     return samples
 
 
 def is_novel(setting: ClientSetting) -> bool:
-    """Say whether a client is one of those that are never trained."""
+    """Return whether a client is a novel one, which is never trained."""
     return setting.client >= setting.config.num_clients
 
 
 def assess(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
-    """Count the test samples that models have right, one model after the other.
+    """Count the correct predictions of models on a novel client's test samples.
 
     Args:
         member: The client.
         received: M models, stacked [M, *shape], keyed `model/name`.
-        question: Gives the corruption of the samples.
+        question: The question, with the corruption of the samples.
 
     Returns:
-        `CORRECT` [M] and `TOGETHER` [1], of the sum of all logits, and the number of samples.
+        The counts `CORRECT` [M] of each model and `TOGETHER` [1] of the sum of all logits, and the number of samples.
 
     Raises:
-        ValueError: If the arrays are not models of the client's target network.
-        DataError: If the samples cannot be corrupted as asked.
+        ValueError: If the client is not novel, or the arrays are not models of its target network.
+        DataError: If the corruption does not apply to the samples.
     """
     if not is_novel(member.setting):
-        raise ValueError("only novel clients are assessed")
+        raise ValueError(f"only novel clients are assessed, client {member.setting.client} is a training client")
     labels = member.setting.data.test_labels
     images = _corrupted(member.setting, member.setting.data.test_images, question.corruption, "test")
     each, total = [], torch.zeros(())
     for logits in _logits(member, received, images):
         each.append(int((logits.argmax(dim=1) == labels).sum()))
         total = total + logits.double()
+    # The sum of the logits has the same maximum as their mean.
     together = int((total.argmax(dim=1) == labels).sum())
     return {CORRECT: np.array(each, np.int64), TOGETHER: np.array([together], np.int64)}, len(labels)
 
 
 def classifier_gradients(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
-    """Return the mean gradients of linear classifiers over the half of the training samples that they learn from.
+    """Return the mean gradients of linear classifiers over the first half of the client's training samples.
 
     Args:
         member: The client.
-        received: `CLASSIFIERS` [M, D + 1].
-        question: Which samples.
+        received: Weights `CLASSIFIERS` [M, D + 1].
+        question: The samples that the query is about.
 
     Returns:
-        `CLASSIFIERS` [M, D + 1] and the number of samples, of both halves.
+        Gradients `CLASSIFIERS` [M, D + 1], and the number of samples in both halves.
 
     Raises:
-        ValueError: If the classifiers do not fit the samples.
+        ValueError: If the run does not compare samples, or the classifiers do not match them.
     """
     classifiers, samples, _, sides = _opposed(member.setting, received, question)
     total = question.samples or len(member.setting.data.train_images)
@@ -96,7 +98,10 @@ def classifier_gradients(member: BaseClient, received: SharedArrays, question: Q
 
 
 def classifier_errors(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
-    """Return `RATES` [M] over the other half of the training samples, and their number; see `classifier_gradients`."""
+    """Return the error rates `RATES` [M] on the other half of the training samples, and the size of this half.
+
+    Arguments and errors are those of `classifier_gradients`.
+    """
     classifiers, _, samples, sides = _opposed(member.setting, received, question)
     rates = errors(classifiers, samples, sides).double() / len(samples)
     return {RATES: rates.cpu().numpy()}, len(samples)
@@ -105,15 +110,15 @@ def classifier_errors(member: BaseClient, received: SharedArrays, question: Ques
 def _opposed(
     setting: ClientSetting, received: SharedArrays, question: Question
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return classifiers, samples to learn from and to count errors on, and this client's side of each classifier."""
+    """Return the classifiers, both halves of the samples, and this client's side of each classifier."""
     if setting.config.method != COMPARED or not setting.config.novel.clients:
-        raise ValueError(f"samples are compared in runs of {COMPARED} with novel clients only")
+        raise ValueError(f"samples are compared only in runs of {COMPARED} with novel clients")
     samples = unlabelled(setting, question)
     learned, held = split(samples, numpy_generator(setting.config.seed, "a-distance", setting.client))
     classifiers = torch.tensor(received[CLASSIFIERS], device=setting.device)
     if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
-    side = int(is_novel(setting))
+    side = int(is_novel(setting))  # 1 for novel, 0 for training clients
     return classifiers, learned, held, torch.full((len(classifiers),), side, device=setting.device)
 
 
@@ -121,7 +126,7 @@ def _opposed(
 def _logits(member: BaseClient, stacked: SharedArrays, images: Tensor) -> Iterator[Tensor]:
     """Yield the logits [n, K] of each of M models."""
     if not stacked or {group_of(key) for key in stacked} != {"model"} or "model" not in member.groups:
-        raise ValueError("a client without labels can use whole models only, of the group model")
+        raise ValueError("a novel client can only use whole models, of the group model")
     for number in range(len(next(iter(stacked.values())))):
         member.load_group("model", {key: torch.tensor(value[number]) for key, value in stacked.items()})
         member.groups["model"].eval()

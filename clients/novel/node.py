@@ -1,7 +1,6 @@
-"""A novel client's node: what its owner has set, and its answers to the server's queries.
+"""The node of a novel client: its configuration, and its answers to the server's queries.
 
-Answers hold a descriptor and a number of samples, the same for whatever the samples are; labels, samples and
-predictions stay in the owner's folders.
+Answers hold only a descriptor and a number of samples. Samples, labels and predictions stay in the owner's folders.
 """
 
 from dataclasses import dataclass
@@ -32,13 +31,13 @@ from hyperfl_flwr.protocol.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE
 
 @dataclass(frozen=True, kw_only=True)
 class NovelNode:
-    """A node that takes a model on demand.
+    """A node with one novel client, which requests a model on demand.
 
     Attributes:
-        owner: What its owner has decided.
-        partition: Its number, which is that of its only client, too.
-        num_nodes: How many nodes there are.
-        simulated: Whether the server is on the same machine and may see what goes wrong.
+        owner: The owner's settings.
+        partition: The node's number, which is also the id of its only client.
+        num_nodes: Number of nodes.
+        simulated: Whether the server runs on the same machine, so that it may see details of failures.
     """
 
     owner: NovelOwner
@@ -48,7 +47,7 @@ class NovelNode:
 
     @classmethod
     def of(cls, node: NodeConfig) -> "NovelNode | None":
-        """Return the novel client that a node is; None if it is none.
+        """Return the novel node of a node config; None if the config is that of a training node.
 
         Raises:
             ConfigError: If a setting is missing or wrong.
@@ -73,7 +72,7 @@ class NovelNode:
     def introduce(self, message: Message) -> Message:
         """Answer the handshake.
 
-        Nobody knows how many of a deployment's nodes are novel: those are served that are there.
+        The number of novel nodes in a deployment is not known in advance: the server serves those that are online.
         """
         properties: dict[str, ConfigRecordValues] = {
             NOVEL: True,
@@ -84,7 +83,7 @@ class NovelNode:
         return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)
 
     def answer(self, message: Message) -> Message:
-        """Answer a DESCRIBE or PERSONALIZE message: a report, and to the former the descriptor."""
+        """Answer a DESCRIBE or PERSONALIZE message with a report, and to DESCRIBE with the descriptor."""
         content = RecordDict()
         work = {DESCRIBE: self._describe, PERSONALIZE: self._personalize}[message.metadata.message_type]
         try:
@@ -92,7 +91,7 @@ class NovelNode:
             num_examples = work(OnDemandClient(self.owner, recipe), message, content)
             result = ClientResult(client=self.partition, num_examples=num_examples, metrics={})
             report = Report(results=[result], process=NOVEL)
-        except Exception as error:  # noqa: BLE001 - what the server learns of a failure is decided here
+        except Exception as error:  # noqa: BLE001 - any error could reveal data: `failure_of` limits what is sent
             content = RecordDict()
             failure = failure_of(self.partition, error, send_details=self.simulated)
             report = Report(failures=[failure], process=NOVEL)
@@ -107,5 +106,5 @@ class NovelNode:
     def _personalize(self, client: OnDemandClient, message: Message, _: RecordDict) -> int:
         own = by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
         if set(own) != {self.partition}:
-            raise ValueError(f"the message has models of the clients {sorted(own)}, this is client {self.partition}")
+            raise ValueError(f"the message has models for the clients {sorted(own)}, this is client {self.partition}")
         return client.personalize(own[self.partition])

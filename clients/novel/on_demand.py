@@ -1,14 +1,14 @@
-"""A client that was never trained takes a model on demand: what it does with its own unlabelled samples.
+"""A novel client that requests a model on demand: it describes its samples and uses the model that it receives.
 
-IT-PFL-HN's novel client ("Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4). All
-that it does is decided by its owner: which samples, where results go, how a descriptor is protected. One descriptor
-leaves it for each output folder, `hyperfl_flwr.privacy.release_once`.
+IT-PFL-HN's novel client ("Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4). Its
+owner decides which samples it uses, where results are written, and how the descriptor is protected. Only one descriptor
+is released per output folder, see `hyperfl_flwr.privacy.release_once`.
 
 ::
 
-    release.npz         what was pooled of the samples, with its noise if there is any
+    release.npz         the pooled features of the samples, with noise if epsilon is set
     predictions.csv     file or index, class, confidence
-    model.safetensors   the model; model.json and use_model.py say how it is used
+    model.safetensors   the model; model.json describes it, use_model.py uses it
 """
 
 import csv
@@ -39,20 +39,19 @@ from hyperfl_flwr.protocol.queries import DESCRIPTOR
 RELEASE, PREDICTIONS = "release.npz", "predictions.csv"
 """Names of files in the output folder."""
 
-
 Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NovelOwner:
-    """What the owner of the samples has decided.
+    """Settings of the owner of the samples.
 
     Attributes:
         data: A folder of images, or an `.npz` file.
         output: Folder of the results.
-        device: Where to compute.
-        epsilon: Of the noise on what leaves; None for no noise.
-        delta: Of that noise; None without.
+        device: Device that computes.
+        epsilon: Privacy parameter epsilon of the descriptor's noise; None for no noise.
+        delta: Privacy parameter delta of the descriptor's noise; None for no noise.
 
     Raises:
         ConfigError: If one of epsilon and delta is given without the other, or is out of range.
@@ -75,42 +74,42 @@ class NovelOwner:
 
 
 def samples_of(owner: NovelOwner, recipe: Recipe) -> Unlabelled:
-    """Read the owner's samples and see that a descriptor can be made of them as the owner wants.
+    """Read the owner's samples, and check that they can be described with the owner's privacy settings.
 
     Raises:
-        DataError: If they do not fit the run's models, or are too few for noise.
-        ConfigError: If the run's encoder cannot be protected by noise.
+        DataError: If the samples do not fit the run's models, or are too few for noise.
+        ConfigError: If the descriptors of the run's encoder cannot be protected by noise.
     """
     if owner.epsilon is not None:
         try:
             refuse_maximum(recipe.pooling)
         except ValueError as error:
-            raise ConfigError(f"epsilon cannot be had from this run: {error}") from None
+            raise ConfigError(f"epsilon cannot be used with this run: {error}") from None
     found = read_unlabelled(owner.data, recipe.input_shape)
     if len(found) == 1 and owner.epsilon is not None:
         raise DataError(
-            f"{owner.data} holds one sample: noise that hides one sample of one leaves nothing; give more samples, or "
-            f"no epsilon"
+            f"{owner.data} holds one sample: noise that hides the only sample leaves no information; give more "
+            f"samples, or no epsilon"
         )
     return found
 
 
 def notes_on(owner: NovelOwner, found: Unlabelled) -> list[str]:
-    """Return what the owner should know of the samples."""
+    """Return notes for the owner about the samples and the protection of the descriptor."""
     notes = list(found.notes)
     if len(found) == 1:
-        notes.append("there is one sample only: its features are the descriptor, and nothing is averaged")
+        notes.append("there is only one sample: the descriptor is computed from its features without averaging")
     if owner.epsilon is None:
         notes.append("the descriptor has no noise; give epsilon and delta to protect single samples")
     return notes
 
 
 class OnDemandClient:
-    """The novel client.
+    """A novel client: computes a descriptor, and predicts with the model that it receives.
 
     Args:
-        owner: See `NovelOwner`; the output folder is made where it is missing.
-        recipe: What the run's models take.
+        owner: The owner's settings; a missing output folder is created.
+        recipe: Specification of the run's models.
     """
 
     def __init__(self, owner: NovelOwner, recipe: Recipe) -> None:
@@ -122,13 +121,14 @@ class OnDemandClient:
         """Return the descriptor [1, d] of all samples, and their number.
 
         Args:
-            received: The encoder, keyed `encoder/name`. Sent again it is given the same answer.
+            received: The encoder, keyed `encoder/name`. The same encoder always gets the same answer.
 
         Raises:
-            ValueError: If the arrays are not an encoder's.
+            ValueError: If the arrays are not those of the encoder.
             StateError: If another descriptor has been released into the output folder.
         """
         encoder = self._loaded(self.recipe.new_encoder(), received, "encoder")
+        # A release is repeated only for equal inputs; each further noisy release would cost privacy budget.
         made_of = {
             "samples": digest([self.found.samples]),
             "encoder": digest(received[key] for key in sorted(received)),
@@ -154,7 +154,7 @@ class OnDemandClient:
             received: The model, keyed `model/name`.
 
         Raises:
-            ValueError: If the arrays are not a target network's.
+            ValueError: If the arrays are not those of the target network.
         """
         target = self._loaded(self.recipe.new_target(), received, "model")
         with torch.no_grad():
@@ -165,11 +165,12 @@ class OnDemandClient:
         return len(self.found)
 
     def _batches(self) -> Iterator[Tensor]:
-        """Yield the samples, normalised, on the device."""
+        """Yield batches of the normalised samples on the device."""
         return batches(self.found, self.recipe, self.owner.device)
 
     def _loaded(self, module: Module, received: SharedArrays, group: str) -> Module:
-        """Return a module, on the meta device before, with received values, for evaluation."""
+        """Validate received values (untrusted input) and load them into a module on the meta device, for evaluation."""
+        # Broadcast zeros describe the layout without allocating memory.
         expected = {
             f"{group}/{name}": np.broadcast_to(np.zeros((), np.float32), tuple(value.shape))
             for name, value in module.state_dict().items()
@@ -185,7 +186,7 @@ class OnDemandClient:
         return module.eval().to(self.owner.device)
 
     def _about(self) -> Mapping[str, object]:
-        """Return what model.json tells of the descriptor that the model was made of."""
+        """Return the entries of model.json about the descriptor that the model was generated from."""
         return {
             "descriptor": {
                 "samples": len(self.found), "length": self.recipe.descriptor_length,

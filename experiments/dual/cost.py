@@ -1,7 +1,7 @@
-"""What PRIV-HFL's dual averaging sends and keeps, in closed form: the computed numbers of the study `dual-cost`.
+"""Communication and memory costs of PRIV-HFL's dual averaging in closed form, for the study `dual-cost`.
 
-Numbers travel in float32. The printed algorithm cannot be run here (docs/methods/priv-hfl.md explains why it is not
-offered), so that its costs are computed only; those of the compact forms are compared with what runs have measured.
+Numbers are sent in float32. The printed algorithm is not implemented (docs/methods/priv-hfl.md explains why), so that
+its costs are only computed. Those of the compact forms are compared with measurements of runs.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ FLOAT32, FLOAT64 = 4, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Bytes; the fields are called as in summary.json.
+    """Costs in bytes; the fields have the names of summary.json.
 
     Attributes:
-        bytes_up_per_client_round: What a client sends in a round.
-        bytes_down_per_client_round: What it gets.
-        server_state_bytes: What the server keeps between rounds besides what it sends to all.
-        client_state_bytes: What a client keeps between rounds.
+        bytes_up_per_client_round: Bytes that a client sends in a round.
+        bytes_down_per_client_round: Bytes that a client receives in a round.
+        server_state_bytes: Bytes that the server keeps between rounds, without the arrays that it sends to all.
+        client_state_bytes: Bytes that a client keeps between rounds.
     """
 
     bytes_up_per_client_round: int
@@ -30,14 +30,14 @@ class Cost:
 
 
 def computed_cost(form: Form, num_clients: int, size: int) -> Cost:
-    """Return what a form costs, without a generator.
+    """Return the costs of a form, without a generator.
 
     Args:
-        form: A row of the study. `dense` is the algorithm as printed: lambda and nu of 2 (N - 1) m numbers each, which
-            every client keeps beside its model, sends and gets, and which the server averages. Averaging one after the
-            other is assumed; a server that holds all clients' needs N times as much.
-        num_clients: N, at least 1.
-        size: m, the parameters of a model.
+        form: A row of the study. `dense` is the algorithm as printed: every client keeps, sends and receives lambda and
+            nu of 2 (N - 1) m numbers each, in addition to its model, and the server averages them. It is assumed to
+            average one reply after the other; a server that holds the replies of all clients needs N times as much.
+        num_clients: Number of clients N, at least 1.
+        size: Number of a model's parameters m.
     """
     model, pairs = size * FLOAT32, (num_clients - 1) * size * FLOAT32
     both = 2 * 2 * pairs

@@ -1,8 +1,8 @@
-"""How fast PRIV-HFL's dual averaging converges on toy problems, and what is predicted: `experiments.dual.convergence`.
+"""Measured and predicted convergence of PRIV-HFL's dual averaging on toy problems, for `experiments.dual.convergence`.
 
-All clients have the same second derivatives here, since the limits are those of directions that do not mix. With
-sigma = 0 only the product of the dual step and an eigenvalue of C^T C counts, so that the limit of a chain of N clients
-follows from that of a long one.
+All clients have the same second derivatives here, since the predicted limits hold for directions that do not mix. With
+sigma = 0 only the product of the dual step and an eigenvalue of C^T C matters, so that the limit for a chain of N
+clients follows from that for a long chain.
 """
 
 import dataclasses
@@ -18,22 +18,25 @@ from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule
 from hyperfl_flwr.training.dual_stability import LARGEST_EIGENVALUE, is_stable
 
 RATE = 0.1
+"""Learning rate of the convergence curves."""
+
 STEPS = 5
-"""Local steps of the convergence curves."""
+"""Number of local steps of the convergence curves."""
 
 FORMS: tuple[tuple[Realisation, bool], ...] = (("mean", False), ("chain", False), ("chain", True))
 ORDERS: tuple[Order, ...] = ("alternating", "published")
 BELOW, ABOVE = 0.9, 1.1
-"""Dual steps of the curves, as shares of the limit."""
+"""Dual steps of the curves, relative to the limit."""
 
 BIAS_WEIGHT = 20.0
-"""kappa / (sigma beta) of the curves with sigma > 0, the weight of |C theta|^2 / 2 at their end, unprojected."""
+"""kappa / (sigma beta) of the curves with sigma > 0: the weight of |C theta|^2 / 2 in their limit, unprojected."""
 
 DIVERGED = 1e6
+"""Distance from the optimum at which a run is stopped."""
 
 CURVATURES = (1.0, 0.1, 0.01, 0.0)
 SHARES = tuple(np.linspace(0.2, 2.0, 37).tolist())
-"""Dual steps of the rates, as shares of the limit."""
+"""Dual steps of the rates, relative to the limit."""
 
 RATES_LEARNING_RATE = 0.05
 RATES_STEPS = (1, 20)
@@ -42,20 +45,21 @@ RATES_ROUNDS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A run on a toy problem.
+    """The convergence of a run on a toy problem.
 
     Attributes:
-        problem: Its name.
+        problem: Name of the problem.
         realisation: `mean` or `chain`.
         order: `alternating` or `published`.
-        projection: As in the paper, see `DualRule`.
-        sigma: The regulariser.
+        projection: Whether multipliers are projected, see `DualRule`.
+        sigma: The regularisation coefficient.
         step: The dual step.
-        share: The step as a share of the predicted limit with sigma = 0.
-        predicted: Where the largest distance must end; infinity above the limit. None where nothing is predicted: with
-            the projection the limit is safe, since one of the two multipliers may be 0, but not sharp.
-        distances: The largest distance of a client from the optimum after each round, round 0 first; shorter if it
-            diverged.
+        share: The dual step relative to the predicted limit with sigma = 0.
+        predicted: Predicted limit of the largest distance; infinity above the limit of the step. None if there is no
+            prediction: with the projection the limit is sufficient but not sharp, since one of the two multipliers may
+            be 0.
+        distances: The largest distance of a client from the optimum after each round, from round 0 on; shorter if the
+            run diverged.
     """
 
     problem: str
@@ -70,7 +74,7 @@ class Curve:
 
     @property
     def envelope(self) -> dict[int, float]:
-        """The largest distance in each of some intervals of rounds, ten per decade, by their last round."""
+        """The largest distance in each interval of rounds, ten intervals per decade, by the interval's last round."""
         last = len(self.distances) - 1
         ends = sorted({min(last, round(10 ** (exponent / 10))) for exponent in range(10 * len(str(last)) + 1)})
         return {end: max(self.distances[begin + 1 : end + 1]) for begin, end in zip([0, *ends], ends, strict=False)}
@@ -78,17 +82,17 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """How an error of one curvature grows.
+    """The growth of an error in a direction of one curvature.
 
     Attributes:
         order: `alternating` or `published`.
-        local_steps: K.
-        curvature: h.
+        local_steps: Number of local steps K.
+        curvature: Curvature h.
         limit: The predicted limit of the dual step; 0 if no step is stable.
         step: The dual step.
-        share: The step as a share of the limit, or of the alternating order's if that is 0.
-        predicted: Logarithm of the spectral radius, per round.
-        measured: The same of the recursion of second order that the clients' models follow.
+        share: The step relative to the limit, or to the limit of the alternating order if that is 0.
+        predicted: Predicted logarithm of the growth per round, from the spectral radius.
+        measured: Measured logarithm of the growth per round, from the clients' models.
     """
 
     order: Order
@@ -102,13 +106,13 @@ class Growth:
 
 
 def largest_stable_step(rule: DualRule, rate: float, steps: int, curvature: float) -> float:
-    """Return the dual step up to which `is_stable` holds, by bisection to a relative 1e-9; 0 if no step is stable.
+    """Return the largest stable dual step, by bisection to a relative error of 1e-9; 0 if no step is stable.
 
     Args:
-        rule: Its order and realisation count; sigma must be 0.
-        rate: alpha.
-        steps: K.
-        curvature: h.
+        rule: The update rule, of which order and realisation are used; sigma must be 0.
+        rate: Rate alpha of the local steps.
+        steps: Number of local steps K.
+        curvature: Curvature h.
     """
     low, high = 0.0, 1e3 / (rate * steps)
     while high - low > 1e-9 * high and high > 1e-12:
@@ -119,7 +123,7 @@ def largest_stable_step(rule: DualRule, rate: float, steps: int, curvature: floa
 
 
 def spectral_radius(rule: DualRule, rate: float, steps: int, curvature: float) -> float:
-    """Return by what a round multiplies an error in the end, on the largest eigenvalue of C^T C.
+    """Return the asymptotic factor of an error per round, for the largest eigenvalue of C^T C.
 
     The matrix of a round on (theta, mu) is that of `hyperfl_flwr.training.dual_stability`.
     """
@@ -134,12 +138,12 @@ def spectral_radius(rule: DualRule, rate: float, steps: int, curvature: float) -
 
 
 def toy_problems() -> dict[str, Problem]:
-    """Return the problems by name."""
+    """Return the toy problems by name."""
     return {"least squares": LeastSquares.random(alike=True), "logistic regression": Logistic(alike=True)}
 
 
 def limit_on(problem: Problem, rule: DualRule) -> float:
-    """Return the largest dual step with which all errors near a problem's optimum shrink; sigma must be 0."""
+    """Return the largest dual step for which all errors near a problem's optimum shrink; sigma must be 0."""
     curvatures = np.linalg.eigvalsh(problem.hessian(0, problem.optimum()))
     matrix = incidence(rule.realisation, problem.num_clients)
     eigenvalue = np.linalg.eigvalsh(matrix.T @ matrix).max()
@@ -148,7 +152,7 @@ def limit_on(problem: Problem, rule: DualRule) -> float:
 
 
 def curves(rounds: int) -> Iterator[Curve]:
-    """Run all forms on all problems: both orders below and above the limit, and once with sigma > 0."""
+    """Run all forms on all problems: with both orders below and above the limit, and once with sigma > 0."""
     for name, problem in toy_problems().items():
         for realisation, projection in FORMS:
             for order in ORDERS:
@@ -158,7 +162,7 @@ def curves(rounds: int) -> Iterator[Curve]:
                     rule = dataclasses.replace(plain, step=share * limit)
                     yield _curve(name, problem, rule, share, rounds)
                 if order == "alternating":
-                    step = limit / 4
+                    step = limit / 4  # as the default step
                     rule = dataclasses.replace(plain, step=step, sigma=KAPPA / (BIAS_WEIGHT * step))
                     yield _curve(name, problem, rule, 1 / 4, rounds)
 
@@ -173,6 +177,7 @@ def _curve(name: str, problem: Problem, rule: DualRule, share: float, rounds: in
     if share > 1:
         predicted = None if rule.projection else math.inf
     elif rule.sigma:
+        # At the fixed point one of the two projected multipliers is 0, so that the other acts alone.
         weight = (1 if rule.projection else KAPPA) / (rule.sigma * rule.step)
         predicted = distance(problem.biased(incidence(rule.realisation, problem.num_clients), weight), optimum)
     return Curve(
@@ -189,7 +194,7 @@ def _curve(name: str, problem: Problem, rule: DualRule, share: float, rounds: in
 
 
 def rates() -> Iterator[Growth]:
-    """Measure all growth rates, in the mean form: two clients with opposite slopes on one curvature."""
+    """Measure all growth rates in the realisation `mean`: two clients with opposite slopes and one curvature."""
     for order in ORDERS:
         for steps in RATES_STEPS:
             for curvature in CURVATURES:
@@ -214,8 +219,8 @@ def rates() -> Iterator[Growth]:
 def measured_growth(rule: DualRule, rate: float, steps: int, curvature: float) -> float:
     """Return the logarithm of an error's growth per round, from the paths of two clients' models.
 
-    Their difference d_t is an error alone: both start equal, and agree at the optimum. It is fitted with
-    d_{t+2} = a d_{t+1} + b d_t (Prony's method), whose largest root is what d_t grows by in the end.
+    The models' difference d_t is purely an error, as both start equal and agree at the optimum. The recursion
+    d_{t+2} = a d_{t+1} + b d_t is fitted to it (Prony's method); its largest root is the asymptotic growth of d_t.
     """
     hessian = np.array([[curvature]])
     slopes = [np.array([1.0]), np.array([-1.0])]

@@ -1,4 +1,4 @@
-"""The pictures of `experiments.dual.convergence`, readable in black and white."""
+"""Draw the pictures of `experiments.dual.convergence`, readable in black and white."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from experiments.dual.measures import Curve, Growth
 LineStyle = Literal["-", "--", "-."]
 
 LOWEST, HIGHEST = 1e-8, 1e4
-"""Distances that are shown."""
+"""Range of the distances that are shown."""
 
 ORDER_STYLES: dict[str, tuple[str, LineStyle, str]] = {"alternating": ("k", "-", "o"), "published": ("0.55", "--", "s")}
 """Shade, line and marker of each order."""
@@ -23,6 +23,7 @@ CURVATURE_STYLES = {1.0: ("k", "o"), 0.1: ("0.3", "s"), 0.01: ("0.5", "^"), 0.0:
 """Shade and marker of each curvature."""
 
 SMALLEST_RATE = 1e-5
+"""Growth rates below this are on the linear part of the axis."""
 
 
 def draw_curves(curves: Sequence[Curve], picture: Path) -> Path:

@@ -1,8 +1,7 @@
-"""Problems whose optimum is known, and federations that solve them with PRIV-HFL's dual updates.
+"""Toy problems with a known optimum, and federations that solve them with PRIV-HFL's dual updates.
 
-For tests and pictures of convergence: a few clients, a few parameters, float64, full gradients, no network. The dual
-updates are those of `hyperfl_flwr.training.dual_averaging`; only the models, their gradients and the optima are made
-here.
+They serve tests and pictures of convergence: few clients, few parameters, float64, full gradients, no network. The dual
+updates are those of `hyperfl_flwr.training.dual_averaging`; this module only provides models, gradients and optima.
 """
 
 from abc import ABC, abstractmethod
@@ -20,16 +19,18 @@ from hyperfl_flwr.training.dual_averaging import ChainServer, DualRule, MeanClie
 Array = NDArray[np.float64]
 
 NUM_CLIENTS, DIM = 5, 6
+"""Default number of clients N and of parameters m."""
 
 NEWTON_STEPS = 30
+"""Number of Newton steps to an optimum."""
 
 
 class Problem(ABC):
-    """Functions f_i of the clients.
+    """A problem: one loss function f_i per client.
 
     Attributes:
         start: The model [m] that all clients start from.
-        num_clients: How many there are, N.
+        num_clients: Number of clients N.
     """
 
     start: Array
@@ -44,7 +45,7 @@ class Problem(ABC):
         """Return the second derivatives [m, m] of f_i at theta [m]."""
 
     def optimum(self, clients: Sequence[int] | None = None) -> Array:
-        """Return the theta [m] that minimises the sum over some clients, by default over all: Newton's method."""
+        """Return the theta [m] that minimises the sum of f_i over some clients, by default all, by Newton's method."""
         some = range(self.num_clients) if clients is None else clients
         theta = np.zeros_like(self.start)
         for _ in range(NEWTON_STEPS):
@@ -56,8 +57,8 @@ class Problem(ABC):
         """Return the theta_i [N, m] that minimise sum f_i + weight / 2 |C theta|^2, by Newton's method.
 
         Args:
-            matrix: C [constraints, N], see `incidence`.
-            weight: Not negative.
+            matrix: The matrix C [constraints, N], see `incidence`.
+            weight: Weight of the coupling, not negative.
         """
         size = len(self.start)
         coupling = weight * np.kron(matrix.T @ matrix, np.eye(size))
@@ -73,11 +74,11 @@ class Problem(ABC):
 
 
 class LeastSquares(Problem):
-    """f_i = theta^T H_i theta / 2 - b_i^T theta.
+    """Quadratic problem f_i = theta^T H_i theta / 2 - b_i^T theta.
 
     Attributes:
-        hessians: H_i [m, m].
-        slopes: b_i [m].
+        hessians: Second derivatives H_i [m, m].
+        slopes: Slopes b_i [m].
     """
 
     def __init__(self, start: Array, hessians: Sequence[Array], slopes: Sequence[Array]) -> None:
@@ -88,7 +89,7 @@ class LeastSquares(Problem):
     def random(
         cls, seed: int = 0, num_clients: int = NUM_CLIENTS, dim: int = DIM, *, alike: bool = False
     ) -> "LeastSquares":
-        """Return a problem with curvatures from 0.14 to 1, in random directions; `alike`: the same for all clients."""
+        """Draw a problem with curvatures from 0.14 to 1 in random directions, the same for all clients if `alike`."""
         rng = np.random.default_rng(seed)
         start, hessians, slopes = rng.normal(size=dim), [], []
         for _ in range(num_clients):
@@ -110,11 +111,11 @@ class Logistic(Problem):
     """Mean logistic loss of 30 random samples per client, plus 0.05 |theta|^2.
 
     Args:
-        seed: Of the samples.
-        num_clients: N.
-        dim: m.
-        alike: Give all clients the same inputs, with labels of their own; then the second derivatives of all f_i are
-            the same wherever the theta_i are.
+        seed: Seed of the samples.
+        num_clients: Number of clients N.
+        dim: Number of parameters m.
+        alike: Whether all clients have the same inputs with different labels; the second derivatives of all f_i are
+            then equal at equal theta.
     """
 
     def __init__(self, seed: int = 0, num_clients: int = NUM_CLIENTS, dim: int = DIM, *, alike: bool = False) -> None:
@@ -143,7 +144,7 @@ class Logistic(Problem):
 
 
 def incidence(realisation: Realisation, num_clients: int = NUM_CLIENTS) -> Array:
-    """Return C: differences of neighbours [N - 1, N], or from the mean [N, N]."""
+    """Return the matrix C of the constraints: differences of neighbours [N - 1, N], or from the mean [N, N]."""
     if realisation == "mean":
         return np.eye(num_clients) - 1 / num_clients
     return np.eye(num_clients)[:-1] - np.eye(num_clients, k=1)[:-1]
@@ -157,25 +158,25 @@ def local_steps(problem: Problem, client: int, theta: Array, force: Array, rate:
 
 
 def distance(theta: Array, optimum: Array) -> float:
-    """Return the largest distance of a client's model, theta [N, m], from the optimum [m] or its own [N, m]."""
+    """Return the largest distance of a client's model, theta [N, m], from the optimum [m] or from its row [N, m]."""
     return float(np.linalg.norm(theta - optimum, axis=1).max())
 
 
 class Federation:
-    """Clients with models of their own, and a server, that take rounds on a problem.
+    """A server and clients with one model each, which run PRIV-HFL's rounds on a problem.
 
     Attributes:
         theta: The clients' models [N, m].
-        rounds: How many were taken.
-        last: For each client the last round whose reply has arrived.
-        server: The product's.
-        clients: The product's; in the chain a client keeps nothing but its model, and there are none.
+        rounds: Number of rounds so far.
+        last: Each client's last round with a reply that arrived.
+        server: The server's state in `hyperfl_flwr.training.dual_averaging`.
+        clients: The clients' states in that module; empty for the chain, where a client keeps only its model.
 
     Args:
-        problem: See `Problem`.
-        rule: The dual's settings.
-        rate: alpha.
-        steps: K.
+        problem: The problem to solve.
+        rule: The update rule of the multipliers.
+        rate: Rate alpha of the local steps.
+        steps: Number of local steps K.
     """
 
     def __init__(self, problem: Problem, rule: DualRule, rate: float = 0.1, steps: int = 5) -> None:
@@ -193,19 +194,20 @@ class Federation:
             self.server = ChainServer.start(rule, self.num_clients, size, torch.float64)
 
     def force(self, client: int) -> Tensor:
-        """Return what a client adds to its gradients in this round [m]; in the mean form it catches up."""
+        """Return the term [m] that a client adds to its gradients in this round; updates its state in `mean`."""
         if isinstance(self.server, ChainServer):
             return self.server.force(client)
         return self.clients[client].multiplier(self.server.total, self.rounds - self.last[client])
 
     def round(self, present: Collection[int] | None = None, lost: Collection[int] = ()) -> None:
-        """Take a round.
+        """Run a round.
 
         Args:
             present: Clients that train; by default all.
-            lost: Those of them whose replies never arrive, so that they start again from before.
+            lost: Clients among them with a reply that never arrives; they go back to their state before the round.
         """
         increments = {}
+        # `kept` holds the state before the round, for lost replies; it is empty for the chain.
         for i in range(self.num_clients) if present is None else present:
             before, kept = self.theta[i].copy(), [(each.change, each.total) for each in self.clients[i : i + 1]]
             force = self.force(i).numpy()
@@ -223,7 +225,7 @@ class Federation:
             self.server.advance(sum(increments.values(), _zeros(len(self.problem.start))), self.num_clients)
 
     def lose(self, client: int, theta: Array, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Bring a client whose reply was lost back to what it was: its model [m] and its change and total, if any."""
+        """Restore a client after the loss of its reply: its model [m], and its change and total, if any."""
         self.theta[client] = theta
         for change, total in kept:
             self.clients[client].change, self.clients[client].total = change, total

@@ -1,1 +1,1 @@
-"""Figures of studies."""
+"""Draw the figures of studies."""

@@ -1,4 +1,4 @@
-"""Figures of a study's cells over the rounds; readable in black and white. Nothing is trained here."""
+"""Draw the figures of a study's finished cells, readable in black and white."""
 
 import json
 import statistics
@@ -25,10 +25,10 @@ STYLES = [(line, marker) for line in ("-", "--", ":", "-.") for marker in ("o", 
 """Line and marker of each row; neighbours differ in the marker."""
 
 MARKS = 8
-"""Markers along a curve."""
+"""Number of markers along a curve."""
 
 NOVEL = {"novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon}
-"""Figures of novel clients."""
+"""Functions that draw the figures of novel clients, by name."""
 
 
 def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_state: bool = False) -> list[Path]:
@@ -36,20 +36,21 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
 
     Args:
         study: The study.
-        begun: What the folder was begun with.
-        folder: The study's.
-        what: A number of metrics.jsonl's `train` lines; `labels`, how many samples of each class the clients have;
-            `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see `experiments.figures.pseudo_data`;
-            `novel-divergence` and `novel-epsilon`, see `experiments.figures.novel_pictures`; `NUMBER@SETTING`, a number
-            of summary.json against a setting of the columns. `labels` are drawn of the first seed.
-        open_private_state: Allows `embeddings` to read what simulated clients keep to themselves.
+        begun: The settings that the folder was created with.
+        folder: The study's folder.
+        what: A number of metrics.jsonl's `train` lines; `labels`, the clients' number of samples of each class, for the
+            first seed; `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see
+            `experiments.figures.pseudo_data`; `novel-divergence` and `novel-epsilon`, see
+            `experiments.figures.novel_pictures`; `NUMBER@SETTING`, a number of summary.json against a setting of the
+            columns.
+        open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
 
     Returns:
-        The pictures, in the folder.
+        Paths of the pictures, in the folder.
 
     Raises:
-        ConfigError: If `embeddings` are not allowed.
-        RunDirectoryError: If no run holds what is to be drawn.
+        ConfigError: If `embeddings` are not allowed, or a setting is unknown.
+        RunDirectoryError: If no run has recorded the data of the figure.
     """
     cells = study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes)
     if what not in ("labels", "embeddings", "pseudo-data", *NOVEL):
@@ -57,7 +58,7 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
     finished = [cell for cell in cells if is_finished(cell, folder)]
     if not finished:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
-    if what == "labels":  # which are the same for every row and seed
+    if what == "labels":  # the same for every row and seed
         of_columns = {cell.column: cell for cell in reversed(finished)}.values()
         return [picture for cell in of_columns if (picture := _draw_labels(cell, folder)) is not None]
     if what in NOVEL:
@@ -66,13 +67,13 @@ def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_st
         return _draw_pseudo_data(finished, folder)
     if not open_private_state:
         raise ConfigError(
-            "embeddings stay with the clients; to read them from the private files of these simulated ones, "
-            "add --open-private-state"
+            "embeddings are private to the clients; add --open-private-state to read them from the files of these "
+            "simulated clients"
         )
     with_some = [cell for cell in finished if "embedding" in client_of(cell.config.method).private]
     if not with_some:
-        raise RunDirectoryError(f"no finished cell in {folder} is of a method whose clients keep embeddings")
-    from experiments.figures.embeddings import pictures_of  # deferred: only these pictures need scikit-learn, a second
+        raise RunDirectoryError(f"no finished cell in {folder} is of a method with private embeddings, as hyperfl")
+    from experiments.figures.embeddings import pictures_of  # deferred: importing scikit-learn takes a second
 
     return pictures_of(
         [(f"{cell.row}-{cell.column}-seed-{cell.seed}", cell.folder(folder)) for cell in with_some], folder
@@ -88,7 +89,9 @@ def _draw_pseudo_data(cells: Sequence[Cell], folder: Path) -> list[Path]:
             pictures.append(folder / f"pseudo-data-{cell.row}-{cell.column}-seed-{cell.seed}.png")
             draw_pseudo_data(cell.folder(folder), pictures[-1])
     if not pictures:
-        raise RunDirectoryError(f"no finished cell in {folder} has kept generators (priv-hfl.keep-generators)")
+        raise RunDirectoryError(
+            f"no finished cell in {folder} has kept generators; run the study with priv-hfl.keep-generators"
+        )
     return pictures
 
 
@@ -102,10 +105,10 @@ def _draw_labels(cell: Cell, folder: Path) -> Path | None:
 
 
 def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell], what: str) -> Path:
-    """Draw a number over the rounds: a panel for each column, a curve for each row, `figure-NUMBER.png`.
+    """Draw a number over the rounds to `figure-NUMBER.png`: a panel for each column, a curve for each row.
 
-    A curve is the mean over the seeds, its band their smallest and largest value. `NUMBER@SETTING` has a panel for each
-    data set, the setting below it, and the name `figure-NUMBER-against-SETTING.png`.
+    A curve shows the mean over the seeds, with a band from the smallest to the largest value. `NUMBER@SETTING` is drawn
+    to `figure-NUMBER-against-SETTING.png`, with a panel for each data set and the setting on the horizontal axis.
     """
     number, _, setting = what.partition("@")
     headings = {column.name: study.heading(column, quick=begun.quick) for column in study.columns}
@@ -144,7 +147,7 @@ def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell]
 
 
 def _draw_row(panel: Axes, curves: Sequence[dict[float, float]], label: str, position: int, of: int) -> None:
-    """Draw one row's curve and band in the style of its position among all rows."""
+    """Draw one row's curve and band, in a style that depends on its position among all rows."""
     rounds, means, lowest, highest = _band(curves)
     line, marker = STYLES[position % len(STYLES)]
     shade = str(0.55 * position / max(1, of - 1))
@@ -161,7 +164,7 @@ def _curve(cell: Cell, folder: Path, number: str) -> dict[float, float]:
 
 
 def _final(cell: Cell, folder: Path, number: str, setting: str) -> dict[float, float]:
-    """Return a finished cell's number of summary.json by its value of a setting."""
+    """Return a finished cell's number of summary.json, keyed by the cell's value of a setting."""
     if setting not in cell.settings:
         raise ConfigError(f"there is no setting {setting!r}{nearest(setting, cell.settings)}")
     if not is_finished(cell, folder):

@@ -1,11 +1,11 @@
-"""The clients' learned embeddings: whether they fall into the groups that the clients' data come from.
+"""Test and draw whether the clients' learned embeddings separate the groups that the clients' data come from.
 
-Guo et al., AAAI 2025, figure 8(b), shows the t-SNE of the embeddings of 20 clients and reads three clusters off it.
-t-SNE (van der Maaten and Hinton, JMLR 2008) makes clusters of noise, too: beside it stand the two principal components
-and numbers that are computed from the embeddings themselves.
+Guo et al., AAAI 2025, figure 8(b), shows the t-SNE of the embeddings of 20 clients, and sees three clusters in it.
+t-SNE (van der Maaten and Hinton, JMLR 2008) also produces clusters from noise. The picture therefore also shows the two
+principal components, and numbers that are computed from the embeddings themselves.
 
-Embeddings never leave a client. A simulation keeps its clients' private files in the run's folder, and they are read
-there, which the caller must ask for in so many words.
+Embeddings never leave a client. A simulation keeps its clients' private files in the run's folder; the embeddings are
+read from there only if the caller explicitly allows it.
 """
 
 import json
@@ -34,25 +34,26 @@ Vectors = npt.NDArray[np.float64]
 Groups = npt.NDArray[np.int64]
 
 SHUFFLES = 2000
-"""Random groupings that the silhouette is compared with."""
+"""Number of random groupings that the silhouette is compared with."""
 
 PERPLEXITY = 5.0
+"""Perplexity of t-SNE; less if there are few clients."""
 
 LOOKS = [("o", "#0072b2"), ("s", "#e69f00"), ("^", "#009e73"), ("D", "#cc79a7"), ("v", "#000000")]
-"""Marker and colour of each group, told apart without colours too."""
+"""Marker and colour of each group, which can be distinguished without colours."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """How well embeddings fall into known groups.
+    """Measures of how well embeddings separate known groups.
 
     Attributes:
-        clients: How many embeddings.
-        groups: How many groups.
-        silhouette: Mean silhouette in [-1, 1], 1 where groups are tight and far apart (Rousseeuw 1987).
-        p_value: Share of random groupings of the same sizes whose silhouette is at least as high.
-        neighbours: Share of clients whose nearest embedding is of their own group.
-        neighbours_by_chance: What random groupings give on average.
+        clients: Number of embeddings.
+        groups: Number of groups.
+        silhouette: Mean silhouette in [-1, 1], 1 if groups are tight and far apart (Rousseeuw 1987).
+        p_value: Share of random groupings of the same sizes with a silhouette at least as high.
+        neighbours: Share of clients with their nearest embedding in the same group.
+        neighbours_by_chance: Mean of this share over random groupings.
         spread: Mean distance of the embeddings from their mean.
         norm: Mean norm of the embeddings.
     """
@@ -75,13 +76,13 @@ def read_embeddings(run: Path) -> Vectors:
     """
     manifest, checkpoints = read_manifest(run), Checkpoints(run / "checkpoints")
     if not checkpoints.rounds():
-        raise RunDirectoryError(f"{run} holds no checkpoint")
+        raise RunDirectoryError(f"{run} has no checkpoint; choose a run that has finished at least one")
     _, progress = checkpoints.load(checkpoints.rounds()[-1])
     found = []
     for client, version in sorted(progress.versions.items()):
         arrays = PrivateState(run / "clients", manifest["experiment"], client).load(version)
         if "embedding/v" not in arrays:
-            raise RunDirectoryError(f"the clients of {run} keep no embeddings: its method is not hyperfl")
+            raise RunDirectoryError(f"the clients of {run} have no embeddings; choose a run of the method hyperfl")
         found.append(arrays["embedding/v"])
     return np.stack(found).astype(np.float64)
 
@@ -90,7 +91,7 @@ def groups_of(label_counts: npt.NDArray[np.int64]) -> Groups:
     """Return the group of the similarity partition that each client's training data come from, [N].
 
     Args:
-        label_counts: Training samples of each client and class, [N, K].
+        label_counts: Number of training samples of each client and class, [N, K].
     """
     classes = dominant_classes(label_counts.shape[1])
     in_group = np.stack([label_counts[:, group].sum(axis=1) for group in classes])
@@ -98,10 +99,11 @@ def groups_of(label_counts: npt.NDArray[np.int64]) -> Groups:
 
 
 def separation(vectors: Vectors, groups: Groups, rng: np.random.Generator) -> Separation:
-    """Measure how well vectors [N, d] fall into groups [N]; at least two groups, and more clients than groups."""
+    """Measure how well vectors [N, d] separate groups [N]; at least two groups, and more clients than groups."""
     value = float(silhouette_score(vectors, groups))
     shuffled = [rng.permutation(groups) for _ in range(SHUFFLES)]
     nearest = NearestNeighbors(n_neighbors=1).fit(vectors).kneighbors(return_distance=False)[:, 0]
+    # In the p-value the observed grouping counts as one of the random ones, so that it is never 0.
     return Separation(
         clients=len(groups),
         groups=len(np.unique(groups)),
@@ -115,23 +117,25 @@ def separation(vectors: Vectors, groups: Groups, rng: np.random.Generator) -> Se
 
 
 def draw_embeddings(run: Path, picture: Path) -> Separation:
-    """Draw the embeddings of a simulated run, groups told apart, and write the numbers beside the picture as JSON.
+    """Draw the embeddings of a simulated run by group, and write the measures to a JSON file next to the picture.
 
     Args:
-        run: The run's folder, of a simulation with the similarity partition.
-        picture: Where to.
+        run: Folder of a simulation with the similarity partition.
+        picture: Path of the picture.
 
     Raises:
-        RunDirectoryError: If the run's clients keep no embeddings, or it does not tell their labels.
+        RunDirectoryError: If the run's clients have no embeddings, or their groups are unknown or too few.
     """
     manifest = read_manifest(run)
     if "label_counts" not in manifest or manifest["settings"]["data.partition"] != "similarity":
-        raise RunDirectoryError(f"{run} is no simulation with data.partition = similarity: its groups are not known")
+        raise RunDirectoryError(f"{run} is not a simulation with data.partition = similarity: its groups are unknown")
     vectors = read_embeddings(run)
     groups = groups_of(np.array(manifest["label_counts"]["train"]))
     number = len(np.unique(groups))
     if not 1 < number < len(groups):
-        raise RunDirectoryError(f"{run} has {len(groups)} clients of {number} groups; it takes two, and more clients")
+        raise RunDirectoryError(
+            f"{run} has {len(groups)} clients of {number} groups; at least two groups and more clients are needed"
+        )
     found = separation(vectors, groups, np.random.default_rng(0))
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -147,8 +151,8 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
     settings = manifest["settings"]
     own, chance = 100 * found.neighbours, 100 * found.neighbours_by_chance
     figure.suptitle(
-        f"what {len(vectors)} simulated clients keep to themselves: their embeddings after {settings['num-rounds']} "
-        f"rounds on {RunData.read(manifest).title}\n"
+        f"private embeddings of {len(vectors)} simulated clients after {settings['num-rounds']} rounds on "
+        f"{RunData.read(manifest).title}\n"
         f"silhouette of the groups {found.silhouette:.2f} (p = {found.p_value:.4f}); "
         f"nearest embedding of the same group: {own:.0f} % (by chance {chance:.0f} %)",
         fontsize="small",
@@ -168,7 +172,15 @@ def _points(axes: Axes, places: Vectors, groups: Groups) -> None:
 
 
 def pictures_of(runs: Sequence[tuple[str, Path]], folder: Path) -> list[Path]:
-    """Draw several runs, named, see `draw_embeddings`; returns the pictures `embeddings-NAME.png` in a folder."""
+    """Draw the embeddings of several runs, see `draw_embeddings`.
+
+    Args:
+        runs: Name and folder of each run.
+        folder: Folder of the pictures.
+
+    Returns:
+        Paths of the pictures, `embeddings-NAME.png`.
+    """
     pictures = []
     for name, run in runs:
         pictures.append(folder / f"embeddings-{name}.png")

@@ -1,13 +1,13 @@
-"""What runs have recorded of novel clients, as numbers for the figures of IT-PFL-HN's studies.
+"""Compute the numbers of IT-PFL-HN's figures from the results of novel clients.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022. Its Figure 3 shows the accuracy of novel
 clients against the Kullback-Leibler divergence to the nearest training client, "over the empirical distributions of
-labels", without saying in which direction, nor what becomes of classes that one of them lacks. Here, for the novel
+labels". It specifies neither the direction nor the treatment of classes that one of them lacks. Here, for the novel
 client's counts n and a training client's m of K classes,
 
     KL(p || q) = sum_k p_k ln(p_k / q_k)  in nats,    p_k = (n_k + 1) / (sum n + K),    q_k = (m_k + 1) / (sum m + K),
 
-and the nearest training client is the one with the smallest.
+and the nearest training client is the one with the smallest divergence.
 """
 
 import itertools
@@ -34,8 +34,8 @@ def nearest_divergence(novel: Sequence[int], training: Counts) -> float:
     """Return the divergence of a novel client's labels from those of the nearest training client, see the module.
 
     Args:
-        novel: Its samples of each class [K].
-        training: Those of the training clients [N, K].
+        novel: The novel client's number of samples of each class [K].
+        training: The training clients' numbers of samples [N, K].
 
     Returns:
         The smallest KL(novel || training client) in nats.
@@ -46,7 +46,7 @@ def nearest_divergence(novel: Sequence[int], training: Counts) -> float:
 
 
 def divergence_points(run: Path, way: str) -> Points:
-    """Return the divergence and the accuracy of each novel client of a run, with all its samples and no noise."""
+    """Return divergence and accuracy of each novel client of a run, from all its samples and without noise."""
     manifest = read_manifest(run)
     counts, trained = manifest["label_counts"]["train"], manifest["settings"]["num-clients"]
     return [
@@ -60,7 +60,7 @@ def fifths(points: Points) -> list[tuple[float, Mean]]:
     """Divide points (x, accuracy) by x into five groups of nearly equal size.
 
     Returns:
-        The mean x of each group that has points, and the mean of its accuracies.
+        The mean x and the mean accuracy of each group that is not empty.
     """
     ordered = sorted(points)
     bounds = [round(len(ordered) * part / 5) for part in range(6)]
@@ -71,8 +71,8 @@ def fifths(points: Points) -> list[tuple[float, Mean]]:
 def curves(run: Path, way: str) -> dict[int, Curve]:
     """Return the accuracy over a run's novel clients by number of samples, ascending, and epsilon.
 
-    The key of the accuracy with all of each client's samples is the mean of their numbers, rounded. Images that were
-    corrupted are left out.
+    Results with all samples of each client are listed under the rounded mean of the clients' numbers of samples.
+    Results with corrupted images are left out.
     """
     records = _plain(run, way)
     of_all = [record.samples for record in records if record.all_samples]

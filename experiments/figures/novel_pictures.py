@@ -1,4 +1,4 @@
-"""The figures of `experiments.figures.novel`, readable in black and white, with their numbers as CSV beside them."""
+"""Draw the figures of novel clients, readable in black and white, and write their numbers to CSV files."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,20 +25,20 @@ DIVERGENCE = "KL to the nearest training client in nats"
 def draw_divergence(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw each novel client's accuracy against its divergence from the nearest training client.
 
-    A panel for each row with a mark for each client of all seeds, told apart by column, and the means of fifths of the
-    clients; a last panel compares these means. The points are in `figure-novel-divergence.csv`.
+    Each row has a panel with one mark per client and seed, in a style per column, and the means of fifths of the
+    clients. A last panel compares these means. The points are written to `figure-novel-divergence.csv`.
 
     Args:
         study: The study.
-        begun: What its folder was begun with.
-        cells: The finished ones.
-        folder: The study's.
+        begun: The settings that its folder was created with.
+        cells: The finished cells.
+        folder: The study's folder.
 
     Returns:
-        The picture.
+        Path of the picture.
 
     Raises:
-        RunDirectoryError: If no cell has assessed novel clients in the way that a row shows.
+        RunDirectoryError: If no cell has assessed novel clients in the way of a row.
     """
     found: dict[str, dict[str, Points]] = {}
     for row, column, cell in _shown(study, cells):
@@ -70,8 +70,8 @@ def draw_divergence(study: Study, begun: Begun, cells: Sequence[Cell], folder: P
 def draw_epsilon(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw novel clients' mean accuracy against epsilon, a curve for each number of samples, with standard errors.
 
-    A panel for each row and column, of its first seed; level lines are the accuracies without noise. The numbers are in
-    `figure-novel-epsilon.csv`. Arguments, result and errors are those of `draw_divergence`.
+    Each row and column has a panel for its first seed; level lines show the accuracy without noise. The numbers are
+    written to `figure-novel-epsilon.csv`. Arguments, result and errors are those of `draw_divergence`.
     """
     found: dict[str, dict[str, dict[int, Curve]]] = {}
     for row, column, cell in _shown(study, cells):
@@ -103,7 +103,7 @@ def draw_epsilon(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path
 
 
 def _shown(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Line, Line, Cell]]:
-    """Yield each row with the columns that have runs, and the cells, seed by seed."""
+    """Yield each cell with its column and each row that shows it, seed by seed, as (row, column, cell)."""
     for cell in cells:
         column = next(column for column in study.columns if column.name == cell.column)
         yield from ((row, column, cell) for row in study.rows if row.run == cell.row)
@@ -111,7 +111,7 @@ def _shown(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Line, Line, Ce
 
 def _present(study: Study, found: Mapping[str, Mapping[str, object]]) -> tuple[list[Line], list[Line]]:
     if not found:
-        raise RunDirectoryError("no finished cell has assessed novel clients (novel.clients) in the way of its row")
+        raise RunDirectoryError("no finished cell has assessed novel clients in the way of its row; set novel.clients")
     names = {column for columns in found.values() for column in columns}
     return [row for row in study.rows if row.name in found], [each for each in study.columns if each.name in names]
 

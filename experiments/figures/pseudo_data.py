@@ -1,14 +1,14 @@
-"""How far PRIV-HFL's pseudo-data are from the clients' private data, class by class, and what they look like.
+"""Measure and draw the divergence of PRIV-HFL's pseudo-data from the clients' private data, by class.
 
 Najafi et al., PRIV-HFL, figure 7, shows the Kullback-Leibler divergence of the pseudo-data P from the private data Q of
-each class over the rounds, without saying how it is estimated. Here all private training images of a simulation, and
-`PER_CLASS` pseudo-images of each class, are projected onto the private images' first principal components. Each class
-is taken for a Gaussian there (covariances by Ledoit and Wolf, 2004), and
+each class over the rounds, without specifying the estimator. Here all private training images of a simulation, and
+`PER_CLASS` pseudo-images of each class, are projected onto the first principal components of the private images. Each
+class is modelled as a Gaussian there (covariances by Ledoit and Wolf, 2004), and
 
     KL(P || Q) = 1/2 (tr(C_q^-1 C_p) + (m_q - m_p)^T C_q^-1 (m_q - m_p) - d + ln det C_q - ln det C_p)    in nats.
 
-It compares means and covariances in d dimensions and nothing finer. A simulation's private images are in its data set's
-files; what clients keep to themselves is not opened.
+It only compares means and covariances in d dimensions. A simulation's private images are read from the files of its
+data set; the clients' private state is not read.
 """
 
 import csv
@@ -36,20 +36,20 @@ from hyperfl_flwr.runs.run_data import require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 DIMENSIONS = 16
-"""Principal components d."""
+"""Number of principal components d."""
 
 PER_CLASS = 500
-"""Pseudo-images of each class."""
+"""Number of pseudo-images of each class."""
 
 SHOWN = 8
-"""Images of each class in the picture."""
+"""Number of images of each class in the picture."""
 
 Matrix = npt.NDArray[np.float64]
 Images = npt.NDArray[np.float32]
 
 
 def gaussian_divergence(p: Matrix, q: Matrix) -> float:
-    """Return KL(P || Q) in nats of the Gaussians that fit two samples.
+    """Return KL(P || Q) in nats between Gaussians that are fitted to two samples.
 
     Args:
         p: Points [n, d], n at least 2.
@@ -68,10 +68,10 @@ class PseudoStudy:
         paths: The kept generators' files by round.
 
     Args:
-        run: The run's folder; its data are read where the run has read them.
+        run: The run's folder; the data are read from the run's data folder.
 
     Raises:
-        RunDirectoryError: If the run has kept none, or was trained on data that are not here.
+        RunDirectoryError: If the run has kept no generators, or its data are not on this machine.
     """
 
     def __init__(self, run: Path) -> None:
@@ -85,7 +85,7 @@ class PseudoStudy:
     def images(self, number: int, per_class: int = PER_CLASS) -> Images:
         """Return pseudo-images [K, per_class, C, H, W] of the generator after a round, normalised as the data.
 
-        They are made in batches of `priv-hfl.pseudo-samples` of all classes alike, whose statistics BatchNorm needs.
+        Batches have `priv-hfl.pseudo-samples` samples of all classes, as in training: BatchNorm uses their statistics.
         """
         dataset = self.data.dataset
         width = self.config.section(PrivHFLConfig).generator_width
@@ -97,9 +97,9 @@ class PseudoStudy:
         order = torch.randperm(len(labels), generator=rng)
         made = torch.empty(len(labels), *dataset.input_shape)
         with torch.no_grad():
-            for chosen in torch.tensor_split(
-                order, -(-len(order) // self.config.section(PrivHFLConfig).pseudo_samples)
-            ):
+            # Ceiling division into nearly equal batches: a short last one would have poor statistics.
+            size = self.config.section(PrivHFLConfig).pseudo_samples
+            for chosen in torch.tensor_split(order, -(-len(order) // size)):
                 noise = torch.randn(len(chosen), NOISE_DIM, generator=rng)
                 made[chosen] = generator(noise, labels[chosen])
         images: Images = made.view(dataset.num_classes, per_class, *dataset.input_shape).numpy()
@@ -115,6 +115,7 @@ class PseudoStudy:
         """Return KL of each class [K] by round, see the module; NaN for a class without more private images than d."""
         images, labels = self.private()
         flat = images.reshape(len(images), -1)
+        # Fitted to the private images alone, so that all rounds are compared in one projection.
         projection = PCA(min(DIMENSIONS, *flat.shape), random_state=0).fit(flat)
         private = projection.transform(flat).astype(np.float64)
         found: dict[int, list[float]] = {}
@@ -130,11 +131,11 @@ class PseudoStudy:
 
 
 def draw_pseudo_data(run: Path, picture: Path) -> None:
-    """Draw divergences over the rounds and the last round's images; write the divergences beside the picture as CSV.
+    """Draw the divergences over the rounds and the last round's images, and write the divergences to a CSV file.
 
     Args:
-        run: A run's folder, see `PseudoStudy`.
-        picture: Where to.
+        run: The run's folder, see `PseudoStudy`.
+        picture: Path of the picture; the CSV file is next to it.
     """
     study = PseudoStudy(run)
     found, last = study.divergences(), max(study.paths)
@@ -170,7 +171,7 @@ def _draw_divergences(axes: Axes, found: Mapping[int, Sequence[float]]) -> None:
 
 
 def _sheet(rows: Sequence[Images] | Images, study: PseudoStudy) -> Images:
-    """Return one picture (grey ones without channels) in [0, 1], a class in each row, a pixel between images."""
+    """Return one picture in [0, 1] with a class in each row and a pixel between images; grey ones have no channels."""
     channels, height, width = (size + (axis > 0) for axis, size in enumerate(study.data.dataset.input_shape))
     sheet = np.ones((len(rows) * height, SHOWN * width, channels), np.float32)
     mean, std = np.array(study.data.dataset.mean), np.array(study.data.dataset.std)

@@ -1,1 +1,1 @@
-"""Networks: the targets that clients use, and the hypernetwork that generates their weights."""
+"""Networks: target networks, which classify on clients, and hypernetworks, which generate their weights."""

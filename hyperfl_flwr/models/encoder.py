@@ -1,16 +1,16 @@
-"""The client encoder of IT-PFL-HN: a set of samples without labels becomes the descriptor of its client.
+"""The client encoder of IT-PFL-HN: it maps a client's set of unlabelled samples to a descriptor.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, sections 4 and 6 and appendices B to D. The
 architecture is DeepSets (Zaheer et al., NeurIPS 2017): each sample becomes a vector phi(x), the vectors are pooled over
-the set, and linear layers psi make the descriptor of what was pooled:
+the set, and linear layers psi map the pooled vector to the descriptor:
 
     g(D) = psi(pool of phi(x) over x in D)
 
-psi begins by standardising the pooled vector over its units (layer normalisation without parameters), which the paper
-does not have: what a mean of unit vectors tells of a client is small beside what all clients have in common.
+psi starts by standardising the pooled vector over its units (layer normalisation without parameters). The paper does
+not do this; it is needed since the means of unit vectors differ little between clients.
 
-Pooled is over ALL samples of a set, however they are divided into batches. The paper averages the descriptors of
-batches, so that a sample of a short last batch counts more than others.
+Pooling runs over ALL samples of a set, however they are divided into batches. The paper averages the descriptors of
+batches, which gives a sample of a short last batch more weight.
 """
 
 import copy
@@ -31,7 +31,7 @@ VECTOR_UNITS = 500
 """Length of phi(x) of a feature vector, and width of the linear layers after the pooling (appendix C)."""
 
 BATCH = 500
-"""Samples of a set that are in memory at a time when its descriptor is made."""
+"""Number of samples that are processed at a time when a descriptor is computed, which bounds the memory."""
 
 
 class Encoder(nn.Module):
@@ -48,12 +48,12 @@ class Encoder(nn.Module):
         self.body, self.head, self.pooling = body, head, pooling
 
     def phi(self, samples: Tensor) -> Tensor:
-        """Return the vectors [n, U] that are pooled; with `pooling = mean` of length 1 (0 where all units are 0)."""
+        """Return the vectors [n, U] to pool; with `pooling = mean` they have length 1, or 0 where all units are 0."""
         vectors: Tensor = self.body(samples)
         return functional.normalize(vectors, dim=1) if self.pooling == "mean" else vectors
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Return the descriptor [d] of samples [n, ...] as one set."""
+        """Return the descriptor [d] of samples [n, ...] as one set, n > 0, with its graph."""
         vectors = self.phi(samples)
         descriptor: Tensor = self.head(self._joined(vectors.sum(dim=0), vectors.amax(dim=0), len(samples)))
         return descriptor
@@ -61,6 +61,7 @@ class Encoder(nn.Module):
     @torch.no_grad()
     def pooled(self, samples: Tensor) -> Tensor:
         """Return the pooled vector [U] of samples [n, ...] as one set, n > 0, in float64."""
+        # Sums over large sets keep float32's accuracy only in float64.
         parts = [self.phi(batch).double() for batch in torch.split(samples, BATCH)]
         total = torch.stack([vectors.sum(dim=0) for vectors in parts]).sum(dim=0)
         largest = torch.stack([vectors.amax(dim=0) for vectors in parts]).amax(dim=0)
@@ -68,7 +69,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def descriptor(self, samples: Tensor) -> Tensor:
-        """Return the descriptor [d] of samples [n, ...] as one set, n > 0: the same up to rounding as `forward`."""
+        """Return the descriptor [d] of samples [n, ...] as one set, n > 0: equal to `forward` up to rounding."""
         descriptor: Tensor = self.head(self.pooled(samples).to(next(self.parameters()).dtype))
         return descriptor
 
@@ -78,18 +79,18 @@ class Encoder(nn.Module):
 
 
 def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, pooling: Pooling) -> Encoder:
-    """Build the encoder that goes with a target network.
+    """Build the encoder that belongs to a target network.
 
-    With a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
-    standardisation, its linear layers with their activations, and a linear layer to the descriptor. With `mlp` and
-    `mlp-500`, whose inputs may be feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and
-    standardisation after the first, and a linear layer to the descriptor. With an own target: its extractor without
-    dropout, a linear layer of 200 units with ReLU, pooling, standardisation, a second such layer, and a linear layer to
-    the descriptor.
+    For a convolutional target: its convolutions, a linear layer of 200 units with its activation, pooling,
+    standardisation, its linear layers with their activations, and a linear layer to the descriptor. For `mlp` and
+    `mlp-500`, which also take feature vectors [n, D]: three linear layers of 500 units with ReLU, pooling and
+    standardisation after the first, and a linear layer to the descriptor. For a user-supplied target: its extractor
+    without dropout, a linear layer of 200 units with ReLU, pooling, standardisation, another linear layer of 200 units
+    with ReLU, and a linear layer to the descriptor.
 
     Args:
         target: Name of the target network, see `hyperfl_flwr.models.targets.build_target`.
-        input_shape: Of a sample: (channels, height, width), or for `mlp` and `mlp-500` of any length.
+        input_shape: Shape of a sample: (channels, height, width); any shape for `mlp` and `mlp-500`.
         embedding_dim: Length d of the descriptor.
         pooling: See `Pooling`.
 
@@ -97,13 +98,13 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
         The encoder on the meta device.
 
     Raises:
-        ValueError: If the target is unknown, cannot take such inputs, or has other layers than convolutions before and
-            linear layers after its layer `flatten`.
+        ValueError: If the target is unknown, cannot take such inputs, or has no layer `flatten` that separates
+            convolutions from linear layers.
     """
     convolutions: list[nn.Module]
     activation: nn.Module
     if ":" in target:
-        own = build_target(target, tuple(input_shape), 2)
+        own = build_target(target, tuple(input_shape), 2)  # the number of classes only shapes the unused classifier
         convolutions, activation = [without_dropout(own.extractor)], nn.ReLU()
         widths, inputs, units = [IMAGE_UNITS], own.classifier.in_features, IMAGE_UNITS
     elif target in PERCEPTRONS:
@@ -113,7 +114,7 @@ def build_encoder(target: str, input_shape: Sequence[int], embedding_dim: int, p
         children = dict(build_target(target, tuple(input_shape), 2).extractor.named_children())
         names = list(children)
         if "flatten" not in names:
-            raise ValueError(f"no encoder is defined for the {target} target: take cnn, lenet, mlp or mlp-500")
+            raise ValueError(f"no encoder is defined for the {target} target; cnn, lenet, mlp and mlp-500 have one")
         end = names.index("flatten") + 1
         convolutions, after = [children[name] for name in names[:end]], [children[name] for name in names[end:]]
         linear = [layer for layer in after if isinstance(layer, nn.Linear)]

@@ -1,7 +1,7 @@
-"""The conditional generator of PRIV-HFL's data-free distillation.
+"""The conditional generator of PRIV-HFL's data-free distillation, and the files that a run keeps of it.
 
-Najafi et al., PRIV-HFL, section III, which takes the generator of Fang, Song, Shen, Wang, Chen, Song: "Data-Free
-Adversarial Distillation" (2019) and adds the label, as Zhang et al. (FedFTG, CVPR 2022) do.
+Najafi et al., PRIV-HFL, section III: the generator of Fang, Song, Shen, Wang, Chen, Song, "Data-Free Adversarial
+Distillation" (2019), conditioned on the label as by Zhang et al. (FedFTG, CVPR 2022).
 """
 
 from pathlib import Path
@@ -16,17 +16,17 @@ NOISE_DIM = 100
 
 
 class Generator(nn.Module):
-    """Makes images of given classes: x' = G(z, y).
+    """Generates images of given classes: x' = G(z, y).
 
-    z and the one-hot y each go through a linear layer to `width` maps of a quarter of the image's sides (rounded up);
-    then BatchNorm, and twice: double the sides, a 3x3 convolution (to 2 `width` and `width` maps), BatchNorm, LeakyReLU
-    0.2; a 3x3 convolution to the image's channels, tanh, and BatchNorm without parameters, so that images come out as
-    normalised data do: with mean 0 and variance 1 in each channel of a batch. BatchNorm uses each batch's own
-    statistics at all times and has no state.
+    z and the one-hot y each pass a linear layer to `width` maps of a quarter of the image's sides (rounded up), then
+    BatchNorm. Two blocks follow, each of upsampling to double the sides, a 3x3 convolution (to 2 `width` and `width`
+    maps), BatchNorm and LeakyReLU 0.2. The output layers are a 3x3 convolution to the image's channels, tanh, and
+    BatchNorm without parameters, so that images have mean 0 and variance 1 in each channel of a batch, as normalised
+    data do. BatchNorm always uses the statistics of the batch and has no state.
 
     Args:
         image_shape: (channels, height, width).
-        num_classes: K.
+        num_classes: Number of classes K.
         width: Number of maps; 64 in the paper's source.
     """
 
@@ -70,11 +70,11 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 def kept_generator_path(run_directory: Path, server_round: int) -> Path:
-    """Return where a run keeps its generator's parameters after a round, by name."""
+    """Return the path where a run keeps its generator's parameters, by name, after a round."""
     return run_directory / "generators" / f"round-{server_round:06d}.npz"
 
 
 def kept_generators(run_directory: Path) -> dict[int, Path]:
-    """Return the files of a run's kept generators by round, ascending."""
+    """Return the paths of the generators that a run has kept, by round in ascending order."""
     paths = sorted((run_directory / "generators").glob("round-*.npz"))
     return {int(path.stem.removeprefix("round-")): path for path in paths}

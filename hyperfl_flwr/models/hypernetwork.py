@@ -1,8 +1,8 @@
-"""The hypernetwork of HyperFL: a client embedding becomes the weights of a feature extractor.
+"""The hypernetwork of HyperFL: it generates the weights of a feature extractor from a client embedding.
 
 Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Against Gradient Inversion Attacks", AAAI
-2025, section 3.2 and appendix D.1: one hidden layer and one linear head per target tensor. All heads are held as ONE
-matrix here, which computes the same numbers and reads memory in one pass:
+2025, section 3.2 and appendix D.1: one hidden layer and one linear head per target tensor. All heads are stored as ONE
+matrix here, which gives the same numbers in a single pass over memory:
 
     z = relu(W1 v + b1)        theta = z H + c        H in R^{p x P}, c in R^P
 
@@ -10,7 +10,7 @@ with the embedding v (length d), the hidden activation z (length p) and theta th
 order of the extractor's `named_parameters()`.
 
 The scaled initialisations follow Chang, Flokas, Lipson: "Principled Weight Initialization for Hypernetworks", ICLR
-2020 ("hyperfan-in"): generated weights should have the variance that the target's own layers would be given.
+2020 ("hyperfan-in"): generated weights should have the variance of the target's ordinary initialisation.
 """
 
 import math
@@ -25,7 +25,7 @@ from hyperfl_flwr.core.setting_types import Initialisation
 from hyperfl_flwr.models.initialisation import Drawn, fan_in, ordinary_parameters, weighted_layers
 
 HEAD_SCALE: Mapping[str, float] = {"hyperfan-bias": 0.1, "hyperfan-weight": 1.0}
-"""Standard deviation that H contributes to a generated weight, in units of the ordinary one."""
+"""Standard deviation that H contributes to a generated weight, relative to that of ordinary initial values."""
 
 FIRST_LAYER_SCALE = 8.0
 """Scale of W1 in the hyperfan initialisations: v lies on the unit sphere instead of at norm sqrt(64) = 8."""
@@ -35,7 +35,7 @@ class Hypernetwork(nn.Module):
     """Generates the parameters of a feature extractor from an embedding.
 
     Args:
-        extractor: The network whose parameters are generated; only names and shapes are used.
+        extractor: The network to generate parameters for; only names and shapes are used.
         embedding_dim: Length d of the embedding.
         hidden_width: Width p of the hidden layer.
     """
@@ -44,6 +44,7 @@ class Hypernetwork(nn.Module):
         super().__init__()
         self.shapes = {name: parameter.shape for name, parameter in extractor.named_parameters()}
         num_weights = sum(shape.numel() for shape in self.shapes.values())
+        # H alone takes 59 MB for the 28x28 CNN: no memory is used until values are assigned.
         with torch.device("meta"):
             self.hidden = nn.Linear(embedding_dim, hidden_width)
             self.head_weight = nn.Parameter(torch.empty(hidden_width, num_weights))
@@ -68,7 +69,7 @@ class Hypernetwork(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class HypernetworkHealth:
-    """Whether the hidden layer is alive: a dead one (z = 0) generates the head bias for every client."""
+    """Measurements of the hidden layer: if it is dead (z = 0), every client's theta is the head bias."""
 
     squared_norm: float
     """|z|^2; the step on theta is (1 + |z|^2) times the learning rate."""
@@ -106,10 +107,13 @@ def common_embedding(embedding_dim: int, initialisation: Initialisation, seed: i
 
 
 def initial_hidden(hidden: nn.Linear, initialisation: Initialisation, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw the initial `weight` [p, d] and `bias` [p] of a hypernetwork's first layer: what `generator` is for first.
+    """Draw the initial `weight` [p, d] and `bias` [p] of a hypernetwork's first layer.
+
+    These are the first numbers that are drawn from a run's generator of the hypernetwork, so that `frozen_hidden` can
+    draw them again without the heads.
 
     Args:
-        hidden: Gives the shape.
+        hidden: The first layer; only its shape is used.
         initialisation: See `Initialisation`.
         generator: A CPU generator.
     """
@@ -137,8 +141,8 @@ def initial_hypernetwork(
     """Draw a hypernetwork's initial parameters.
 
     Args:
-        hypernetwork: Gives names and shapes; its values are not used.
-        extractor: The network whose parameters are generated.
+        hypernetwork: The hypernetwork; only names and shapes are used.
+        extractor: The network to generate parameters for.
         initialisation: See `Initialisation`.
         embedding: The common initial embedding [d], at which the scale of the generated weights is set.
         generator: A CPU generator.
@@ -158,7 +162,7 @@ def initial_hypernetwork(
         ordinary = ordinary_parameters(extractor, generator)
         head_bias = torch.cat([value.flatten() for value in ordinary.values()])
         # Uniform in +-bound has the variance bound^2 / 3, and theta - c = z H the variance |z|^2 times that of H.
-        # Where no unit of a narrow layer is on at the common embedding, H has no say yet and any scale will do.
+        # If no unit of a narrow layer is active at the common embedding, H has no effect yet and any scale will do.
         norm = float(hidden.norm()) or 1.0
         bounds = _drawn_bounds(ordinary) if isinstance(extractor, Drawn) else _ordinary_bounds(hypernetwork, extractor)
         bound_of_weight = HEAD_SCALE[initialisation] * bounds / norm
@@ -177,10 +181,13 @@ def _ordinary_bounds(hypernetwork: Hypernetwork, extractor: nn.Module) -> Tensor
 
 
 def _drawn_bounds(values: Mapping[str, Tensor]) -> Tensor:
-    """Return the bound of a uniform distribution as wide as each parameter's own values are, 0 for constants, [P]."""
+    """Return each generated weight's bound of a uniform distribution with the parameter's standard deviation, [P].
+
+    The bound is 0 for constant parameters.
+    """
     return torch.cat([(math.sqrt(3) * value.std(correction=0)).expand(value.numel()) for value in values.values()])
 
 
 def _means(values: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean of each parameter's own values, which is what a constant (the scale of a norm) is, [P]."""
+    """Return the mean of each weight's parameter, [P]; for a constant parameter (a norm's scale) its value."""
     return torch.cat([value.mean().expand(value.numel()) for value in values.values()])

@@ -1,4 +1,4 @@
-"""The ordinary initial values of a network: torch's defaults, drawn from a generator of ours."""
+"""Draw the initial values of networks from a given generator: torch's defaults, or He's for rectifiers."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 
 class Drawn(ABC):
-    """A network that knows its own initial values."""
+    """Interface of networks that draw their initial values themselves."""
 
     @abstractmethod
     def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw them from a CPU generator: CPU tensors by name, in the order of `state_dict()`."""
+        """Draw initial values from a CPU generator: CPU tensors by name, in the order of `state_dict()`."""
 
 
 def fan_in(module: nn.Conv2d | nn.Linear) -> int:
-    """Return the number of inputs that one output of the layer sums."""
+    """Return the number of inputs that each output of a layer sums over."""
     return module.weight[0].numel()
 
 
@@ -24,17 +24,18 @@ def weighted_layers(module: nn.Module, but: tuple[str, ...] = ()) -> dict[str, n
     """Return a module's convolutions and linear layers, by name.
 
     Args:
-        module: It.
-        but: Names of parts that are left aside.
+        module: The network.
+        but: Names of submodules to skip.
 
     Raises:
-        ValueError: If a parameter belongs to another kind of layer than these and BatchNorm, for which no
-            initialisation is defined here.
+        ValueError: If a parameter belongs to another kind of layer than these and BatchNorm, as no initialisation is
+            defined for it.
     """
     aside = tuple(f"{name}." for name in but)
     named = {name: layer for name, layer in module.named_modules() if not f"{name}.".startswith(aside)}
     layers = {name: layer for name, layer in named.items() if isinstance(layer, (nn.Conv2d, nn.Linear))}
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
+    # Compared by identity, since a parameter that several layers share has several names.
     known = {id(parameter) for layer in (*layers.values(), *norms) for parameter in layer.parameters()}
     unknown = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
     if unknown := [name for name in unknown if not name.startswith(aside)]:
@@ -48,11 +49,10 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
     """Draw a network's ordinary initial values: torch's defaults.
 
     Weights and biases of convolutions and linear layers are uniform in +-1/sqrt(fan_in), so that their variance is
-    1/(3 fan_in); BatchNorm begins with a scale of 1 and a shift of 0.
+    1/(3 fan_in). BatchNorm starts with a scale of 1 and a shift of 0.
 
     Args:
-        module: A network made of Conv2d, Linear and BatchNorm2d layers, or one that is `Drawn`; its device does not
-            matter.
+        module: A network of Conv2d, Linear and BatchNorm2d layers, or one that is `Drawn`, on any device.
         generator: A CPU generator.
 
     Returns:
@@ -68,6 +68,7 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
             values[f"{name}.{part}".lstrip(".")] = torch.empty(parameter.shape).uniform_(
                 -bound, bound, generator=generator
             )
+    # The remaining parameters belong to BatchNorm: a scale of 1 and a shift of 0.
     for name, parameter in module.named_parameters():
         if name not in values:
             values[name] = torch.full(parameter.shape, float(name.endswith("weight")))
@@ -75,7 +76,11 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
 
 
 def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw `ordinary_parameters`, and give BatchNorm's running means 0 and variances 1.
+    """Draw a network's initial state: `ordinary_parameters`, and BatchNorm's running means 0 and variances 1.
+
+    Args:
+        module: See `ordinary_parameters`.
+        generator: A CPU generator.
 
     Returns:
         float32 CPU tensors by name, in the order of `module.state_dict()`.
@@ -89,15 +94,15 @@ def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Te
 
 
 def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw initial values that keep the variance of signals through layers with rectifiers.
+    """Draw initial values that preserve the variance of signals through layers with rectifiers.
 
     He, Zhang, Ren, Sun: "Delving Deep into Rectifiers", ICCV 2015: weights are normal with variance 2 / fan_in and
-    biases 0. What tells inputs apart is then as large in the output as in the input, where torch's defaults shrink it
-    by sqrt(6) per layer.
+    biases are 0. Differences between inputs then keep their size up to the output, while torch's defaults shrink them
+    by a factor sqrt(6) per layer.
 
     Args:
-        module: A network made of Conv2d and Linear layers, and of parts that are `Drawn` and know better; its device
-            does not matter.
+        module: A network of Conv2d and Linear layers and of parts that are `Drawn`, which draw their values
+            themselves, on any device.
         generator: A CPU generator.
 
     Returns:

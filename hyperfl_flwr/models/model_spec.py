@@ -1,4 +1,4 @@
-"""What it takes to use the models of a run: public, and the same for all clients."""
+"""Specification of a run's models: public facts, equal for all clients, from which a network can be built."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,21 +10,24 @@ from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 
 _LARGEST = 10_000
-"""Numbers of classes, pixels of a side and features above this are refused."""
+"""Largest number of classes, pixels per side and features that is accepted."""
 
 _LARGEST_MEAN = 1e6
-"""Means and standard deviations beyond this, or below its inverse, are refused: samples must not overflow."""
+"""Largest mean and standard deviation that is accepted (and inverse of the smallest standard deviation).
+
+Normalised samples must not overflow.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRecipe:
-    """What it takes to use a target network.
+    """Everything that is needed to build a target network and to use its values.
 
     Attributes:
         target: Name of the target network.
-        input_shape: (C, H, W) of an image, or (D,) of a feature vector.
-        mean: Per channel, of images scaled to [0, 1]; or per feature.
-        std: Likewise, above 0.
+        input_shape: Shape of a sample: (C, H, W) of an image, or (D,) of a feature vector.
+        mean: Mean of each channel, of images scaled to [0, 1], or of each feature.
+        std: Standard deviation of each channel or feature, above 0.
         classes: Names of the K classes.
     """
 
@@ -35,18 +38,18 @@ class TargetRecipe:
     classes: tuple[str, ...]
 
     SIZES: ClassVar[str] = "shape and number of classes"
-    """What `sizes` are, in words."""
+    """Description of `sizes` for error messages."""
 
     def values(self) -> dict[str, Any]:
-        """Return numbers, texts and lists of them, by field, for `of`."""
+        """Return the fields by name, with tuples as lists, for messages and JSON; `of` reads them back."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Make a recipe of what `values` has returned on a machine that is not ours.
+        """Build a recipe from the result of `values` (untrusted input).
 
         Raises:
-            ValueError: If it is something else, or no network can be built by it.
+            ValueError: If fields are missing, unknown, of a wrong type or out of range.
         """
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
@@ -55,30 +58,32 @@ class TargetRecipe:
             recipe = cls(**fields)
             recipe.check()
         except (TypeError, AttributeError) as error:
-            raise ValueError(f"it is no recipe of a model: {error}") from None
+            raise ValueError(f"the description of the model is invalid: {error}") from None
         return recipe
 
     def check(self) -> None:
-        """Check that a model can be built.
+        """Check that the target network can be built.
 
         Raises:
-            ValueError: If not.
+            ValueError: If a field is out of range, or the network cannot take such inputs.
         """
+        # The fields may come from another machine: sizes are bounded before anything is allocated from them.
         sizes = self.sizes()
         if not all(type(size) is int and 0 < size <= _LARGEST for size in sizes) or len(self.input_shape) not in (1, 3):
             raise ValueError(f"{self.SIZES} are out of range: {sizes}")
         if not len(self.mean) == len(self.std) == self.input_shape[0]:
-            raise ValueError(f"mean and std must have {self.input_shape[0]} numbers")
+            numbers = f"got {len(self.mean)} and {len(self.std)}"
+            raise ValueError(f"mean and std must have {self.input_shape[0]} numbers, {numbers}")
         if not all(abs(value) <= _LARGEST_MEAN for value in self.mean):
             raise ValueError(f"mean must be between -{_LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
         if not all(1 / _LARGEST_MEAN <= value <= _LARGEST_MEAN for value in self.std):
             raise ValueError(f"std must be between {1 / _LARGEST_MEAN:g} and {_LARGEST_MEAN:g}")
         if not all(isinstance(name, str) and name.isprintable() for name in self.classes):
-            raise ValueError("names of classes must be printable texts")
+            raise ValueError("names of classes must be printable strings")
         self.new_target()
 
     def sizes(self) -> tuple[int, ...]:
-        """Return all sizes."""
+        """Return all sizes that must be positive integers, for `check`."""
         return (*self.input_shape, len(self.classes))
 
     def new_target(self) -> Target:
@@ -88,11 +93,11 @@ class TargetRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(TargetRecipe):
-    """What a client needs to know to describe its samples and to use the model that it is sent.
+    """Everything that a client needs to describe its samples and to use the model that it receives.
 
     Attributes:
-        pooling: Of the encoder.
-        descriptor_length: d.
+        pooling: Pooling of the encoder.
+        descriptor_length: Length d of a descriptor.
     """
 
     pooling: Pooling
@@ -101,14 +106,14 @@ class Recipe(TargetRecipe):
     SIZES: ClassVar[str] = "shape, length of a descriptor and number of classes"
 
     def sizes(self) -> tuple[int, ...]:
-        """Return all sizes."""
+        """Return all sizes that must be positive integers, for `check`."""
         return (*self.input_shape, self.descriptor_length, len(self.classes))
 
     def check(self) -> None:
-        """Check that a model and an encoder can be built.
+        """Check that the target network and the encoder can be built.
 
         Raises:
-            ValueError: If not.
+            ValueError: If a field is out of range, or a network cannot take such inputs.
         """
         super().check()
         if self.pooling not in get_args(Pooling):

@@ -1,12 +1,12 @@
-"""The hypernetwork that lives on the server: a table of client embeddings becomes the clients' networks.
+"""The hypernetwork of the server: it generates the clients' networks from a table of client embeddings.
 
 Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks" (pFedHN), ICML 2021, sections 3
-and 4 and the public code. A client gets theta_i = h(v_i; varphi), trains it, and returns its change
-delta_i = theta_i - theta_i'. With the client's steps taken for one gradient step on its loss L_i, the chain rule gives
+and 4 and the public code. A client receives theta_i = h(v_i; varphi), trains it, and returns its change
+delta_i = theta_i - theta_i'. Taking the client's steps for one gradient step on its loss L_i, the chain rule gives
 
     dL/dvarphi = (dtheta_i/dvarphi)^T delta_i        dL/dv_i = (dtheta_i/dv_i)^T delta_i        (equation 2)
 
-up to the client's step size: a vector-Jacobian product, for which the server needs neither data nor loss.
+up to the client's step size. These are vector-Jacobian products, for which the server needs neither data nor loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,19 @@ from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.initialisation import ordinary_parameters
 
 MOMENTUM = "momentum/"
-"""Prefix of the optimiser's buffers in `ServerHypernetwork.state`."""
+"""Prefix of the momentum buffers in `ServerHypernetwork.state`."""
 
 
 class DeepHypernetwork(Hypernetwork):
-    """An MLP under linear heads, without an activation between them: Linear(d, p), then L times ReLU and Linear(p, p).
+    """A hypernetwork with an MLP below the linear heads: Linear(d, p), then L times ReLU and Linear(p, p).
+
+    There is no activation between the MLP and the heads.
 
     Args:
-        generated: The network whose parameters are generated; only names and shapes are used.
+        generated: The network to generate parameters for; only names and shapes are used.
         embedding_dim: Length d of an embedding.
-        hidden_width: Width p.
-        hidden_layers: L.
+        hidden_width: Width p of every layer.
+        hidden_layers: Number L of layers after the first.
     """
 
     def __init__(self, generated: nn.Module, *, embedding_dim: int, hidden_width: int, hidden_layers: int) -> None:
@@ -53,11 +55,11 @@ class DeepHypernetwork(Hypernetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerRates:
-    """Settings of the server's SGD, which steps hypernetwork and embeddings together.
+    """Settings of the server's SGD, which updates hypernetwork and embeddings together.
 
     Attributes:
         learning_rate: Step size.
-        momentum: Of SGD.
+        momentum: Momentum coefficient.
         weight_decay: L2 coefficient, added to the clipped gradient.
         clip_norm: Largest norm of the joint gradient; 0 does not clip.
         combine: See `Combine`.
@@ -74,22 +76,23 @@ class ServerRates:
     embedding_weight_decay: float | None = None
 
     def of_embeddings(self) -> dict[str, float]:
-        """Return what differs for the embeddings, as torch's optimisers name it."""
+        """Return the settings that differ for the embeddings, by the names of torch's optimisers."""
         own = {"lr": self.embedding_learning_rate, "weight_decay": self.embedding_weight_decay}
         return {name: value for name, value in own.items() if value is not None}
 
 
 class ServerHypernetwork:
-    """Hypernetwork, embeddings and their optimiser.
+    """Generates and updates the clients' networks: a hypernetwork, a table of embeddings, and their optimiser.
 
-    As in the public code the embeddings are one table under one optimiser: weight decay and momentum act on the rows of
-    clients that were not sampled, too.
+    As in the public code the embeddings are one table under one optimiser: weight decay and momentum also act on the
+    rows of clients that were not sampled.
 
     Args:
-        hypernetwork: Its parameters are replaced by initial ones: torch's defaults for linear layers, heads included.
+        hypernetwork: Hypernetwork on the meta device; it gets torch's default initial values of linear layers, heads
+            included.
         num_clients: Number of clients N, rows of the table.
         rates: See `ServerRates`.
-        generator: Draws the initial values.
+        generator: CPU generator of the initial values.
         embedding_std: Standard deviation of the embeddings' initial values, which are normal; 1 is torch's for an
             embedding layer.
     """
@@ -109,6 +112,7 @@ class ServerHypernetwork:
             name: torch.empty(getattr(hypernetwork, name).shape).uniform_(-bound, bound, generator=generator)
             for name in ("head_weight", "head_bias")
         }
+        # `assign` replaces the meta tensors; copying into them would have no effect.
         hypernetwork.load_state_dict({**heads, **body}, assign=True)
         drawn = torch.randn(num_clients, hypernetwork.embedding_dim, generator=generator)
         self.embeddings = nn.Parameter(drawn * embedding_std)
@@ -123,11 +127,11 @@ class ServerHypernetwork:
 
     @torch.no_grad()
     def generate(self, clients: Sequence[int], inputs: Tensor | None = None) -> dict[int, dict[str, Tensor]]:
-        """Return the networks of some clients: parameters by name.
+        """Generate the networks of some clients: parameters by name, by client.
 
         Args:
-            clients: Their ids [B].
-            inputs: What to generate them from in the place of their embeddings [B, d].
+            clients: Ids of the clients [B].
+            inputs: Inputs [B, d] of the hypernetwork that replace the clients' embeddings.
         """
         thetas = self.hypernetwork(self.embeddings[list(clients)] if inputs is None else inputs)
         return {
@@ -139,10 +143,10 @@ class ServerHypernetwork:
         """Take one step along the vector-Jacobian products of the clients' changes.
 
         Args:
-            changes: For each client theta_i before its training minus after it, by parameter name. The hypernetwork
-                must be as it was when it generated them.
-            inputs: What theirs were generated from in the place of embeddings [B, d]: constants. The step is then one
-                of the hypernetwork alone, and the table of embeddings stays as it is.
+            changes: For each client theta_i before training minus theta_i after it, by parameter name. The
+                hypernetwork must not have changed since it generated them.
+            inputs: Inputs [B, d] that replaced the clients' embeddings when the networks were generated: constants.
+                The step then updates the hypernetwork alone, and the table of embeddings does not change.
         """
         clients = list(changes)
         deltas = torch.stack(
@@ -151,13 +155,14 @@ class ServerHypernetwork:
         if self.rates.combine == "mean":
             deltas = deltas / len(clients)
         self._optimiser.zero_grad()
+        # `backward` with the changes as the outputs' gradient computes the products of equation 2.
         self.hypernetwork(self.embeddings[clients] if inputs is None else inputs.detach()).backward(deltas)
         if self.rates.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self.rates.clip_norm)
         self._optimiser.step()
 
     def forget_momentum(self) -> None:
-        """Begin the next steps with empty buffers."""
+        """Clear the momentum buffers."""
         self._optimiser.state.clear()
 
     def state(self) -> dict[str, Tensor]:
@@ -172,7 +177,7 @@ class ServerHypernetwork:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to a state that `state` returned."""
+        """Restore a state that `state` returned."""
         self._optimiser.state.clear()
         for name, parameter in self._parameters.items():
             parameter.copy_(state[name])

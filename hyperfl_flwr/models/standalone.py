@@ -1,4 +1,4 @@
-"""A model as files that need nothing of this package: its parameters, what they are, and a script of plain torch."""
+"""Export a model to files that do not need this package: parameters, metadata, and a script in plain torch."""
 
 import json
 from collections.abc import Mapping
@@ -21,14 +21,15 @@ from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import ChannelsLast
 
 STEM = "model"
+"""Default stem of the files' names."""
 
 NAMES = tuple(field.name for field in fields(TargetRecipe))
-"""What the metadata of the parameters' file tell, each in JSON."""
+"""Keys of the metadata in the parameters' file; each value is in JSON."""
 
 PARAMETERS, FACTS, SCRIPT = "model.safetensors", "model.json", "use_model.py"
-"""Names of the files."""
+"""Default names of the files."""
 
-_SCRIPT = '''"""A {target} network in plain torch. It needs torch and safetensors, and {parameters} beside it.
+_SCRIPT = '''"""A {target} network in plain torch. It needs torch, safetensors, and {parameters} in the same folder.
 
     from use_{script} import load_model, predict
     classes, confidences = predict(load_model(), samples)
@@ -49,13 +50,13 @@ CLASSES = {classes}
 
 
 def build_model():
-    """Return the network with parameters of no meaning."""
+    """Return the network with arbitrary parameters."""
 {extractor}
     return nn.Sequential(OrderedDict(extractor=extractor, classifier=nn.{classifier}))
 
 
 def load_model(path=Path(__file__).with_name("{parameters}")):
-    """Return the network with its parameters."""
+    """Return the network with the trained parameters."""
     model = build_model()
     model.load_state_dict(load_file(path){strict})
     return model.eval()
@@ -63,7 +64,7 @@ def load_model(path=Path(__file__).with_name("{parameters}")):
 
 @torch.no_grad()
 def predict(model, samples):
-    """Return the classes' names and the confidences of samples [n, *INPUT_SHAPE]{range}."""
+    """Return the names of the predicted classes and their confidences, for samples [n, *INPUT_SHAPE]{range}."""
     wanted = [-1] + [1] * (len(INPUT_SHAPE) - 1)
     normalised = (samples - torch.tensor(MEAN).reshape(wanted)) / torch.tensor(STD).reshape(wanted)
     confidences, labels = model(normalised).softmax(dim=1).max(dim=1)
@@ -80,7 +81,7 @@ if __name__ == "__main__":
     else:
         numbers = sum(value.numel() for value in load_model().state_dict().values())
         print("{target}:", numbers, "numbers, samples of the shape", INPUT_SHAPE, "in", len(CLASSES), "classes")
-        print("give a .npy file of samples to predict them")
+        print("pass a .npy file of samples to predict their classes")
 '''
 
 _SEQUENCE = """    extractor = nn.Sequential(
@@ -108,15 +109,17 @@ _RESNET = """    from torchvision.models import resnet18
 def write_model(
     folder: Path, tensors: Mapping[str, Tensor], recipe: TargetRecipe, about: Mapping[str, Any], stem: str = STEM
 ) -> list[Path]:
-    """Write a model's three files, atomically each, readable by their owner alone; returns their paths.
+    """Write a model's files STEM.safetensors, STEM.json and use_STEM.py, and return their paths.
+
+    Each is written atomically and readable by its owner only. No script is written for a network that plain torch
+    cannot build. The source of a user-supplied network is copied to the folder STEM_network, unless it is installed.
 
     Args:
-        folder: Where to; it exists.
+        folder: An existing folder.
         tensors: The target network's values by name.
-        recipe: What they are.
-        about: What else STEM.json is to tell.
-        stem: STEM.safetensors, STEM.json and use_STEM.py. There is no script of a network that plain torch has not. The
-            source of somebody's own network is copied to the folder STEM_network, unless it is installed.
+        recipe: Specification of the network.
+        about: Further entries of STEM.json.
+        stem: Stem of the files' names.
     """
     parameters, document, code = (folder / name for name in file_names(stem))
     facts = {name: getattr(recipe, name) for name in NAMES}
@@ -141,25 +144,25 @@ def write_model(
 
 
 def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
-    """Read the parameters' file that `write_model` has written; somebody's own network is imported from beside it.
+    """Read a parameters' file of `write_model`; a user-supplied network is imported from the same folder.
 
     Raises:
-        StateError: If it is missing, damaged or something else.
-        ConfigError: If the source of somebody's own network is not found, or does not work.
+        StateError: If the file is missing, damaged or not a model of this project.
+        ConfigError: If the source of a user-supplied network is not found or does not work.
     """
     try:
         with safe_open(path, framework="pt") as file:
             told = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         facts = {name: json.loads(told[name]) for name in NAMES}
         if is_factory(str(facts["target"])):
             custom_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
         recipe = TargetRecipe.of(facts)
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}; name a file that `hyperfl export` has written") from None
+        raise StateError(f"{path} cannot be read: {error}; name a file written by `hyperfl export`") from None
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise StateError(
-            f"{path} is damaged, or no model of this project ({type(error).__name__}: {error}); export it again"
+            f"{path} is damaged or not a model of this project ({type(error).__name__}: {error}); export it again"
         ) from None
     expected = {name: (value.shape, value.dtype) for name, value in recipe.new_target().state_dict().items()}
     if {name: (value.shape, value.dtype) for name, value in tensors.items()} != expected:
@@ -168,17 +171,17 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
 
 
 def file_names(stem: str) -> tuple[str, str, str]:
-    """Return the names of a model's files: parameters, facts and script."""
+    """Return the names of a model's files: parameters, metadata and script."""
     return f"{stem}.safetensors", f"{stem}.json", f"use_{stem}.py"
 
 
 def source_folder(stem: str) -> str:
-    """Return the name of the folder of the source of somebody's own network, beside a model's files."""
+    """Return the name of the folder, next to a model's files, with the source of a user-supplied network."""
     return f"{stem}_network"
 
 
 def has_script(recipe: TargetRecipe) -> bool:
-    """Say whether `script` knows the target network in plain torch."""
+    """Return whether `script` can express the target network in plain torch."""
     try:
         _extractor(recipe.target, recipe.new_target(), STEM)
     except ValueError:
@@ -187,14 +190,14 @@ def has_script(recipe: TargetRecipe) -> bool:
 
 
 def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
-    """Return the text of a script of plain torch that builds, loads and uses the target network.
+    """Return a script in plain torch that builds, loads and uses the target network.
 
     Args:
-        recipe: What the model is.
-        parameters: Name of the file beside the script.
+        recipe: Specification of the network.
+        parameters: Name of the parameters' file, in the script's folder.
 
     Raises:
-        ValueError: If the network has a layer that torch has not.
+        ValueError: If the network has a layer that plain torch does not provide.
     """
     target: Target = recipe.new_target()
     return _SCRIPT.format(
@@ -206,14 +209,14 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
         std=list(recipe.std),
         classes=list(recipe.classes),
         extractor=_extractor(recipe.target, target, Path(parameters).stem),
-        strict=", strict=False" if isinstance(target, OwnTarget) else "",  # counters and constants are in no file
+        strict=", strict=False" if isinstance(target, OwnTarget) else "",  # the file lacks counters and constants
         classifier=f"Linear({target.classifier.extra_repr()})",
         range=_range(recipe),
     )
 
 
 def _extractor(name: str, target: Target, stem: str) -> str:
-    """Return Python's text that makes a target's extractor."""
+    """Return the Python source that builds a target's extractor."""
     extractor = target.extractor
     if isinstance(target, OwnTarget):
         module, _, factory = name.partition(":")
@@ -222,7 +225,7 @@ def _extractor(name: str, target: Target, stem: str) -> str:
     if name == "resnet18":
         return _RESNET.format(first=extractor.get_submodule("conv1"))
     if not isinstance(extractor, nn.Sequential):
-        raise ValueError(f"no plain torch is known for {type(extractor).__name__}, which is no sequence of layers")
+        raise ValueError(f"no plain torch is known for {type(extractor).__name__}, which is not a sequence of layers")
     layers = [f'                ("{part}", {_source(layer)}),' for part, layer in extractor.named_children()]
     return _SEQUENCE.format(layers="\n".join(layers))
 
@@ -232,9 +235,10 @@ def _range(recipe: TargetRecipe) -> str:
 
 
 def _source(layer: nn.Module) -> str:
-    """Return Python's text for a layer without layers in it; torch prints its own as they are made."""
-    if isinstance(layer, (ChannelsLast, Dropout)):  # how memory is laid out; nothing after training
+    """Return the Python source of a layer without sublayers."""
+    if isinstance(layer, (ChannelsLast, Dropout)):  # a memory layout only, and inactive after training
         return "nn.Identity()"
+    # The repr of torch's layers is a call that builds them.
     if type(layer).__module__.startswith("torch.nn.") and not list(layer.children()):
         return f"nn.{layer}"
     raise ValueError(f"no plain torch is known for a layer {layer}")

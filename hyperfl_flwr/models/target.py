@@ -1,10 +1,10 @@
-"""The interface of target networks: a feature extractor and a linear classifier."""
+"""The base class of target networks: a feature extractor and a linear classifier."""
 
 from torch import Tensor, nn
 
 
 class Target(nn.Module):
-    """A classifier split into a feature extractor and a last linear layer.
+    """A network that classifies samples, split into a feature extractor and a last linear layer.
 
     Args:
         extractor: Maps images [B, C, H, W] or feature vectors [B, D] to features [B, F].

@@ -1,8 +1,8 @@
-"""Target networks: the classifiers that clients train and use.
+"""Build the target networks that clients train and use.
 
-Every target is split as HyperFL (Guo et al., AAAI 2025, section 3.2) splits it: a feature `extractor` with parameters
-theta and a linear `classifier` with parameters phi. The CNNs are those of the paper's experiments (appendix D.1) with
-the shapes of its public code. Perceptrons take feature vectors (D,) as well as images (C, H, W).
+Every target is split as in HyperFL (Guo et al., AAAI 2025, section 3.2): a feature `extractor` with parameters theta
+and a linear `classifier` with parameters phi. The CNNs are those of the paper's experiments (appendix D.1) with the
+shapes of its public code. Perceptrons take feature vectors (D,) as well as images (C, H, W).
 """
 
 import math
@@ -18,7 +18,7 @@ from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet1
 from hyperfl_flwr.models.target import Target
 
 NUM_FEATURES = 128
-"""Width of the extractor's output, the classifier's input."""
+"""Width of the CNNs' features: the extractor's output and the classifier's input."""
 
 _CONVOLUTIONS: Mapping[int, Sequence[tuple[int, int, int]]] = {
     # smallest image side: (output channels, kernel size, padding) of each convolution, a 2x2 max pooling after each
@@ -29,15 +29,15 @@ _CONVOLUTIONS: Mapping[int, Sequence[tuple[int, int, int]]] = {
 
 
 class ChannelsLast(nn.Module):
-    """Lays a batch of images out with the channels of a pixel side by side; the convolutions after it keep the layout.
+    """Changes the memory layout of images to channels-last, on the CPU; the convolutions after it keep the layout.
 
-    On the CPU, torch vectorises max pooling over neighbouring channels only: the published CNN's step takes 0.6 of the
-    time, its forward pass a third. On other devices the images stay as they are.
+    On the CPU, torch vectorises max pooling over adjacent channels only: with this layout the published CNN's step
+    takes 0.6 of the time and its forward pass a third. On other devices images are returned unchanged.
     """
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the same images [B, C, H, W]."""
-        # Tensor.contiguous would leave images of one channel alone, whose two layouts differ in the strides only.
+        # Tensor.contiguous would not change images of one channel, as their two layouts differ in the strides only.
         return images.to(memory_format=torch.channels_last) if images.device.type == "cpu" else images
 
 
@@ -57,17 +57,17 @@ def build_cnn(input_shape: tuple[int, ...], num_classes: int) -> Target:
     28x28: two 5x5 convolutions of 16 and 32 channels (padding 0 and 1), 2x2 max pooling and LeakyReLU 0.01 after each,
     a linear layer 800 -> 128 with LeakyReLU; 115,776 extractor parameters. 32x32 with three channels: a third
     convolution (3x3, 64 channels), 576 -> 128; 106,400 parameters. Images of 8 to 19 pixels, which the paper does not
-    have, get two 3x3 convolutions with padding 1.
+    use, get two 3x3 convolutions with padding 1.
 
     Args:
         input_shape: (channels, height, width).
         num_classes: Number of classes K.
 
     Returns:
-        The target on the meta device; `initialise` gives it values.
+        The target on the meta device; `initial_state` draws its values.
 
     Raises:
-        ValueError: If the images are smaller than 8x8, or no images.
+        ValueError: If the samples are not images, or smaller than 8x8.
     """
     channels, height, width = _image_shape("cnn", input_shape)
     side = min(height, width)
@@ -103,7 +103,7 @@ def build_lenet(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the LeNet of pFedHN's experiments (Shamsian et al., ICML 2021, appendix C, and its public code).
 
     Two 5x5 convolutions of 16 and 32 channels without padding, ReLU and 2x2 max pooling after each, linear layers of
-    120 and 84 units with ReLU, and the classifier 84 -> K. At 3x32x32 with ten classes 121,182 parameters.
+    120 and 84 units with ReLU, and the classifier 84 -> K. At 3x32x32 with ten classes it has 121,182 parameters.
 
     Args:
         input_shape: (channels, height, width).
@@ -113,7 +113,7 @@ def build_lenet(input_shape: tuple[int, ...], num_classes: int) -> Target:
         The target on the meta device.
 
     Raises:
-        ValueError: If the images are smaller than 16x16, or no images.
+        ValueError: If the samples are not images, or smaller than 16x16.
     """
     channels, height, width = _image_shape("lenet", input_shape)
     if min(height, width) < LENET_SMALLEST:
@@ -140,19 +140,19 @@ def build_lenet(input_shape: tuple[int, ...], num_classes: int) -> Target:
 
 
 MLP_WIDTH = 200
-"""Units of each hidden layer of the `mlp` target."""
+"""Number of units in each hidden layer of the `mlp` target."""
 
 WIDE_MLP_WIDTH = 500
-"""Units of each hidden layer of the `mlp-500` target."""
+"""Number of units in each hidden layer of the `mlp-500` target."""
 
 WIDE_MLP_DROPOUT = 0.2
-"""Probability of dropout of the `mlp-500` target."""
+"""Dropout probability of the `mlp-500` target."""
 
 
 def build_mlp(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the multi-layer perceptron "2NN" of FedAvg's experiments (McMahan et al., AISTATS 2017, section 3).
 
-    Two hidden layers of 200 units with ReLU. At 1x28x28 with ten classes 199,210 parameters.
+    Two hidden layers of 200 units with ReLU. At 1x28x28 with ten classes it has 199,210 parameters.
 
     Args:
         input_shape: (channels, height, width), or (D,) of feature vectors.
@@ -168,8 +168,8 @@ def build_mlp_500(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the network for feature vectors of IT-PFL-HN (under review at ICLR 2022, section 6.4 and appendix C).
 
     "Two Dense layers of size 500 each, followed by a Dropout layer with a dropout probability of 0.2", and the
-    classifier; the paper does not name the layers' activation, which is ReLU here. With vectors of length 1280 and ten
-    classes 896,010 parameters.
+    classifier. The paper does not name the layers' activation, which is ReLU here. With vectors of length 1280 and ten
+    classes it has 896,010 parameters.
 
     Args:
         input_shape: (D,) of feature vectors, or (channels, height, width).
@@ -182,7 +182,7 @@ def build_mlp_500(input_shape: tuple[int, ...], num_classes: int) -> Target:
 
 
 def _perceptron(inputs: int, width: int, num_classes: int, last: Mapping[str, nn.Module] | None = None) -> Target:
-    """Build two hidden layers with ReLU, and what follows them before the classifier."""
+    """Build a perceptron: two hidden layers with ReLU, then the layers `last`, then the classifier."""
     with torch.device("meta"):
         extractor = nn.Sequential(
             OrderedDict(
@@ -200,7 +200,7 @@ def _perceptron(inputs: int, width: int, num_classes: int, last: Mapping[str, nn
 def build_resnet18(input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build the ResNet-18 of experiments on CIFAR-10 (He et al., CVPR 2016), see `hyperfl_flwr.models.resnet`.
 
-    At 3x32x32 with ten classes 11,173,962 parameters, and running statistics.
+    At 3x32x32 with ten classes it has 11,173,962 parameters, and running statistics.
 
     Args:
         input_shape: (channels, height, width).
@@ -210,7 +210,7 @@ def build_resnet18(input_shape: tuple[int, ...], num_classes: int) -> Target:
         The target on the meta device.
 
     Raises:
-        ValueError: If the images are smaller than 8x8, or no images.
+        ValueError: If the samples are not images, or smaller than 8x8.
     """
     channels, height, width = _image_shape("resnet18", input_shape)
     if min(height, width) < RESNET_SMALLEST:
@@ -226,23 +226,24 @@ TARGETS: Mapping[str, Callable[[tuple[int, ...], int], Target]] = {
     "mlp-500": build_mlp_500,
     "resnet18": build_resnet18,
 }
-"""Target networks by name."""
+"""Builders of the target networks by name."""
 
 PERCEPTRONS = frozenset({"mlp", "mlp-500"})
-"""Those that take feature vectors."""
+"""Names of the target networks that take feature vectors."""
 
 
 def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> Target:
     """Build a target network on the meta device.
 
     Args:
-        name: One of `TARGETS`, or `package.module:factory` of an own one, see `hyperfl_flwr.models.custom.network`.
+        name: One of `TARGETS`, or `package.module:factory` of a user-supplied network, see
+            `hyperfl_flwr.models.custom.network`.
         input_shape: (channels, height, width), or (D,) of feature vectors.
-        num_classes: K.
+        num_classes: Number of classes K.
 
     Raises:
         ValueError: If the name is unknown or the network cannot take such inputs.
-        ConfigError: If it is an own one, and something is wrong with that.
+        ConfigError: If a user-supplied network cannot be made or split.
     """
     if ":" in name:
         return build_own(name, input_shape, num_classes)

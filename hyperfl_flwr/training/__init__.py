@@ -1,1 +1,1 @@
-"""What a client computes in a round, in plain torch."""
+"""Local training of the methods, and related computations, in plain torch."""

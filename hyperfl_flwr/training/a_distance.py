@@ -1,20 +1,20 @@
-"""A-distance between clients, of linear classifiers that learn to tell two clients' samples apart.
+"""A-distance between clients, from linear classifiers that learn to distinguish two clients' samples.
 
 Ben-David, Blitzer, Crammer, Pereira: "Analysis of Representations for Domain Adaptation", NIPS 2006: the distance of
-two distributions is 2 (1 - 2 err), where err is the error of the best classifier that tells samples of one from samples
-of the other. "Inference-Time Personalized Federated Learning" (under review at ICLR 2022), section 6.2 (3c), finds with
-it the training client that is nearest to a novel one, without either giving away samples: each sends the gradients of a
-linear classifier that both of them share.
+two distributions is 2 (1 - 2 err), where err is the error of the best classifier that separates samples of one from
+samples of the other. "Inference-Time Personalized Federated Learning" (under review at ICLR 2022), section 6.2 (3c),
+uses it to find the training client that is nearest to a novel one. Neither client reveals samples: each sends the
+gradients of a linear classifier that both of them share.
 
-Here a classifier of a pair is logistic regression, learned by gradient descent from zero:
+Here the classifier of a pair is a logistic regression, learned by gradient descent from zero:
 
     p(side 1 | x) = sigmoid(w . x / sqrt(D) + b),    step: (w, b) -= rate (g_0 + g_1) / 2,
 
-where g_s is the mean gradient of the loss over the samples of side s, so that both sides weigh the same however many
-samples they have. Features are divided by sqrt(D), so that with standardised features |x|^2 / D is about 1 and a rate
-suits any D. A client has one classifier for each opponent; all of them are one matrix [M, D + 1], the last column b.
+where g_s is the mean gradient of the loss over the samples of side s, so that both sides have the same weight for any
+numbers of samples. Features are divided by sqrt(D): |x|^2 / D is about 1 for standardised features, so that one rate
+suits any D. A client has one classifier per opponent; they form one matrix [M, D + 1], with b in the last column.
 
-With more features than samples a linear classifier tells any two samples apart in the end, also two of one
+With more features than samples a linear classifier eventually separates any two sets of samples, even of the same
 distribution. `split` therefore divides a client's samples: gradients come from one half, errors from the other.
 """
 
@@ -26,11 +26,11 @@ from torch import Tensor
 
 
 def split(samples: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Divide a client's samples into those that classifiers learn from and those that errors are counted on.
+    """Divide a client's samples at random into a half for the gradients and a half for the errors.
 
     Args:
-        samples: [n, ...].
-        rng: Source of the choice.
+        samples: The samples [n, ...].
+        rng: Source of the random order.
 
     Returns:
         Two tensors [h, D] and [n - h, D] with h = (n + 1) // 2; a single sample serves as both.
@@ -47,9 +47,9 @@ def gradients(classifiers: Tensor, samples: Tensor, sides: Tensor) -> Tensor:
     """Return the mean gradients of logistic losses over one client's samples.
 
     Args:
-        classifiers: [M, D + 1], one for each opponent.
-        samples: [n, D], n at least 1.
-        sides: [M], 0 or 1: which side of each classifier this client is.
+        classifiers: One row per opponent, [M, D + 1].
+        samples: The client's samples [n, D], n at least 1.
+        sides: The client's side of each classifier, 0 or 1, [M].
 
     Returns:
         [M, D + 1]: the gradient of the mean over the samples of -log p(side | x), in nats.
@@ -60,15 +60,15 @@ def gradients(classifiers: Tensor, samples: Tensor, sides: Tensor) -> Tensor:
 
 
 def errors(classifiers: Tensor, samples: Tensor, sides: Tensor) -> Tensor:
-    """Count one client's samples that classifiers take for the opponent's.
+    """Count one client's samples that classifiers assign to the opponent.
 
     Args:
-        classifiers: [M, D + 1].
-        samples: [n, D].
-        sides: [M], 0 or 1.
+        classifiers: One row per opponent, [M, D + 1].
+        samples: The client's samples [n, D].
+        sides: The client's side of each classifier, 0 or 1, [M].
 
     Returns:
-        [M], int64, in 0..n. A sample on the boundary counts for side 0.
+        Numbers of errors [M], int64, in 0..n. A sample on the boundary counts for side 0.
     """
     scores = _features(samples) @ classifiers.T
     return ((scores > 0) != sides.bool()).sum(0)
@@ -78,7 +78,7 @@ def a_distance(error_0: float, error_1: float) -> float:
     """Return 2 (1 - 2 err), where err is the mean of both sides' error rates in [0, 1].
 
     Returns:
-        2 if all samples are told apart, 0 if the classifier knows no more than chance; below 0 if less than that.
+        2 if the classifier makes no error, 0 if it is as good as chance, below 0 if it is worse.
     """
     return 2 * (1 - (error_0 + error_1))
 

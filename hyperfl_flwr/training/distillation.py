@@ -1,12 +1,13 @@
-"""Data-free distillation: pseudo-data in the local loss, and the loss by which their generator learns.
+"""Data-free distillation: a client's loss on pseudo-data, and its gradients for the generator.
 
-Najafi et al., PRIV-HFL, equations 18 to 22. All clients hold the same generator omega. In a round a client draws labels
-and noise once and makes pseudo-data x' = G(z, y); its local loss is the cross-entropy on private data plus that on x'.
-Then it sends the gradient of the latter, f_g(theta_i, omega), with respect to omega, and the server steps omega along
-the mean of all. Both sides minimise f_g: the generator is cooperative, not adversarial.
+Najafi et al., PRIV-HFL, equations 18 to 22. All clients hold the same generator omega. In each round a client draws
+labels and noise once and generates pseudo-data x' = G(z, y). Its local loss is the cross-entropy on private data plus
+the cross-entropy on x'. It then sends the gradient of the latter, f_g(theta_i, omega), with respect to omega, and the
+server steps omega along the mean over the clients. Both sides minimise f_g: the generator is cooperative, not
+adversarial.
 
-What the paper leaves open is decided here: x' is drawn once per round, as algorithm 1 prints it, and the local steps
-take random batches of it; the gradient is taken at the trained theta_i, over all of x'.
+Two choices that the paper leaves open: x' is drawn once per round, as in its algorithm 1, and the local steps take
+random batches of it; the gradient is taken at the trained theta_i, over all of x'.
 """
 
 from dataclasses import dataclass
@@ -21,14 +22,14 @@ from hyperfl_flwr.models.layers.batchnorm import statistics_kept
 
 
 def label_probabilities(counts: Tensor, balance: float) -> Tensor:
-    """Return how often pseudo-data of each class are drawn: p(y) proportional to R - n_y with R = c max n_y.
+    """Return the class probabilities of pseudo-data: p(y) proportional to R - n_y with R = c max n_y.
 
-    The paper's equation 19 reads R n_y, with an R that its text calls much larger than n_y and says to favour minority
-    classes, which only the difference does; it also has a value for classes that a client lacks.
+    The paper's equation 19 reads R n_y. Its text says that R is much larger than n_y and that minority classes are
+    favoured, which holds for the difference only. The difference is also defined for classes that a client lacks.
 
     Args:
-        counts: n_y [K], the client's samples of each class.
-        balance: c > 1; near 1 the most frequent class gets none, with large c all get alike.
+        counts: The client's number of samples of each class, n_y [K].
+        balance: c > 1; near 1 the most frequent class is hardly drawn, with large c all classes are equally likely.
 
     Returns:
         float64 [K], positive, with sum 1.
@@ -42,9 +43,9 @@ class PseudoData:
     """A client's pseudo-data of one round.
 
     Attributes:
-        generator: G, whose parameters require gradients.
-        images: x' [P, C, H, W], normalised, with the graph that leads to the generator's parameters.
-        labels: y [P], int64.
+        generator: The generator G; its parameters require gradients.
+        images: Normalised images x' [P, C, H, W], with the graph to the generator's parameters.
+        labels: Labels y [P], int64.
     """
 
     generator: Generator
@@ -55,14 +56,14 @@ class PseudoData:
     def draw(
         cls, generator: Generator, counts: Tensor, *, number: int, balance: float, rng: torch.Generator
     ) -> "PseudoData":
-        """Draw labels and noise, and make images of them.
+        """Draw labels and noise, and generate images from them.
 
         Args:
-            generator: G; images and labels are made where it is.
-            counts: The client's samples of each class [K].
-            number: P, at least 2.
+            generator: The generator G; images and labels are on its device.
+            counts: The client's number of samples of each class [K].
+            number: Number of samples P, at least 2.
             balance: See `label_probabilities`.
-            rng: A CPU generator.
+            rng: A CPU generator, so that all devices get the same numbers.
         """
         device = generator.noise.weight.device
         labels = torch.multinomial(label_probabilities(counts.cpu(), balance), number, replacement=True, generator=rng)
@@ -71,14 +72,14 @@ class PseudoData:
         return cls(generator=generator, images=generator(noise.to(device), labels), labels=labels)
 
     def loss(self, model: nn.Module, batch_size: int, rng: np.random.Generator) -> Tensor:
-        """Return a model's mean cross-entropy on a random batch of them, in nats; running statistics stay."""
+        """Return a model's mean cross-entropy on a random batch, in nats; its running statistics do not change."""
         chosen = torch.from_numpy(rng.choice(len(self.labels), min(batch_size, len(self.labels)), replace=False))
         chosen = chosen.to(self.labels.device)
         with statistics_kept(model):
             return functional.cross_entropy(model(self.images.detach()[chosen]), self.labels[chosen])
 
     def gradients(self, model: nn.Module) -> tuple[dict[str, Tensor], float]:
-        """Return the gradient of f_g with respect to omega, by parameter name, and f_g itself; used once."""
+        """Return the gradient of f_g with respect to omega, by parameter name, and f_g; can be called only once."""
         with statistics_kept(model):
             loss = functional.cross_entropy(model(self.images), self.labels)
         names, parameters = zip(*self.generator.named_parameters(), strict=True)

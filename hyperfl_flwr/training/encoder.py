@@ -1,4 +1,4 @@
-"""The local training of IT-PFL-HN's encoder: descriptors of batches are drawn to the client's embedding.
+"""Local training of IT-PFL-HN's encoder: it learns to map batches of samples to the client's embedding.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, equation 8.
 """
@@ -26,16 +26,16 @@ def train_encoder(
     """Minimise the mean over batches B of |g(B) - e|^2 / d by SGD, changing the encoder in place; labels are not used.
 
     Args:
-        encoder: g.
-        embedding: e [d], a constant.
+        encoder: The encoder g.
+        embedding: The client's embedding e [d], a constant.
         data: The client's training samples.
-        epochs: Length and settings of SGD.
+        epochs: Number of passes or steps, and settings of SGD.
         rng: Order of the samples and augmentation.
         learning_rate: Step size.
         clip_norm: Largest norm of the gradient; 0 does not clip.
 
     Returns:
-        Mean loss of the last pass (with `epochs.steps` of all steps), each batch before its step.
+        Mean loss of the last pass (of all steps, if `epochs.steps` is set); each batch's loss is taken before its step.
     """
     parameters = list(encoder.parameters())
     optimiser = SGD(parameters, lr=learning_rate, momentum=epochs.momentum, weight_decay=epochs.weight_decay)

@@ -1,19 +1,19 @@
-"""SGD on a hypernetwork's linear heads without ever forming their gradients.
+"""SGD on a hypernetwork's linear heads without forming their gradients.
 
-The heads theta = z H + c hold nearly all of a hypernetwork's parameters: H [p, P] is 59 MB for the 28x28 CNN. Their
-gradient z g^T has rank one, so that after t steps of SGD with momentum and (coupled) weight decay
+The heads theta = z H + c hold nearly all of a hypernetwork's parameters: H [p, P] has 59 MB for the 28x28 CNN. The
+gradient z g^T of H has rank one, so that after t steps of SGD with momentum and (coupled) weight decay
 
     H_t = a H_0 + e V_0 + sum_j p_j z_j g_j^T        (the weights)
     V_t = b H_0 + f V_0 + sum_j q_j z_j g_j^T        (torch's momentum buffer)
 
-with scalars that follow torch.optim.SGD's own recursion: V <- mu V + (z g^T + lambda H), H <- H - eta V gives
+with scalars that follow torch.optim.SGD's recursion: V <- mu V + (z g^T + lambda H), H <- H - eta V gives
 
     q <- mu q + lambda p  (+ 1 for the new row),  p <- p - eta q,      and (a, b), (e, f) likewise without a new row.
 
-theta and dL/dz are therefore products with one stacked matrix, the rows of H_0 above those of the gradients g_j: a step
-reads it twice and writes one row, where autograd and torch.optim.SGD touch 59 MB about nineteen times. Under relu a
-unit i with z_i = 0 adds nothing to theta and passes no gradient on, so that its row of H_0, about every second, is not
-read at all; it only decays. The result is the same up to rounding.
+theta and dL/dz are therefore products with one stacked matrix, the rows of H_0 above those of the gradients g_j. A step
+reads it twice and writes one row, while autograd and torch.optim.SGD access 59 MB about nineteen times. Under relu a
+unit i with z_i = 0 adds nothing to theta and passes no gradient on. Its row of H_0 only decays and is not read at all,
+which saves about every second row. The result is the same up to rounding.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 
 SPARE_UNITS = 8
-"""Units that may come into use before the matrix has to be moved."""
+"""Number of units that may become used before the matrix has to be moved."""
 
 
 class _Factors:
@@ -41,12 +41,12 @@ class _Factors:
         self.restart()
 
     def restart(self) -> None:
-        """H is H_0 and V is V_0."""
+        """Reset the coefficients to those of H = H_0 and V = V_0."""
         self.weights[:], self.buffer[:] = 0.0, 0.0
         self.weights[0] = self.buffer[1] = 1.0
 
     def step(self, row: int) -> None:
-        """Take torch.optim.SGD's step; the new gradient is the row's z g^T."""
+        """Update the coefficients by a step of torch.optim.SGD with the gradient z g^T of a row."""
         self.buffer *= self._momentum
         self.buffer += self._weight_decay * self.weights
         self.buffer[2 + row] += 1.0
@@ -56,22 +56,23 @@ class _Factors:
 class FactoredHeads:
     """The heads theta = z H + c under SGD; see the module.
 
-    Beyond H and c it holds one matrix of u + k rows of P floats: the rows of H whose unit has been used, u of p, and
-    the gradients of the k steps since the start or the last fold, `rows` at most. With the default of p rows and half
-    of the units in use that is one and a half hypernetworks after p steps; from step p + 1 on, with momentum, another u
-    rows. A plain loop holds the gradient, the momentum buffer and a temporary: three.
+    In addition to H and c it holds one matrix of u + k rows of P floats: the rows of H of the u used units (of p), and
+    the gradients of the k steps since the start or the last fold, at most `rows`. With the default of p rows and half
+    of the units used that is one and a half times the hypernetwork after p steps; from step p + 1 on, with momentum,
+    another u rows. A plain loop holds three times the hypernetwork: gradient, momentum buffer and a temporary.
 
     Args:
-        weight: H [p, P], contiguous; `materialise` changes it in place, and until then it is out of date.
-        bias: c [P], changed in place by every step; None for heads without one.
-        learning_rate: eta.
-        momentum: mu in [0, 1); the buffer starts empty.
-        weight_decay: lambda, added to the (clipped) gradient.
-        rows: Steps after which the factors are folded into H; p by default.
-        skip_zeros: Whether dL/dz is not needed for a unit that is 0, as under relu: its row of H is not read then.
+        weight: H [p, P], contiguous; out of date until `materialise` changes it in place.
+        bias: c [P], changed in place by every step; None for heads without a bias.
+        learning_rate: Step size eta.
+        momentum: Momentum coefficient mu in [0, 1); the buffer starts empty.
+        weight_decay: Coefficient lambda, added to the (clipped) gradient.
+        rows: Number of steps after which the factors are folded into H; p by default.
+        skip_zeros: Whether dL/dz is not needed for units that are 0, as under relu, so that their rows of H need not
+            be read.
 
     Raises:
-        ValueError: If the shapes do not belong together or `rows` is not positive.
+        ValueError: If the shapes do not match or `rows` is not positive.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class FactoredHeads:
         skip_zeros: bool = False,
     ) -> None:
         if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[1:]):
-            raise ValueError(f"weight must be [p, P] and bias [P], got {weight.shape} and {bias}")
+            shape = None if bias is None else bias.shape
+            raise ValueError(f"weight must be [p, P] and bias [P], got {weight.shape} and {shape}")
         self.rows = weight.shape[0] if rows is None else rows
         if self.rows < 1:
             raise ValueError(f"rows must be positive, got {rows}")
@@ -94,11 +96,11 @@ class FactoredHeads:
         self._settings = (learning_rate, momentum, weight_decay)
         self._factors = _Factors(self.rows, *self._settings)
         self._bias_buffer = None if bias is None else torch.zeros_like(bias)
-        # Rows of H_0 end where the gradients begin and grow upwards: what is in use is contiguous.
+        # Rows of H_0 end where the gradients begin and grow upwards, so that all used rows are contiguous.
         self._begin = 0
         self._stack = weight.new_empty(0, weight.shape[1])
-        self._velocity: Tensor | None = None  # rows of V_0 from the first fold on, placed as those of H_0
-        self._units = torch.empty(0, dtype=torch.int64, device=weight.device)  # whose rows of H_0 are in the stack
+        self._velocity: Tensor | None = None  # rows of V_0 from the first fold on, placed as in H_0
+        self._units = torch.empty(0, dtype=torch.int64, device=weight.device)  # units with a row of H_0 in the stack
         self._unused = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
         self._unused_factors = (1.0, 0.0)  # H_0 and V_0 of the other units, in units of `weight`
         self._activations = weight.new_empty(self.rows, len(weight))
@@ -109,21 +111,21 @@ class FactoredHeads:
 
     @classmethod
     def of(cls, hypernetwork: Hypernetwork, optimiser: torch.optim.Optimizer, *, steps: int) -> "FactoredHeads":
-        """Take a hypernetwork's heads over from an optimiser, which skips them while they have no gradient.
+        """Take over a hypernetwork's heads from an optimiser, which skips them since they get no gradient.
 
         Args:
-            hypernetwork: Its heads must not be used otherwise until `materialise`.
-            optimiser: Gives rate, momentum and weight decay.
-            steps: How many there will be; memory is reserved for p of them at most.
+            hypernetwork: The hypernetwork; its heads must not be used otherwise until `materialise`.
+            optimiser: Optimiser with the rate, momentum and weight decay of the heads.
+            steps: Number of steps to come; memory is reserved for at most p of them.
 
         Raises:
-            ValueError: If the algebra does not hold: another layer computes theta, or the optimiser's step is not
-                linear in gradients and weights, as that of Adam.
+            ValueError: If the algebra does not hold: theta is computed in another way, or the optimiser's step is not
+                linear in gradients and weights, as with Adam.
         """
         plain = "choose head-optimiser = plain"
         if type(hypernetwork).forward is not Hypernetwork.forward:
             name = type(hypernetwork).__name__
-            raise ValueError(f"the heads must give theta = z H + c, {name} computes theta in a way of its own; {plain}")
+            raise ValueError(f"the heads must give theta = z H + c, but {name} computes theta differently; {plain}")
         weight, bias = hypernetwork.head_weight, hypernetwork.head_bias
         groups = [group for tensor in (weight, bias) for group in optimiser.param_groups if _holds(group, tensor)]
         if type(optimiser) not in (SGD, torch.optim.SGD) or len(groups) != 2 or groups[0] is not groups[1]:
@@ -132,7 +134,7 @@ class FactoredHeads:
         if wrong := [name for name in ("nesterov", "maximize", "dampening") if groups[0][name]]:
             raise ValueError(f"heads cannot be factored with {' and '.join(wrong)}; {plain}")
         settings = {name: groups[0][name] for name in ("momentum", "weight_decay")}
-        # Elsewhere than on the CPU, asking which units are used would stop the device in every step.
+        # On other devices than the CPU, finding the used units would synchronise in every step.
         is_relu = type(hypernetwork).activation is Hypernetwork.activation
         skip = is_relu and weight.device.type == "cpu"
         rows = max(1, min(len(weight), steps))
@@ -140,7 +142,7 @@ class FactoredHeads:
 
     @torch.no_grad()
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return theta [P] of the hidden activation z [p] under the weights as they are now."""
+        """Return theta [P] of the hidden activation z [p] under the current weights."""
         if self._skip_zeros:
             self._use(((hidden != 0) & self._unused).nonzero().flatten())
         used = hidden[self._units]
@@ -172,7 +174,7 @@ class FactoredHeads:
         Args:
             hidden: z [p] of the forward pass.
             gradient: dL/dtheta [P].
-            scale: Factor of the gradient, of clipping.
+            scale: Factor of the gradient, from clipping.
         """
         if self._count == self.rows:
             self._fold()
@@ -188,13 +190,13 @@ class FactoredHeads:
 
     @torch.no_grad()
     def materialise(self) -> None:
-        """Write the weights as they are now into `weight`; the last call."""
+        """Write the current weights into `weight`; must be the last call."""
         self._combine(self._factors.weights, out=self._in_use(self._stack))
         self.weight.mul_(self._of_unused(self._factors.weights))
         self.weight[self._units] = self._in_use(self._stack)
 
     def _use(self, units: Tensor) -> None:
-        """Take rows of further units into the stack, as they were at the last fold."""
+        """Add the rows of further units to the stack, with their values at the last fold."""
         if self._begin and not len(units):
             return
         if not self._begin or len(self._units) + len(units) > self._begin:
@@ -209,7 +211,7 @@ class FactoredHeads:
         self._unused[units] = False
 
     def _make_room(self, begin: int) -> None:
-        """Move the gradients, and the rows before them, to begin at a row."""
+        """Reallocate the stack so that the gradients begin at row `begin`, and copy the rows in use."""
         old = self._in_use(self._stack, self._count)
         stack = self.weight.new_empty(begin + self.rows, self.weight.shape[1])
         stack[begin - len(self._units) : begin + self._count] = old
@@ -220,11 +222,12 @@ class FactoredHeads:
         self._stack, self._begin = stack, begin
 
     def _in_use(self, matrix: Tensor, steps: int = 0) -> Tensor:
-        """Return the rows of the used units and, in the stack, of some steps after them."""
+        """Return the rows of the used units and, in the stack, of the first `steps` steps after them."""
         return matrix[self._begin - len(self._units) : self._begin + steps]
 
     def _fold(self) -> None:
-        """Make room for further steps: H_0 and V_0 become weights and momentum buffer as they are now."""
+        """Make room for further steps: the current weights and momentum buffer become H_0 and V_0."""
+        # V first: it is computed from H_0, which the second combination overwrites.
         weights, momentum = self._in_use(self._stack), None
         if self._settings[1] > 0:
             momentum = torch.empty_like(weights)
@@ -248,7 +251,7 @@ class FactoredHeads:
             out.addmm_(activations.t(), self._stack[self._begin : self._begin + self._count])
 
     def _of_unused(self, factors: NDArray[np.float64]) -> float:
-        """Return what factors[0] H_0 + factors[1] V_0 is for an unused unit, in units of `weight`."""
+        """Return factors[0] H_0 + factors[1] V_0 for an unused unit, as a multiple of `weight`."""
         return float(np.dot(factors[:2], self._unused_factors))
 
     def _past(self) -> Tensor:
@@ -258,7 +261,7 @@ class FactoredHeads:
         return self._vector(self._factors.weights)
 
     def _vector(self, factors: NDArray[np.float64]) -> Tensor:
-        """Return the steps' factors as a tensor like the weights, [count]."""
+        """Return the factors of the steps [count], with the weights' type and device."""
         return torch.as_tensor(factors[2 : 2 + self._count]).to(self.weight.dtype).to(self.weight.device)
 
 

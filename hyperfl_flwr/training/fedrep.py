@@ -1,7 +1,7 @@
-"""The local round of FedRep: the classifier first, then the feature extractor.
+"""The local round of FedRep: train the classifier first, then the feature extractor.
 
 Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning", ICML
-2021, algorithm 1. The paper takes ten epochs for the classifier and one for the extractor; both numbers are settings
+2021, algorithm 1. The paper trains ten epochs on the classifier and one on the extractor. Both numbers are settings
 here, since HyperFL's round is the same with one and five.
 """
 
@@ -19,11 +19,11 @@ class FedRepRates:
     """Step sizes of FedRep's local round.
 
     Attributes:
-        classifier: Of the classifier.
-        extractor: Of the feature extractor.
-        classifier_epochs: Passes that train the classifier.
+        classifier: Step size of the classifier.
+        extractor: Step size of the feature extractor.
+        classifier_epochs: Number of passes that train the classifier.
         clip_norm: Largest gradient norm of the extractor; 0 does not clip.
-        weight_decay: Of the extractor; None is the classifier's.
+        weight_decay: L2 coefficient of the extractor; None for that of the classifier.
     """
 
     classifier: float
@@ -56,7 +56,7 @@ def train_fedrep(
     """
 
     def fixed(images: Tensor) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad():  # only the classifier needs a graph in the first part
             features = extractor(images)
         logits: Tensor = classifier(features)
         return logits

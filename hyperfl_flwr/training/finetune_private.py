@@ -1,7 +1,7 @@
-"""A client joins a finished federation: it trains what it keeps to itself, and what is shared stays as it is.
+"""Train the private groups of a client that joins a finished federation; shared groups are constants.
 
-For HyperFL (Guo et al., AAAI 2025) that is algorithm 1's local round with varphi as a constant; the paper itself says
-nothing of new clients. For methods that share a feature extractor it is the classifier alone.
+For HyperFL (Guo et al., AAAI 2025) this is the local round of algorithm 1 with a constant varphi; the paper does not
+discuss new clients. For methods that share a feature extractor it trains the classifier alone.
 """
 
 from dataclasses import replace
@@ -19,9 +19,9 @@ def join_hyperfl(
     """Train classifier and embedding in place: in each round one epoch on phi, then E epochs on v.
 
     Args:
-        model: Its hypernetwork is not changed; nor is v if `model.frozen`.
+        model: The client's model; its hypernetwork does not change, nor does v if `model.frozen`.
         data: The client's training samples.
-        epochs: E and the settings of SGD.
+        epochs: Number of epochs E, and the settings of SGD.
         rates: Step sizes; the hypernetwork's is not used.
         rounds: Number of rounds.
         rng: Order of the samples and augmentation.
@@ -45,11 +45,11 @@ def join_classifier(
     """Train a classifier in place.
 
     Args:
-        predict: The network; all but the classifier are constants.
-        classifier: Its last layer.
+        predict: The network; all but the classifier must be constants.
+        classifier: The network's last layer.
         rate: Step size.
         data: The client's training samples.
-        epochs: Passes and the settings of SGD.
+        epochs: Number of passes, and the settings of SGD.
         rng: Order of the samples and augmentation.
     """
     train_epochs(

@@ -4,8 +4,8 @@
     step 1: one epoch on the classifier phi, theta fixed            (rate eta_g)
     step 2: E epochs on (varphi, v), phi fixed                      (rates eta_h, eta_v)
 
-What the paper leaves open follows its public code: the gradients of varphi and of v are clipped to norm 50 separately,
-weight decay acts on v too, and every round starts with empty momentum buffers.
+Where the paper leaves a choice open, its public code is followed: the gradients of varphi and of v are clipped to norm
+50 separately, weight decay also acts on v, and every round starts with empty momentum buffers.
 """
 
 import math
@@ -30,11 +30,11 @@ class HyperFLRates:
     """Step sizes of HyperFL's local round.
 
     Attributes:
-        classifier: eta_g.
-        hypernetwork: eta_h.
-        embedding: eta_v.
+        classifier: Step size eta_g of the classifier.
+        hypernetwork: Step size eta_h of the hypernetwork.
+        embedding: Step size eta_v of the embedding.
         clip_norm: Largest gradient norm of varphi, and of v; 0 does not clip.
-        factored: Whether the heads are stepped without forming their gradients: the same up to rounding, and faster.
+        factored: Whether the heads are updated without forming their gradients: equal up to rounding, and faster.
     """
 
     classifier: float
@@ -45,16 +45,16 @@ class HyperFLRates:
 
 
 def as_fedrep(rates: HyperFLRates, weight_decay: float, squared_norm: float) -> FedRepRates:
-    """Return the settings with which FedRep's round moves theta and phi as HyperFL's does with a constant z.
+    """Return the settings with which FedRep's round is equivalent, in theta and phi, to HyperFL's with a constant z.
 
-    theta = z H + c, so a step of rate eta on H and c moves theta by (1 + |z|^2) eta; the norm of their gradient is
-    sqrt(1 + |z|^2) times that of theta's, and decaying them decays theta alike. Exact but for the 1e-6 in torch's
-    clipping.
+    Since theta = z H + c, a step of rate eta on H and c moves theta by (1 + |z|^2) eta times its gradient. The norm of
+    the gradient of H and c is sqrt(1 + |z|^2) times that of theta's, and decaying H and c decays theta equally. The
+    equivalence is exact except for the 1e-6 in torch's clipping.
 
     Args:
-        rates: HyperFL's.
-        weight_decay: HyperFL's.
-        squared_norm: |z|^2.
+        rates: HyperFL's step sizes.
+        weight_decay: HyperFL's L2 coefficient.
+        squared_norm: Squared norm |z|^2 of the hidden activation.
     """
     factor = 1 + squared_norm
     return FedRepRates(
@@ -67,14 +67,14 @@ def as_fedrep(rates: HyperFLRates, weight_decay: float, squared_norm: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class HyperFLModel:
-    """A client's model.
+    """A client's model: a classifier on a feature extractor with generated weights.
 
     Attributes:
-        extractor: Structure of the feature extractor; its own parameters are not used.
+        extractor: Structure of the feature extractor; its parameters are not used.
         classifier: The private last layer.
-        hypernetwork: Generates the extractor's parameters.
+        hypernetwork: Hypernetwork that generates the extractor's parameters.
         embedding: The private embedding v [d].
-        frozen: Whether v and the hypernetwork's first layer are constants, so that z is one.
+        frozen: Whether v and the hypernetwork's first layer are constants, so that z is constant, too.
     """
 
     extractor: nn.Module
@@ -84,7 +84,7 @@ class HyperFLModel:
     frozen: bool = False
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return the logits [B, K] of images [B, C, H, W]; theta is generated anew, with its graph."""
+        """Return the logits [B, K] of images [B, C, H, W]; theta is generated in each call, with its graph."""
         features = functional_call(
             self.extractor, self.hypernetwork.split(self.hypernetwork(self.embedding)), (images,)
         )
@@ -93,7 +93,7 @@ class HyperFLModel:
 
     @torch.no_grad()
     def fixed(self) -> Predict:
-        """Return a classifier with theta generated once, for evaluation and for step 1; only phi gets a graph."""
+        """Return a predictor with theta generated once, for evaluation and for step 1; only phi gets a graph."""
         theta = self.hypernetwork.split(self.hypernetwork(self.embedding))
 
         def predict(images: Tensor) -> Tensor:
@@ -111,9 +111,9 @@ def train_hyperfl(
     """Run one local round, changing the model's parameters in place.
 
     Args:
-        model: Its parameters are leaves on the data's device.
+        model: The client's model; its parameters are leaves on the data's device.
         data: The client's training samples.
-        epochs: E and the settings of SGD, which step 1 shares but for its single epoch.
+        epochs: Number of epochs E of step 2, and the settings of SGD for both steps.
         rates: Step sizes.
         rng: Order of the samples and augmentation.
 
@@ -136,7 +136,7 @@ def train_hyperfl(
 def _step2_plain(
     model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
 ) -> float:
-    """Train (varphi, v) by autograd and torch.optim.SGD: the reference."""
+    """Train (varphi, v) by autograd and torch.optim.SGD: the reference of the factored version."""
     heads = [model.hypernetwork.head_weight, model.hypernetwork.head_bias]
     hypernetwork = heads if model.frozen else list(model.hypernetwork.parameters())
     sets = [ParameterSet(parameters=hypernetwork, learning_rate=rates.hypernetwork, clip_norm=rates.clip_norm)]
@@ -173,12 +173,13 @@ def _step2_factored(
         features = functional_call(model.extractor, network.split(theta), (images,))
         loss = functional.cross_entropy(model.classifier(features), labels)
         (gradient,) = torch.autograd.grad(loss, theta)
-        # Of a scalar with the same gradient: `grad_outputs` would import sympy, half a second of a node's process.
+        # The gradient of a scalar product: `grad_outputs` would import sympy, which costs a node half a second.
         gradients = torch.autograd.grad(hidden.dot(heads.backward(gradient)), below) if below else ()
         hidden = hidden.detach()
         scale = _clip_factor([*gradients[:-1]], heads.squared_norm(hidden, gradient), rates.clip_norm)
         heads.step(hidden, gradient, scale)
         _assign(below[:-1], gradients[:-1], scale)
+        # The last of `below` is v, which is clipped separately.
         _assign(below[-1:], gradients[-1:], _clip_factor(gradients[-1:], 0.0, rates.clip_norm))
         optimiser.step()
         return loss.detach()
@@ -189,7 +190,10 @@ def _step2_factored(
 
 
 def _clip_factor(gradients: Sequence[Tensor], squared: Tensor | float, clip_norm: float) -> Tensor | float:
-    """Return what torch.nn.utils.clip_grad_norm_ multiplies gradients with; `squared` is what is not formed."""
+    """Return the factor that torch.nn.utils.clip_grad_norm_ applies to gradients.
+
+    `squared` is the squared norm of the gradients that are not formed.
+    """
     if clip_norm <= 0:
         return 1.0
     total = sum((gradient.square().sum() for gradient in gradients), torch.as_tensor(squared))

@@ -1,7 +1,7 @@
-"""Adam on the server, along the mean change of the clients.
+"""Adam on the server, which takes the clients' mean change as its gradient.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021, algorithm
-2 (FedAdam): what clients have changed, on average, is taken for the descent direction of an ordinary optimiser.
+2 (FedAdam): the mean change of the clients is the descent direction of an ordinary optimiser.
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,20 @@ from torch import Tensor
 from hyperfl_flwr.core.optimisers import Adam
 
 BETAS = (0.9, 0.99)
-"""Decay of the averages of gradients and of their squares; the paper's."""
+"""Decay rates of the averages of gradients and of squared gradients, as in the paper."""
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
+"""Names of these averages in the state of torch's Adam."""
 
 
 class ServerAdam:
     """Adam over named parameters; see the module.
 
-    With clients that take one step of plain SGD it is Adam on the mean of their losses: Adam's steps do not depend on
-    the scale of the gradient, so the clients' rate has no effect.
+    If clients take one step of plain SGD it is Adam on the mean of their losses: Adam's steps do not depend on the
+    scale of the gradient, so that the clients' rate has no effect.
 
     Args:
-        initial: The parameters, float32, by name; only names and shapes matter.
+        initial: The parameters, float32, by name; only names and shapes are used.
         learning_rate: Step size.
     """
 
@@ -34,11 +35,11 @@ class ServerAdam:
 
     @torch.no_grad()
     def step(self, current: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters after a step.
+        """Take one step and return the new parameters.
 
         Args:
-            current: What the clients have received, by name.
-            mean: The mean of what they have made of it.
+            current: The parameters that the clients received, by name.
+            mean: Mean of the clients' parameters after local training.
         """
         for name, parameter in self._parameters.items():
             parameter.copy_(current[name])
@@ -55,7 +56,7 @@ class ServerAdam:
         return kept
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to a state that `state` returned."""
+        """Restore a state that `state` returned."""
         self._optimiser.state.clear()
         if "step" in state:
             for name, parameter in self._parameters.items():

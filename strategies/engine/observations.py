@@ -1,4 +1,4 @@
-"""Writes down what an honest-but-curious server sees of one client, from the messages of a round."""
+"""Record what an honest-but-curious server observes of single clients in a round's messages."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from strategies.engine.replies import TrainingReply
 
 
 def observe(reply: TrainingReply, received: SharedArrays, server_round: int, run_directory: Path) -> None:
-    """Store the observation of the one client that a reply is about, readable by the server's owner alone.
+    """Write the observation of a reply's only client to a file that only the server's owner can read.
 
     Args:
-        reply: Of a message to one client, with its arrays as they are.
-        received: What the client was sent.
+        reply: Reply to a message for one client, with its arrays as they are.
+        received: The arrays that the client received.
         server_round: The federated round.
         run_directory: The run's folder.
     """
@@ -33,7 +33,7 @@ def observe(reply: TrainingReply, received: SharedArrays, server_round: int, run
 
 
 def forget_observations(run_directory: Path, server_round: int) -> None:
-    """Delete what was recorded of the rounds after one: nothing of them counts where a run goes on from there."""
+    """Delete the observations of all rounds after one, as a run that is resumed there repeats these rounds."""
     for path in (run_directory / "observations").glob("round-*-client-*.npz"):
         if int(path.name.split("-")[1]) > server_round:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Asks clients about their data: one message to each node that hosts some of them."""
+"""Query clients about their data, with one message to each node that hosts some of them."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ from strategies.engine.round_outcome import Refused
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What clients are asked.
+    """A query to some clients.
 
     Attributes:
-        kind: A message type, see `hyperfl_flwr.protocol.queries`.
-        clients: Who is asked.
-        expected: Names, shapes and types of the arrays that each answers with; empty where none are wanted.
-        shared: What all of them get.
-        own: What each of them gets alone; empty where nobody does.
-        question: About which data.
-        records: What else each node gets.
+        kind: The message type, see `hyperfl_flwr.protocol.queries`.
+        clients: Ids of the clients.
+        expected: Names, shapes and types of the arrays in each client's answer; empty if answers hold no arrays.
+        shared: Arrays that are sent to all clients.
+        own: Arrays that are sent to single clients, by client; empty if there are none.
+        question: The data that the query is about.
+        records: Further records that are sent to each node.
     """
 
     kind: str
@@ -43,15 +43,15 @@ class Query:
 
 @dataclass(kw_only=True)
 class Answers:
-    """What came of asking.
+    """Answers and failures of a query.
 
     Attributes:
-        arrays: Of each client that has answered.
-        num_examples: Samples that its answer is about.
-        failures: The others.
-        refused: Nodes with a reply that was not accepted, by their Flower ids.
-        away: Clients whose nodes are gone, by those nodes' Flower ids.
-        bytes_on_wire: Serialised contents of the messages and replies.
+        arrays: Arrays of each client that has answered.
+        num_examples: Number of samples that each client's answer is about.
+        failures: Clients without an answer, with reasons.
+        refused: Refused replies by the node's Flower id.
+        away: Clients of nodes that are gone, by the node's Flower id.
+        bytes_on_wire: Serialised size of the messages and replies, in bytes.
     """
 
     arrays: dict[int, SharedArrays] = field(default_factory=dict)
@@ -63,13 +63,13 @@ class Answers:
 
 
 def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answers:
-    """Ask clients and collect what they answer.
+    """Send a query and collect the answers.
 
     Args:
         grid: Flower's grid.
-        setting: Nodes and run.
-        server_round: The round in which this is done.
-        query: What is asked.
+        setting: Nodes and settings of the run.
+        server_round: The current round.
+        query: The query to send.
 
     Raises:
         RunFailedError: If a node's process died twice in a row.
@@ -95,13 +95,13 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
         found.arrays |= own
         found.num_examples |= {result.client: result.num_examples for result in report.results}
         found.failures += report.failures
-    found.arrays = dict(sorted(found.arrays.items()))  # whichever nodes they came from
+    found.arrays = dict(sorted(found.arrays.items()))  # independent of the nodes and their order
     found.failures.sort(key=lambda failure: failure.client)
     return found
 
 
 def _messages(setting: Setting, server_round: int, query: Query) -> Iterator[tuple[Message, list[int]]]:
-    """Yield a message for each node that hosts some of the clients, and which those are."""
+    """Yield a message for each node that hosts some of the clients, and the ids of these clients."""
     for node in setting.federation.nodes:
         if mine := [client for client in node.clients if client in query.clients]:
             request = Request(
@@ -126,10 +126,10 @@ def descriptors_of(clients: Collection[int], encoder: ArrayRecord, dimension: in
     """Return the query for clients' descriptors.
 
     Args:
-        clients: Whose.
-        encoder: Its parameters, keyed `encoder/name`.
+        clients: Ids of the clients.
+        encoder: The encoder's parameters, keyed `encoder/name`.
         dimension: Length d of a descriptor.
-        question: About which data.
+        question: The data that the descriptors are computed from.
     """
     expected: SharedArrays = {DESCRIPTOR: np.zeros((1, dimension), np.float32)}
     return Query(

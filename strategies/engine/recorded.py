@@ -1,6 +1,6 @@
-"""A strategy that wraps another and makes it dependable: records, checkpoints, resumes, gives up when it must.
+"""A strategy that wraps another one to write records and checkpoints, resume runs, and stop hopeless ones.
 
-Flower has no hooks for any of these, and calls a run completed in which every client failed.
+Flower has no hooks for these, and considers a run completed in which every client failed.
 """
 
 import statistics
@@ -28,11 +28,11 @@ from strategies.engine.observations import forget_observations
 from strategies.engine.round_outcome import Outcome
 
 Announce = Callable[[str], None]
-"""Prints one line for people."""
+"""Prints one line for the user."""
 
 
 def restore(strategy: BaseStrategy, checkpoints: Checkpoints, number: int) -> ArrayRecord:
-    """Bring a strategy to where it was after a round; returns the shared parameters.
+    """Restore a strategy's state after a round from its checkpoint, and return the shared parameters.
 
     Raises:
         StateError: If the checkpoint is missing or damaged.
@@ -47,13 +47,13 @@ def restore(strategy: BaseStrategy, checkpoints: Checkpoints, number: int) -> Ar
 
 
 class RecordedStrategy(Strategy):
-    """Runs a strategy's rounds and keeps the run's folder.
+    """Runs a strategy's rounds and writes the run's folder.
 
     Args:
         inner: The method's strategy.
         directory: The run's folder.
-        announce: Receives one line per round.
-        roster: Knows which nodes are there; None if they stay as the inner strategy's setting has them.
+        announce: Receives one line per round, and warnings.
+        roster: Tracks which nodes are present; None if the nodes of the inner strategy's setting do not change.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class RecordedStrategy(Strategy):
         self.checkpoints = Checkpoints(directory.path / "checkpoints")
 
     def resume(self, number: int) -> ArrayRecord:
-        """Go back to the checkpoint of a round; returns its shared parameters.
+        """Restore the checkpoint of a round, and return its shared parameters.
 
-        What was recorded of later rounds is deleted, since these are run again.
+        Checkpoints and observations of later rounds are deleted, since these rounds are repeated.
 
         Raises:
             StateError: If the checkpoint is missing or damaged.
@@ -97,8 +97,7 @@ class RecordedStrategy(Strategy):
         """Run the rounds after the inner strategy's last one, up to `num_rounds`.
 
         Raises:
-            RunFailedError: If a simulation's process died twice in a row, clients failed beyond the budget, or too few
-                nodes are there.
+            RunFailedError: If a simulation's process died twice in a row, or too many clients or nodes failed.
             ValueError: If `evaluate_fn` is given: the server holds no data.
         """
         if evaluate_fn is not None:
@@ -106,6 +105,7 @@ class RecordedStrategy(Strategy):
         for line in self.inner.warnings(self.inner.setting.config):
             self.announce(f"warning: {line}")
         arrays = initial_arrays
+        # Not Flower's own loop: every round must end with its records and, where due, a checkpoint.
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
             began = time.perf_counter()
             self._announce_phase(current)
@@ -118,6 +118,7 @@ class RecordedStrategy(Strategy):
             self._give_up_if_hopeless()
             if self._is_checkpoint(current):
                 self._save(arrays)
+                # Nodes may delete older private state only once the server can no longer go back to it.
                 self.inner.durable_versions = dict(self.inner.progress.versions)
         self._muster(num_rounds)
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
@@ -133,12 +134,12 @@ class RecordedStrategy(Strategy):
         return result
 
     def _muster(self, current: int) -> None:
-        """Go on with the nodes that are there now."""
+        """Update the setting to the nodes that are present now."""
         if self.roster:
             self._use(self.roster.muster(current))
 
     def _drop_nodes(self) -> None:
-        """Go on without the nodes that are gone, and those with a reply that was refused."""
+        """Remove from the setting the nodes that are gone, and the nodes to blame for refused replies."""
         outcome = self.inner.outcome
         if self.roster and (outcome.away or outcome.refused):
             for node, refused in outcome.blamed.items():
@@ -155,10 +156,10 @@ class RecordedStrategy(Strategy):
                 self.directory.write_json("manifest.json", manifest.with_nodes(document, self.roster))
 
     def _is_checkpoint(self, current: int) -> bool:
-        """Say whether a round ends with a checkpoint.
+        """Return whether a round ends with a checkpoint.
 
-        With client sampling the round before the last has one too: the last round trains all clients, so a run that is
-        resumed with more rounds has to repeat it as an ordinary one. So has the last round of a phase.
+        With client sampling the round before the last has one, too: the last round trains all clients, so that a run
+        resumed with more rounds must repeat it as an ordinary round. The last round of a phase also has one.
         """
         config = self.inner.setting.config
         before_last = config.fraction_train < 1 and current == config.num_rounds - 1
@@ -217,7 +218,7 @@ class RecordedStrategy(Strategy):
         )
 
     def _who(self) -> str:
-        """Return in a deployment which nodes took part."""
+        """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""
         if self.roster is None or self.roster.simulated:
             return ""
         here = " ".join(str(node.partition) for node in self.roster.federation.nodes)
@@ -243,7 +244,7 @@ class RecordedStrategy(Strategy):
             )
 
     def _record_aggregate(self, after_round: int, outcome: Outcome) -> None:
-        """Record the accuracy of the global state after a round, which the next message's clients have measured."""
+        """Record the accuracy of the aggregate after a round, which clients measure when they next receive it."""
         rows = [
             ClientResult(
                 client=result.client,
@@ -284,13 +285,13 @@ class RecordedStrategy(Strategy):
 
 
 def _renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
-    """Return one client's numbers with the names they have in metrics.jsonl."""
+    """Return one client's numbers by their names in metrics.jsonl, without those that start with `drop`."""
     numbers = {name.replace("-", "_"): value for name, value in result.metrics.items() if not name.startswith(drop)}
     return {"client": result.client, "num_examples": result.num_examples, **numbers}
 
 
 def _means(results: Sequence[ClientResult], drop: str = " ") -> dict[str, float]:
-    """Return unweighted means over clients; times are left out, since their sum is what matters."""
+    """Return unweighted means over clients; times and counts are left out, since only their sums are meaningful."""
     names = sorted({name for result in results for name in result.metrics})
     wanted = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
     return {

@@ -1,4 +1,4 @@
-"""Reads nodes' replies, which come from machines that are not ours: whatever does not fit is refused with a reason."""
+"""Parse and validate nodes' replies (untrusted input); an invalid reply is refused with a reason."""
 
 import math
 import re
@@ -26,25 +26,25 @@ from hyperfl_flwr.protocol.messages import (
 from hyperfl_flwr.protocol.reproducible_sum import MOST_LEVELS, Levels, ReproducibleSum
 
 MOST_METRICS = 100
-"""Names of metrics that a report may have."""
+"""Largest number of different metrics in a report."""
 
 LARGEST_METRIC = 1e100
-"""Sums of such numbers over all clients are finite. A loss may be infinite, nothing may be minus infinite."""
+"""Largest magnitude of a metric, so that sums over all clients are finite; plus infinity is also allowed (a loss)."""
 
 TAKEN = frozenset({"kind", "round", "phase", "client", "clients", "failed", "away", "num-examples"})
-"""What the lines of metrics.jsonl tell themselves."""
+"""Names that metrics cannot have, as the lines of metrics.jsonl use them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReply:
-    """A node's answer to a TRAIN message.
+    """A node's reply to a TRAIN message.
 
     Attributes:
-        report: Its clients' numbers.
-        arrays: The shared arrays of the one client that finished, or their weighted sums over several; empty if none
-            did.
-        outliers: By level, what the sums lack of terms that are too large for them.
-        own: The per-client groups of each client that finished.
+        report: Results and failures of the node's clients.
+        arrays: The shared arrays of the only client that finished, or weighted sums over several clients; empty if
+            none finished.
+        outliers: Parts of the sums, by level, with the terms that are too large for `arrays`.
+        own: The per-client groups of each client that finished, by client.
     """
 
     report: Report
@@ -54,16 +54,16 @@ class TrainingReply:
 
     @property
     def is_sum(self) -> bool:
-        """Whether `arrays` are sums."""
+        """Whether `arrays` are weighted sums over several clients."""
         return len(self.report.results) > 1
 
     @property
     def num_examples(self) -> int:
-        """Training samples of the clients that finished."""
+        """Number of training samples of the clients that finished."""
         return sum(result.num_examples for result in self.report.results)
 
     def add_to(self, total: ReproducibleSum) -> None:
-        """Add the shared arrays to those of other replies."""
+        """Add the shared arrays to the sum over other replies."""
         if self.is_sum:
             total.merge({0: self.arrays} | self.outliers)
         else:
@@ -71,30 +71,34 @@ class TrainingReply:
 
 
 def read_report(content: RecordDict, asked: Sequence[int]) -> Report:
-    """Return the report in a reply.
+    """Parse and validate the report in a reply.
+
+    Args:
+        content: The reply's content.
+        asked: Ids of the clients that the message was about, ascending.
 
     Raises:
-        ValueError: If there is none, or it is not about the clients that the node was asked for.
+        ValueError: If there is no valid report, or it is about other clients.
     """
     report = Report.from_record(record_of(content, CLIENTS, ConfigRecord))
     told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
     if told != list(asked):
-        raise ValueError(f"the reply is about the clients {told}, asked were {list(asked)}")
+        raise ValueError(f"the reply is about the clients {told}, but the message was about {list(asked)}")
     _check_metrics(report)
     return report
 
 
 def _check_metrics(report: Report) -> None:
-    """Refuse metrics that could not be recorded: too many, with other names than ours have, or too large to be added.
+    """Refuse metrics that cannot be recorded: too many, with invalid names, or too large to add up.
 
     Raises:
-        ValueError: Naming one.
+        ValueError: If there are such metrics; the message names one.
     """
     found = {name: value for result in report.results for name, value in result.metrics.items()}
     if len(found) > MOST_METRICS:
         raise ValueError(f"the reply has {len(found)} metrics, more than {MOST_METRICS}")
     if strange := [name for name in found if name in TAKEN or not re.fullmatch("[a-z][a-z0-9-]{0,99}", name)]:
-        raise ValueError(f"a metric cannot be called {strange[0]!r}")
+        raise ValueError(f"a metric cannot have the name {strange[0]!r}")
     for result in report.results:
         for name, value in result.metrics.items():
             if not (abs(value) <= LARGEST_METRIC or value == math.inf):
@@ -104,21 +108,22 @@ def _check_metrics(report: Report) -> None:
 def read_training(
     content: RecordDict, asked: Sequence[int], shared: SharedArrays, own: Mapping[int, SharedArrays]
 ) -> TrainingReply:
-    """Return a reply to a TRAIN message.
+    """Parse and validate a reply to a TRAIN message.
 
     Args:
-        content: The reply's.
-        asked: The clients that the node was asked for, ascending.
-        shared: What all clients were sent: names, shapes and types that a client's arrays must have.
-        own: The same for what each client was sent alone; empty where no group is per client.
+        content: The reply's content.
+        asked: Ids of the clients that the message was about, ascending.
+        shared: The arrays that all clients received; a client's arrays must have their names, shapes and types.
+        own: The arrays that each client received alone, likewise; empty if no group is per client.
 
     Raises:
-        ValueError: If anything is missing, does not fit, or is not finite.
+        ValueError: If anything is missing, has a wrong name, shape or type, or is not finite.
     """
     report = read_report(content, asked)
     clients = sorted(result.client for result in report.results)
     num_examples = sum(result.num_examples for result in report.results)
     weights = weights_record(num_examples, len(clients))
+    # The weights follow from the report: a node cannot choose its weight in the mean separately.
     if (got := dict(record_of(content, WEIGHTS, MetricRecord))) != dict(weights):
         raise ValueError(f"the weights {got} must be {dict(weights)}")
     arrays = _unpack(record_of(content, ARRAYS, ArrayRecord))
@@ -147,21 +152,22 @@ def _read_outliers(content: RecordDict, shared: SharedArrays, num_examples: int)
 
 
 def _check_sums(sums: SharedArrays, shared: SharedArrays, num_examples: int) -> None:
-    """Refuse sums that have another layout, or that so many samples' clients cannot have.
+    """Refuse sums that have another layout, or that are too large for the number of samples.
 
     Raises:
-        ValueError: Naming an array.
+        ValueError: If an array is invalid; the message names it.
     """
     if problem := layout_problem({key: np.broadcast_to(0.0, value.shape) for key, value in shared.items()}, sums):
         raise ValueError(problem)
     for key, value in sums.items():
-        limit = num_examples * float(np.finfo(shared[key].dtype).max)  # of the weights, whichever they are
+        limit = num_examples * float(np.finfo(shared[key].dtype).max)  # bounds the sum for any weights
         if not _is_within(value.reshape(-1), limit):
-            raise ValueError(f"{key} is not finite, or larger than a sum of finite {shared[key].dtype} can be")
+            raise ValueError(f"{key} is not finite, or too large for a sum of finite {shared[key].dtype} values")
 
 
 def _is_within(flat: NDArray[Any], limit: float) -> bool:
-    """Return whether the magnitudes of all elements are at most `limit`; mostly the sum of their squares shows it."""
+    """Return whether the magnitudes of all elements are at most `limit`."""
+    # The sum of squares nearly always suffices and is much faster than comparing all elements.
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.dot(flat, flat) <= limit * limit) or bool((np.abs(flat) <= limit).all())
 
@@ -169,15 +175,15 @@ def _is_within(flat: NDArray[Any], limit: float) -> bool:
 def read_answers(
     content: RecordDict, asked: Sequence[int], expected: Mapping[int, SharedArrays]
 ) -> tuple[Report, Mapping[int, SharedArrays]]:
-    """Return the report and each client's arrays in an answer to a query.
+    """Parse and validate a reply to a query: the report, and each client's arrays.
 
     Args:
-        content: The reply's.
-        asked: The clients that the node was asked for, ascending.
-        expected: Names, shapes and types of each client's arrays; empty where none are wanted.
+        content: The reply's content.
+        asked: Ids of the clients that the query was about, ascending.
+        expected: Names, shapes and types of each client's arrays; empty if answers hold no arrays.
 
     Raises:
-        ValueError: If anything is missing, does not fit, or is not finite.
+        ValueError: If anything is missing, has a wrong name, shape or type, or is not finite.
     """
     report = read_report(content, asked)
     clients = sorted(result.client for result in report.results)

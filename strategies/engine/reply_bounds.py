@@ -1,7 +1,8 @@
-"""What a node's numbers can be: a reply that fits in names and shapes may still lie.
+"""Sanity bounds on the counts, metrics and update norms that nodes report.
 
-These bounds do not find a careful liar, who stays below them. They keep one node's mistake, or crude lie, from deciding
-the mean of all: a weight of 10^12 samples, an update a thousand times too long, an accuracy of 7.
+A reply with valid names and shapes may still be wrong. The bounds do not detect a careful attacker, who stays within
+them. They prevent one node's mistake or crude manipulation from dominating the mean over all clients: a weight of 10^12
+samples, an update a thousand times too long, an accuracy of 7.
 """
 
 import math
@@ -18,20 +19,22 @@ from hyperfl_flwr.protocol.messages import Reduction, Report, group_of
 from strategies.engine.replies import TrainingReply
 
 USUAL_SIZE = 0.05
-"""Root mean square of a network's parameters at the start, about: the measure of an update where what was sent is zero,
-or smaller."""
+"""Approximate root mean square of a network's initial parameters.
+
+An update is measured relative to it if the parameters that were sent are smaller, for example zero.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What the replies to a round's TRAIN messages must keep within.
+    """Bounds on the replies to a round's TRAIN messages.
 
     Attributes:
-        max_ratio: Longest change of a shared group, in lengths of what was sent; 0 allows any.
-        num_examples: Training samples that nodes told at the handshake, by client.
-        shared: What all clients were sent.
-        own: What each client was sent alone.
-        reductions: By shared group.
+        max_ratio: Largest norm of a group's change, relative to the norm of the group that was sent; 0 for no bound.
+        num_examples: Number of training samples that nodes announced in the handshake, by client.
+        shared: The arrays that all clients received.
+        own: The arrays that each client received alone, by client.
+        reductions: Reduction of each shared group.
     """
 
     max_ratio: float
@@ -41,10 +44,10 @@ class Bounds:
     reductions: Mapping[str, Reduction]
 
     def check(self, reply: TrainingReply) -> None:
-        """Check a reply, which fits what was sent, see `strategies.engine.replies`.
+        """Check a reply that has the right layout, see `strategies.engine.replies`.
 
         Raises:
-            ValueError: Naming the client or the group.
+            ValueError: If a number is out of bounds; the message names the client or the group.
         """
         refuse_impossible_numbers(reply.report, self.num_examples, required="own-accuracy")
         if not self.max_ratio:
@@ -58,15 +61,15 @@ class Bounds:
 
     @cached_property
     def _measures(self) -> Mapping[str, float]:
-        """The lengths of what all were sent, found once for all replies."""
+        """The reference norms of the shared groups, computed once for all replies."""
         return _measures_of(self.shared)
 
     def _refuse_long(self, changes: Mapping[str, float], measures: Mapping[str, float]) -> None:
         for group, change in changes.items():
             ratio = change / measures[group] if measures[group] else 0.0
-            if not ratio <= self.max_ratio:
+            if not ratio <= self.max_ratio:  # also refuses NaN
                 raise ValueError(
-                    f"its update of {group} is {ratio:.3g} times as long as what it was sent, more than "
+                    f"its update of {group} has {ratio:.3g} times the norm of the values that it received, more than "
                     f"max-update-ratio = {self.max_ratio:g}"
                 )
 
@@ -75,33 +78,34 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
     """Check a report's accuracies and counts.
 
     Args:
-        report: A node's.
-        num_examples: Training samples that nodes told at the handshake, by client; of others anything above 0 may be
-            told. Empty where the report is not about training samples.
-        required: A metric that every client that finished must have.
+        report: A node's report.
+        num_examples: Number of training samples that nodes announced in the handshake, by client; other clients may
+            report any number above 0. Empty if the report is not about training samples.
+        required: Name of a metric that every client that finished must have; empty for none.
 
     Raises:
-        ValueError: Naming the client.
+        ValueError: If a number is impossible; the message names the client.
     """
     for result in report.results:
         who = f"client {result.client}"
         told = num_examples.get(result.client)
         if told is not None and result.num_examples != told:
-            raise ValueError(f"{who} tells {result.num_examples} training samples, the handshake told {told}")
+            raise ValueError(f"{who} reports {result.num_examples} training samples but announced {told}")
         if required and required not in result.metrics:
-            raise ValueError(f"{who} tells no {required}, or one that is not a number")
+            raise ValueError(f"{who} reports no {required}, or one that is not a number")
         for name, value in result.metrics.items():
             if name.endswith("accuracy") and not 0 <= value <= 1:
                 raise ValueError(f"the {name} of {who} must be between 0 and 1, got {value:g}")
 
 
 def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict[str, float]:
-    """Return what makes a node's arrays the means over the clients that are in them, by key."""
+    """Return the divisors, by key, that turn a node's arrays into means over its clients."""
     if not reply.is_sum:
         return dict.fromkeys(reply.arrays, 1.0)
     num_clients = len(reply.report.results)
     divisors = {}
     for key in reply.arrays:
+        # The server does not divide SUM groups, but the bound is on the mean change of one client.
         reduction = reductions[group_of(key)]
         divisors[key] = (
             num_clients if reduction is Reduction.SUM else reduction.divisor(reply.num_examples, num_clients)
@@ -110,7 +114,7 @@ def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict
 
 
 def _with_outliers(reply: TrainingReply) -> SharedArrays:
-    """Return a node's arrays with all of their levels; copies of those alone that have several."""
+    """Return a node's arrays with all levels added; only arrays with several levels are copied."""
     arrays = dict(reply.arrays)
     for sums in reply.outliers.values():
         arrays |= {key: arrays[key] + value for key, value in sums.items()}
@@ -118,7 +122,7 @@ def _with_outliers(reply: TrainingReply) -> SharedArrays:
 
 
 def _changes(got: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return by group how far arrays, divided by `divisors`, are from what was sent."""
+    """Return the norm of each group's change: of the arrays, divided by `divisors`, minus those that were sent."""
     squares: dict[str, float] = {}
     for key, value in got.items():
         square = _squared_change(value, sent[key], divisors[key] if divisors else 1.0)
@@ -127,7 +131,7 @@ def _changes(got: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float
 
 
 def _measures_of(sent: SharedArrays) -> dict[str, float]:
-    """Return by group the length of what was sent, or `USUAL_SIZE`'s if that is longer."""
+    """Return the reference norm of each group: that of the arrays that were sent, at least that of `USUAL_SIZE`."""
     squares: dict[str, float] = {}
     sizes: dict[str, int] = {}
     for key, value in sent.items():
@@ -139,10 +143,10 @@ def _measures_of(sent: SharedArrays) -> dict[str, float]:
 
 
 def _squared_change(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
-    """Return the squared length of `got / divisor - sent`, without a copy of either.
+    """Return the squared norm of `got / divisor - sent`, block by block and so without copies of the arrays.
 
-    Each block is added up in the precision of what was sent, which is three times as fast as float64, unless it
-    overflows.
+    Each block is summed in the precision of the array that was sent, which is three times as fast as float64; a block
+    that overflows is summed again in float64.
     """
     change, dtype = 0.0, np.result_type(sent, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):

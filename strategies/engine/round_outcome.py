@@ -1,4 +1,4 @@
-"""What came of one phase of a round."""
+"""Results, failures and byte counts of one train or evaluate phase of a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ class Refused:
     """A node's reply that was not accepted.
 
     Attributes:
-        clients: The clients that the node was asked for.
-        reason: One line, without the node's number.
+        clients: Ids of the clients that the message was about.
+        reason: Reason in one line, without the node's number.
         is_harmful: Whether the reply would have harmed the server.
-        is_failure: Whether the reply only says that nothing could be done.
+        is_failure: Whether the reply only reports a failure of the node or of all its clients.
     """
 
     clients: Sequence[int]
@@ -27,24 +27,24 @@ class Refused:
 
     @classmethod
     def of(cls, answer: Exchange, clients: Sequence[int], reason: str) -> Self:
-        """Describe the reply in an exchange."""
+        """Build the description of an exchange's refused reply."""
         return cls(clients=clients, reason=reason, is_harmful=answer.is_harmful, is_failure=answer.has_failed)
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of one phase (training or evaluation) of a round.
+    """Results and failures of one phase (training or evaluation) of a round.
 
     Attributes:
-        results: Clients that finished, by ascending id.
-        failures: Clients that did not, those of refused replies among them.
-        refused: Nodes with a reply that was not accepted, by their Flower ids.
-        answered: The Flower ids of the nodes with a client that finished.
-        away: Clients whose nodes were found to be gone, by those nodes' Flower ids.
-        absent: Clients whose nodes were known to be away before.
-        bytes_down: A client's own payload from the server: the arrays of its message.
-        bytes_up: A client's own payload to the server.
-        bytes_on_wire: Serialised contents of all messages and replies between the server and its nodes.
+        results: Results of the clients that finished, by ascending id.
+        failures: Failures of the other clients, including those of refused replies.
+        refused: Refused replies by the node's Flower id.
+        answered: Flower ids of the nodes with a client that finished.
+        away: Clients of nodes that turned out to be gone, by the node's Flower id.
+        absent: Clients of nodes that were known to be away before the phase.
+        bytes_down: Payload that one client receives from the server, in bytes: the arrays of its message.
+        bytes_up: Payload that one client sends to the server, in bytes.
+        bytes_on_wire: Serialised size of all messages and replies between the server and its nodes, in bytes.
         processes: Peak memory in bytes of the other processes that ran clients, by machine and process id.
     """
 
@@ -60,9 +60,14 @@ class Outcome:
     processes: dict[str, int] = field(default_factory=dict)
 
     def add(self, node: int, report: Report, *, is_deployed: bool = False) -> None:
-        """Add what the node with this Flower id reports of its clients.
+        """Add the report of a node.
 
         A deployment's node without a client that finished is treated as one with a refused reply.
+
+        Args:
+            node: The node's Flower id.
+            report: The node's report on its clients.
+            is_deployed: Whether the run is a deployment.
         """
         if report.results:
             self.answered.add(node)
@@ -76,27 +81,29 @@ class Outcome:
 
     @property
     def blamed(self) -> dict[int, Refused]:
-        """The nodes that are to blame for their refused replies.
+        """The refused replies that are the nodes' fault, by the node's Flower id.
 
-        Where most replies are refused, the model that was sent is rather to blame, as when the training diverges; only
-        those are left that would have harmed the server.
+        If most replies are refused, the cause is more likely the model that was sent, for example when the training
+        diverges. Then only replies that would have harmed the server are included.
         """
+        # A single refused reply is the node's fault even if no other node has answered.
         if len(self.refused) <= max(1, len(self.answered)):
             return self.refused
         return {node: refused for node, refused in self.refused.items() if refused.is_harmful}
 
     @property
     def num_failures(self) -> int:
-        """Number of clients that failed; those of the nodes that are to blame are left out."""
+        """Number of clients that failed, without the clients of nodes that are to blame."""
         refused = {client for each in self.blamed.values() for client in each.clients}
         return sum(failure.client not in refused for failure in self.failures)
 
     def fail(self, clients: Sequence[int], reason: str) -> None:
-        """Note that all clients that a node was asked for are left out; the reason may have words of the node's."""
+        """Record that all clients of a message failed; the reason may contain text from the node (untrusted)."""
         self.failures += [Failure(client=client, reason=printable(reason)) for client in clients]
 
     def refuse(self, node: int, refused: Refused) -> None:
-        """Note that a reply of the node with this Flower id was not accepted."""
+        """Record that a reply of the node with this Flower id was refused."""
+        # Of several refusals the worst counts: harmful if any is, a mere failure only if all are.
         before = self.refused.get(node, refused)
         clients = sorted({*before.clients, *refused.clients})
         self.refused[node] = Refused(
@@ -107,5 +114,5 @@ class Outcome:
         )
 
     def leave(self, node: int, clients: Sequence[int]) -> None:
-        """Note that a node is gone, with all clients that it was asked for."""
+        """Record that a node is gone, with all clients of its message."""
         self.away.setdefault(node, []).extend(clients)

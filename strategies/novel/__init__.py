@@ -1,1 +1,1 @@
-"""Clients that were never trained: how strategies assess and serve them."""
+"""Novel clients on the server: strategies assess and serve clients that were never trained."""

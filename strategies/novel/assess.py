@@ -1,14 +1,14 @@
-"""Assesses novel clients after the last round: they were never trained, and their labels only count what is right.
+"""Assess novel clients after the last round: clients that were never trained and provide no labels for training.
 
-"Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 6. A method's strategy names the
-ways in which it gives such a client a model:
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 6. The labels of a novel client's
+test samples only serve to count correct predictions. A method's strategy lists the ways in which it provides a model:
 
-- `global`: the one model that all clients share;
-- `sampled`: one of the training clients' models, drawn at random: the mean over all of them is told;
+- `global`: the single model that all clients share;
+- `sampled`: the model of a training client drawn at random; reported is the mean over all training clients;
 - `ensemble`: all of these models together, by the mean of their logits;
-- `nearest`: the model of the training client whose samples are hardest to tell from the novel client's, see
-  `strategies.novel.nearest`;
-- `descriptor`: a model that is generated of a descriptor of the client's samples.
+- `nearest`: the model of the training client with the samples that are hardest to distinguish from the novel client's,
+  see `strategies.novel.nearest`;
+- `descriptor`: a model generated from a descriptor of the client's samples.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,14 +33,14 @@ from strategies.novel.nearest import Distances, find_distances
 def assess_novel_clients(
     grid: Grid, strategy: BaseStrategy, arrays: ArrayRecord, directory: RunDirectory, announce: Announce
 ) -> None:
-    """Assess all novel clients in all ways that the method has, and write novel.json.
+    """Assess all novel clients in all ways of the method, and write novel.json.
 
     Args:
         grid: Flower's grid.
-        strategy: Of the run, after its last round.
-        arrays: The shared parameters then.
+        strategy: The run's strategy, after its last round.
+        arrays: The shared parameters after the last round.
         directory: The run's folder.
-        announce: Receives the results in words, and who was left out.
+        announce: Receives a summary of the results, and a line for each client that is left out.
 
     Raises:
         RunFailedError: If no client could be assessed, or a node's process died twice in a row.
@@ -61,7 +61,13 @@ def assess_novel_clients(
 
 @dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """What a novel client has right of n test samples, of M models."""
+    """Numbers of correct predictions of M models on a novel client's n test samples.
+
+    Attributes:
+        correct: Correct predictions of each model, M numbers.
+        together: Correct predictions of the mean of the models' logits.
+        total: Number of test samples n.
+    """
 
     correct: list[int]
     together: int
@@ -69,7 +75,12 @@ class _Counts:
 
 
 class _Assessment:
-    """Asks the novel clients, and keeps the records and failures."""
+    """Queries the novel clients and collects records and failures.
+
+    Attributes:
+        records: Results by way, client and question.
+        failures: Clients that could not be assessed.
+    """
 
     def __init__(self, grid: Grid, strategy: BaseStrategy, arrays: ArrayRecord) -> None:
         self._grid, self._strategy, self._arrays = grid, strategy, arrays
@@ -79,7 +90,8 @@ class _Assessment:
         self.failures: list[Failure] = []
 
     def run(self, corruption: str) -> None:
-        """Assess all clients in all ways, with their samples corrupted in one."""
+        """Assess all clients in all ways, with one corruption of their samples."""
+        # Only descriptors depend on the amount of samples and on noise.
         if "descriptor" in self._strategy.ways:
             for amount in self._config.novel.amounts:
                 for epsilon in self._config.novel.budgets:
@@ -91,9 +103,9 @@ class _Assessment:
             self.records += self._of_models(corruption)
 
     def _of_models(self, corruption: str) -> Iterator[NovelRecord]:
-        """Yield the records of the ways that choose among models which the server has."""
+        """Yield the records of the ways that choose among the server's models."""
         models = self._strategy.models(unpack_arrays(self._arrays))
-        number = len(next(iter(models.values())))
+        number = len(next(iter(models.values())))  # models are stacked along the first dimension
         query = Query(
             kind=ASSESS,
             clients=self._novel,
@@ -115,7 +127,7 @@ class _Assessment:
                     yield _nearest(client, corruption, found, size, distances)
 
     def _of_descriptors(self, question: Question) -> Iterator[NovelRecord]:
-        """Yield the records of models that are generated of descriptors."""
+        """Yield the records of models that are generated from descriptors."""
         dimension = self._strategy.descriptor_dimension
         query = descriptors_of(self._novel, self._arrays, dimension, question)
         descriptors = self._ask(query)
@@ -150,25 +162,25 @@ class _Assessment:
         return answers
 
     def _counts(self, answers: Answers) -> Mapping[int, _Counts]:
-        """Return the counts of the clients that have answered with possible ones."""
+        """Return the counts by client; clients with impossible counts are added to the failures."""
         counts = {}
         for client, arrays in sorted(answers.arrays.items()):
             total, correct, (together,) = answers.num_examples[client], arrays[CORRECT].tolist(), arrays[TOGETHER]
             if all(0 <= count <= total for count in (*correct, together)):
                 counts[client] = _Counts(correct=correct, together=int(together), total=total)
             else:
-                reason = f"correct predictions must be between 0 and {total}"
+                reason = f"numbers of correct predictions must be between 0 and {total}"
                 self.failures.append(Failure(client=client, reason=reason))
         return counts
 
 
 def _expected(number: int) -> SharedArrays:
-    """Return the layout of a client's counts of so many models."""
+    """Return the expected layout of a client's counts for a number of models."""
     return {CORRECT: np.zeros(number, np.int64), TOGETHER: np.zeros(1, np.int64)}
 
 
 def _chosen(way: str, client: int, corruption: str, found: _Counts, size: int) -> NovelRecord:
-    """Return the record of a way that does not look at the client's samples; `size` is that of a model in bytes."""
+    """Return the record of a way that does not use the client's samples; `size` is a model's size in bytes."""
     number = len(found.correct)
     correct = {"global": found.correct[0], "sampled": sum(found.correct) / number, "ensemble": found.together}[way]
     sent = number if way == "ensemble" else 1
@@ -184,7 +196,7 @@ def _chosen(way: str, client: int, corruption: str, found: _Counts, size: int) -
 
 
 def _nearest(client: int, corruption: str, found: _Counts, size: int, distances: Distances) -> NovelRecord:
-    """Return the record of the nearest training client's model."""
+    """Return the record of the nearest training client's model; `size` is a model's size in bytes."""
     return NovelRecord(
         way="nearest",
         client=client,

@@ -1,9 +1,9 @@
-"""Finds the training client that is nearest to a novel one: a linear classifier learns to tell their samples apart.
+"""Find the training client that is nearest to a novel client by A-distance.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 6.2 (3c); the mathematics is in
-`hyperfl_flwr.training.a_distance`. Each pair of a novel and a training client has a classifier. The server sends both
-sides its weights and steps them along the mean of the gradients that come back: full-batch gradient descent from zero.
-Then both tell on what share of other samples it is wrong.
+`hyperfl_flwr.training.a_distance`. Each pair of a novel and a training client has a linear classifier that learns to
+distinguish their samples. The server sends its weights to both clients and steps them along the mean of the returned
+gradients: full-batch gradient descent from zero. Then both clients return its error rate on their other samples.
 """
 
 import math
@@ -25,14 +25,14 @@ from strategies.engine.query_clients import Query, ask
 
 @dataclass(kw_only=True)
 class Distances:
-    """A-distances of novel clients, and what finding them has cost.
+    """A-distances of novel clients, and their communication costs.
 
     Attributes:
-        between: Novel client -> training client -> A-distance, of those that have answered to the end.
-        samples: Unlabelled samples of each novel client.
-        bytes_down: Weights that each novel client was sent.
-        bytes_up: Gradients and errors that it has sent.
-        bytes_of_others: Both directions of all training clients, for the classifiers that they share with it.
+        between: Novel client -> training client -> A-distance, of the clients that answered until the end.
+        samples: Number of unlabelled samples of each novel client.
+        bytes_down: Bytes of weights sent to each novel client.
+        bytes_up: Bytes of gradients and error rates received from each novel client.
+        bytes_of_others: Bytes exchanged with all training clients for each novel client's classifiers.
         failures: Clients of either kind that were left out.
     """
 
@@ -44,7 +44,7 @@ class Distances:
     failures: list[Failure] = field(default_factory=list)
 
     def nearest(self, client: int) -> int:
-        """Return the training client that is nearest to a novel one; of several the one with the lowest id."""
+        """Return the training client that is nearest to a novel client; of equally near ones the lowest id."""
         distances = self.between[client]
         return min(sorted(distances), key=distances.__getitem__)
 
@@ -54,8 +54,8 @@ def find_distances(grid: Grid, setting: Setting, corruption: str) -> Distances:
 
     Args:
         grid: Flower's grid.
-        setting: Nodes and run.
-        corruption: Of the novel clients' samples.
+        setting: Nodes and settings of the run.
+        corruption: Corruption of the novel clients' samples.
 
     Raises:
         RunFailedError: If a node's process died twice in a row.
@@ -72,7 +72,7 @@ class _Pairs:
     """The classifiers of all pairs of clients that have not failed.
 
     Attributes:
-        weights: [K, N, D + 1] of K novel and N training clients, by position in `novel` and `training`.
+        weights: Weights [K, N, D + 1] for K novel and N training clients, by position in `novel` and `training`.
         novel: Ids of novel clients, ascending.
         training: Ids of training clients, ascending.
     """
@@ -88,11 +88,18 @@ class _Pairs:
         self._found = Distances(bytes_down=dict(nothing), bytes_up=dict(nothing), bytes_of_others=dict(nothing))
 
     def ask(self, kind: str) -> tuple[Mapping[int, SharedArrays], Mapping[int, SharedArrays]]:
-        """Ask both sides of every pair, and go on without those that fail; returns the answers of those that do not."""
+        """Query both clients of every pair, drop the clients that fail, and return the others' answers.
+
+        Args:
+            kind: `GRADIENTS` or `ERRORS`.
+
+        Returns:
+            Answers of novel clients and of training clients, by client; rows are in the order of the pairs kept.
+        """
         own = {client: {CLASSIFIERS: self.weights[row]} for row, client in enumerate(self.novel)}
         theirs = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
         novel = self._asked(kind, own, self._corruption)
-        training = self._asked(kind, theirs, "none")
+        training = self._asked(kind, theirs, "none")  # only novel clients' samples are corrupted
         self._count(own, novel, training)
         rows = [row for row, client in enumerate(self.novel) if client in novel]
         columns = [row for row, client in enumerate(self.training) if client in training]
@@ -121,7 +128,7 @@ class _Pairs:
         return answers.arrays
 
     def _refuse_impossible(self, rates: dict[int, SharedArrays]) -> None:
-        """Go on without clients whose error rates are no shares: the lowest would always be nearest."""
+        """Drop clients with error rates outside [0, 1]: a client with impossible rates would always be nearest."""
         for client in [c for c, arrays in rates.items() if not ((arrays[RATES] >= 0) & (arrays[RATES] <= 1)).all()]:
             del rates[client]
             self._found.failures.append(Failure(client=client, reason="error rates must be between 0 and 1"))
@@ -129,7 +136,8 @@ class _Pairs:
     def _count(
         self, sent: Mapping[int, SharedArrays], novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays]
     ) -> None:
-        """Add what a question and its answers have cost; one row of an answer is about one pair."""
+        """Add the bytes of a query and its answers."""
+        # An answer has a row per pair, so that a training client's answer divides equally among the novel clients.
         answered = sum(num_bytes(arrays) // len(self.novel) for arrays in training.values())
         for client, arrays in sent.items():
             self._found.bytes_down[client] += num_bytes(arrays)
@@ -139,14 +147,14 @@ class _Pairs:
     def step(
         self, novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays], learning_rate: float
     ) -> None:
-        """Step all classifiers along the mean of both sides' gradients."""
+        """Step all classifiers along the mean of both clients' gradients."""
         for row, client in enumerate(self.novel):
             self.weights[row] -= np.float32(learning_rate / 2) * novel[client][CLASSIFIERS]
         for row, client in enumerate(self.training):
             self.weights[:, row] -= np.float32(learning_rate / 2) * training[client][CLASSIFIERS]
 
     def measured(self, novel: Mapping[int, SharedArrays], training: Mapping[int, SharedArrays]) -> Distances:
-        """Return the distances of both sides' error rates."""
+        """Return the distances that follow from both clients' error rates."""
         for row, client in enumerate(self.novel):
             self._found.between[client] = {
                 other: a_distance(float(training[other][RATES][row]), float(novel[client][RATES][column]))
@@ -155,7 +163,7 @@ class _Pairs:
         failed = {failure.client for failure in self._found.failures}
         config = self._setting.config
         self._found.failures += [
-            Failure(client=client, reason="no training client is left to be compared with")
+            Failure(client=client, reason="no training client is left to compare with")
             for client in range(config.num_clients, config.hosted_clients)
             if client not in failed and not self._found.between.get(client)
         ]
@@ -167,6 +175,6 @@ def _only(arrays: SharedArrays, rows: Sequence[int]) -> SharedArrays:
 
 
 def _rates(arrays: SharedArrays) -> SharedArrays:
-    """Return the layout of the error rates of some classifiers."""
+    """Return the expected layout of the error rates of some classifiers."""
     rates: NDArray[np.float64] = np.zeros(len(arrays[CLASSIFIERS]))
     return {RATES: rates}

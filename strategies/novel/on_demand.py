@@ -1,8 +1,8 @@
-"""IT-PFL-HN's server makes models on demand, for clients that it has never trained.
+"""Generate models on demand for novel clients, on IT-PFL-HN's server.
 
-"Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4. Each novel node is sent the
-encoder, answers with a descriptor, and is sent the model that the tuned hypernetwork makes of it. All that comes from
-a node are that descriptor and two numbers of samples.
+"Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4. Each novel node receives the
+encoder, answers with a descriptor, and receives the model that the tuned hypernetwork generates from it. A node sends
+only this descriptor and two numbers of samples.
 """
 
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ from strategies.it_pfl import ITPFL
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What passed between the server and one novel client.
+    """Record of the exchange between the server and one novel client.
 
     Attributes:
-        client: Its number.
-        descriptor: The vector [d] that the server was sent.
-        num_examples: Of how many samples it was made.
-        bytes_up: Size of the descriptor.
-        bytes_encoder: Size of the encoder that it was sent.
-        bytes_model: Size of the model that it was sent.
+        client: The client's id.
+        descriptor: The vector [d] that the server received.
+        num_examples: Number of samples that the descriptor is computed from.
+        bytes_up: Size of the descriptor in bytes.
+        bytes_encoder: Size of the encoder that the client received, in bytes.
+        bytes_model: Size of the model that the client received, in bytes.
     """
 
     client: int
@@ -45,27 +45,28 @@ class Served:
     bytes_model: int
 
     def seen(self) -> str:
-        """Return in words what the server saw of the client."""
+        """Return a sentence about what the server received from the client and sent to it."""
         return (
-            f"the server saw one vector of {len(self.descriptor)} numbers ({self.bytes_up} bytes), made of "
+            f"the server received one vector of {len(self.descriptor)} numbers ({self.bytes_up} bytes), computed from "
             f"{self.num_examples} samples; it sent the encoder ({self.bytes_encoder} bytes) and the model "
             f"({self.bytes_model} bytes)"
         )
 
 
 def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, timeout: float) -> list[Served]:
-    """Make a model for each novel node of a grid.
+    """Generate and send a model for each novel node of a grid.
 
     Args:
         grid: Flower's grid.
-        strategy: With a tuned hypernetwork.
-        encoder: Its parameters, keyed `encoder/name`.
-        recipe: What its models take.
+        strategy: Strategy with a tuned hypernetwork.
+        encoder: The encoder's parameters, keyed `encoder/name`.
+        recipe: Specification of the run's models.
         timeout: Longest wait for all nodes, in seconds.
 
     Raises:
-        RunFailedError: If novel nodes are missing, or one could not be served; others have been, then.
+        RunFailedError: If novel nodes are missing, or a node could not be served; the other nodes have their models.
     """
+    # The federation of the training nodes is replaced: only novel nodes receive queries here.
     setting = replace(strategy.setting, federation=Federation(_novel_nodes(grid, timeout)))
     clients = [client for node in setting.federation.nodes for client in node.clients]
     records = {RECIPE: ConfigRecord(recipe.values())}
@@ -77,6 +78,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     }
     query = Query(kind=PERSONALIZE, clients=list(models), expected={}, own=models, records=records)
     personalized = ask(grid, setting, strategy.progress.round, query)
+    # Failures are raised last, so that one node cannot keep the others from their models.
     _refuse_failures([*described.failures, *personalized.failures], len(clients))
     return [
         Served(
@@ -92,13 +94,15 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
 
 
 def _novel_nodes(grid: Grid, timeout: float) -> list[Node]:
-    """Wait for all novel nodes; each has its number as its only client."""
+    """Wait for all novel nodes, and check that the only client of each has the node's number."""
     nodes = greet(grid, timeout, novel=True)
     numbers = [node.partition for node in nodes]
     if len(set(numbers)) < len(numbers):
-        raise RunFailedError(f"novel nodes have the numbers {numbers}; give each a partition-id of its own")
+        raise RunFailedError(f"novel nodes have the numbers {numbers}; give each a different partition-id")
     if liars := [node.partition for node in nodes if list(node.clients) != [node.partition]]:
-        raise RunFailedError(f"the novel nodes {liars} name other clients than themselves")
+        raise RunFailedError(
+            f"the novel nodes {liars} report other clients than their own; start novel nodes of this version"
+        )
     return nodes
 
 

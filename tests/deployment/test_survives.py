@@ -267,7 +267,7 @@ def test_a_node_that_lies_is_left_out_by_name(story: Story) -> None:
     told = dict(re.findall(r"round (\d): client 2 is left out: node 2: (.*)", story.log))
     first = FULL + 1
     assert list(map(int, told)) == [first, first + 1, first + 2, ROUNDS]
-    assert "times as long as what it was sent, more than max-update-ratio = 10" in told[str(first)]
+    assert "times the norm of the values that it received, more than max-update-ratio = 10" in told[str(first)]
     assert "finite" in told[str(first + 1)]
     assert "shape" in told[str(first + 2)]
     rows = story.rows("train")

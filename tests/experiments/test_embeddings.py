@@ -66,7 +66,7 @@ def test_embeddings_are_drawn_only_when_asked_for(quick_study, tmp_path):
 
 def test_a_method_without_embeddings_is_refused(federate):
     run = federate("fedrep")
-    with pytest.raises(RunDirectoryError, match="keep no embeddings"):
+    with pytest.raises(RunDirectoryError, match="have no embeddings"):
         read_embeddings(run)
 
 
@@ -80,7 +80,7 @@ def test_rows_without_embeddings_are_left_out(tmp_path):
     begin(folder, begun)
     run_cells(study, both, folder, 1, lambda cell, problem: None, quick=True)
     shutil.copytree(folder, fedavg, ignore=shutil.ignore_patterns("hyperfl"))
-    with pytest.raises(RunDirectoryError, match=r"no finished cell in .* keep embeddings"):
+    with pytest.raises(RunDirectoryError, match=r"no finished cell in .* private embeddings"):
         draw(study, begun, fedavg, "embeddings", open_private_state=True)
     (picture,) = draw(study, begun, folder, "embeddings", open_private_state=True)
     assert picture.name.startswith("embeddings-hyperfl-")

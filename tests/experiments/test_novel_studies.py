@@ -128,7 +128,7 @@ def test_a_row_that_shows_anothers_runs_selects_them():
 
 def test_lines_that_show_no_runs_are_refused():
     for wrong in ({"run": "z"}, {"run": "b"}, {"run": "a", "momentum": 0.5}):
-        with pytest.raises(ConfigError, match="c must show the runs of a line that has some"):
+        with pytest.raises(ConfigError, match="c must show the runs of a line that has runs"):
             read_lines({"a": {}, "b": {"run": "a"}, "c": wrong})
     rows = with_grid(read_lines({"a": {}, "b": {"run": "a"}}), {"momentum": [0.1, 0.5]})
     assert [(row.name, row.run) for row in rows] == [

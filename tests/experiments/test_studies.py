@@ -107,7 +107,7 @@ def test_rows_columns_and_seeds_are_chosen_by_name():
     for key, value in (("seed", 7), ("method", "local"), ("resume", "/x"), ("dataset", "mnist")):
         with pytest.raises(ConfigError, match=f"{key} cannot be set for all runs"):
             study.cells(changes={key: value})
-    with pytest.raises(ConfigError, match="nothing that was chosen can be run; dp-fedavg: not built yet"):
+    with pytest.raises(ConfigError, match="none of the chosen cells can be run; dp-fedavg: not built yet"):
         study.cells(rows=["dp-fedavg"])
     with pytest.raises(ConfigError, match=r"no study 'table-11'.*did you mean table-1"):
         load_study("table-11")
@@ -131,11 +131,11 @@ def test_a_folder_belongs_to_one_study(tmp_path):
     """Begun again as before, or with another machine's settings, it goes on; otherwise it is refused."""
     begin(tmp_path / "a", QUICK)
     begin(tmp_path / "a", Begun(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"}))
-    with pytest.raises(RunDirectoryError, match="was begun as"):
+    with pytest.raises(RunDirectoryError, match="was created with"):
         begin(tmp_path / "a", Begun(study="table-1", quick=True, changes={"num-rounds": 3}))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
-    with pytest.raises(RunDirectoryError, match="holds something else than a study"):
+    with pytest.raises(RunDirectoryError, match="is neither empty nor a study's folder"):
         begin(tmp_path / "b", QUICK)
     for command in ("table", "figure"):
         result = CliRunner().invoke(cli, [command, "table-1", "--output", str(tmp_path / "b")])
@@ -215,7 +215,7 @@ def test_cells_of_two_commits_are_not_mixed_unasked(finished):
     manifest["settings"]["momentum"] = 0.25
     path.write_text(json.dumps(manifest))
     try:
-        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*of 2 commits"):
+        with pytest.raises(RunDirectoryError, match=r"momentum 0\.25 instead of 0\.5(.|\n)*by 2 commits"):
             collect(load_study("table-1"), QUICK, finished)
         mixed = collect(load_study("table-1"), QUICK, finished, mix=True).commits
         assert len(mixed) == 2

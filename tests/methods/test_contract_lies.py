@@ -45,10 +45,10 @@ def told(content: RecordDict, **changes: Any) -> None:
 
 
 LIES: dict[str, tuple[Lie, str]] = {
-    "update": (long_update, "its update of .* times as long as what it was sent, more than max-update-ratio = 10"),
+    "update": (long_update, "its update of .* times the norm of the values that it received, more than max-update"),
     "weight": (
         partial(told, num_examples=lambda _: 10**12),
-        "client 1 tells 1000000000000 training samples, the handshake told 40",
+        "client 1 reports 1000000000000 training samples but announced 40",
     ),
     "accuracy": (
         partial(told, metrics=lambda numbers: {**numbers, "own-accuracy": 7.0}),
@@ -56,7 +56,7 @@ LIES: dict[str, tuple[Lie, str]] = {
     ),
     "no-number": (
         partial(told, metrics=lambda numbers: {**numbers, "own-accuracy": float("nan")}),
-        "client 1 tells no own-accuracy, or one that is not a number",
+        "client 1 reports no own-accuracy, or one that is not a number",
     ),
 }
 

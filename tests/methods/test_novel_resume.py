@@ -32,7 +32,7 @@ def test_a_failing_novel_client_is_named_and_the_others_go_on(
         patch.setattr(FederatedData, "client", small)
         run = federate("it-pfl", **PLAN, **{"novel.samples": "all,20"})
     assert [(record.client, record.samples) for record in read_novel(run)] == [(5, 40), (6, 10), (5, 20)]
-    reason = "client 6 is left out: ValueError: has 10 training samples, asked for 20"
+    reason = "client 6 is left out: ValueError: has 10 training samples, but the query is about 20"
     assert reason in (run / "server.log").read_text()
     assert (run / "failures" / "round-000001-novel-client-00006.txt").is_file()
 

@@ -89,7 +89,7 @@ def test_without_novel_clients_nothing_is_assessed(kind: str, make_settings: Cal
     query = Query(kind=kind, clients=[0], expected={0: {}}, own={0: arrays})
     found = ask(grid, setting_of(config, grid), 1, query)
     assert (found.arrays, [failure.client for failure in found.failures]) == ({}, [0])
-    reason = "only novel clients are assessed" if kind == ASSESS else "in runs of pfedhn with novel clients only"
+    reason = "only novel clients are assessed" if kind == ASSESS else "only in runs of pfedhn with novel clients"
     assert reason in found.failures[0].reason
 
 

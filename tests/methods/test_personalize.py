@@ -99,7 +99,7 @@ def test_predictions_are_those_of_the_tuned_hypernetwork(
     assert (served.client, served.num_examples, served.bytes_up) == (0, N, 16)
     assert served.bytes_model == 4 * sum(value.numel() for value in expected.values())
     assert served.bytes_encoder == 4 * sum(v.numel() for key, v in values.items() if key.startswith("encoder/"))
-    assert "one vector of 4 numbers (16 bytes), made of 7 samples" in served.seen()
+    assert "one vector of 4 numbers (16 bytes), computed from 7 samples" in served.seen()
 
 
 def test_a_file_gives_what_a_folder_gives(

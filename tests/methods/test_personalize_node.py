@@ -189,7 +189,7 @@ def test_a_node_that_names_another_ones_client_is_refused(serving_run: Path, pho
         return reply
 
     grid.answer = lying  # type: ignore[method-assign]
-    with pytest.raises(RunFailedError, match=r"the novel nodes \[0, 1\] name other clients than themselves"):
+    with pytest.raises(RunFailedError, match=r"the novel nodes \[0, 1\] report other clients than their own"):
         open_run(serving_run).serve(grid)
 
 

@@ -265,7 +265,7 @@ def test_warnings_come_before_the_run_and_are_in_its_log(federate: Federate, tmp
     settings = {"method": "priv-hfl", "output": str(tmp_path / "run")}
     assert plan(settings, 1).warnings == []
     (warning,) = plan(settings | {"priv-hfl.order": "published"}, 1).warnings
-    assert "take the alternating order" in warning
+    assert "set priv-hfl.order = alternating" in warning
     assert "warning:" not in (federate("priv-hfl") / "server.log").read_text()
     log = (federate("priv-hfl", **{"priv-hfl.order": "published"}) / "server.log").read_text()
     assert "warning: with priv-hfl.order = published" in log

@@ -53,7 +53,7 @@ def test_the_gradient_goes_through_what_is_kept() -> None:
 
 def test_it_does_nothing_in_evaluation_and_needs_a_generator_to_train() -> None:
     made, ones = Dropout(0.2), torch.ones(10, 100)
-    with pytest.raises(RuntimeError, match=r"must be given a generator .* or be set to eval"):
+    with pytest.raises(RuntimeError, match=r"has no generator; call seed_dropout .* or switch to eval"):
         made(ones)
     assert torch.equal(made.eval()(ones), ones)
     assert not made.state_dict()

@@ -255,9 +255,9 @@ def test_the_default_step_is_stable_and_others_are_warned_of():
         sampled = read(**base, **{"priv-hfl.realisation": realisation, "fraction-train": 0.5})
         assert dual_rule(sampled.priv_hfl).step == pytest.approx(wanted / 20)
     (text,) = warnings(read(**base, **{"priv-hfl.order": "published"}))
-    assert "curvature below 1.25; take the alternating order" in text  # 2 beta
+    assert "curvature below 1.25; set priv-hfl.order = alternating" in text  # 2 beta
     (text,) = warnings(read(**base, **{"priv-hfl.dual-step": 2.6}))
-    assert "take priv-hfl.dual-step below 2.5" in text  # 4 / 1.6
+    assert "set priv-hfl.dual-step below 2.5" in text  # 4 / 1.6
     (text,) = warnings(read(**{**base, "priv-hfl.dual-step": 2.6, "priv-hfl.sigma": 0.1}))
     limit = float(text.rsplit(" ", 1)[1].removesuffix(";"))
     assert 1.6 * limit == pytest.approx(2 * (2 - 0.1 * limit**2), rel=0.01)

@@ -197,7 +197,7 @@ def test_another_layer_between_is_refused():
             return super().forward(embedding) / 2
 
     network = Normalised(build_target("cnn", (1, 8, 8), 10).extractor)
-    with pytest.raises(ValueError, match="Normalised computes theta in a way of its own"):
+    with pytest.raises(ValueError, match="but Normalised computes theta differently"):
         FactoredHeads.of(network, torch.optim.SGD(network.parameters(), lr=0.1), steps=1)
 
 

@@ -49,7 +49,7 @@ def test_what_is_printed_and_written(runs: Path, data: Path, call: Call) -> None
     assert code == 0, err
     lines = out.splitlines()
     assert lines[0].startswith(
-        "the server saw one vector of 2 numbers (8 bytes), made of 5 samples; it sent the encoder"
+        "the server received one vector of 2 numbers (8 bytes), computed from 5 samples; it sent the encoder"
     )
     assert len([float(number) for number in lines[1].split()]) == 2
     assert lines[2:] == [
@@ -67,7 +67,7 @@ def test_noise_is_named_and_the_numbers_are_not_printed(runs: Path, data: Path, 
     code, out, err = call("personalize", runs / "mean", *words)
     assert code == 0, err
     lines = out.splitlines()
-    assert "made of 4 samples" in lines[0]
+    assert "computed from 4 samples" in lines[0]
     assert lines[1] == "its noise makes it (2, 0.001)-private for each sample"
     assert Path(lines[2]).parent.parent == Path.cwd() / "runs"
     assert "note: labels in labelled.npz are not used" in err
@@ -78,10 +78,10 @@ def test_one_sample_is_noted_and_refused_with_noise(runs: Path, data: Path, call
     words = ("personalize", runs / "mean", "--data", data / "one", "--output")
     code, _, err = call(*words, "a")
     assert code == 0
-    assert "note: there is one sample only" in err
+    assert "note: there is only one sample" in err
     code, out, err = call(*words, "b", "--epsilon", "1", "--delta", "0.01")
     assert (code, out) == (2, "")
-    assert "one holds one sample: noise that hides one sample of one leaves nothing" in err
+    assert "one holds one sample: noise that hides the only sample leaves no information" in err
     assert not Path("b").exists()
 
 
@@ -100,7 +100,7 @@ BAD = {
     "delta of 1": ("mean", "digits", ("--epsilon", "1", "--delta", "1"), ["delta must be above 0 and below 1, got 1"]),
     "a maximum": (
         "maximum", "digits", ("--epsilon", "1", "--delta", "0.1"),
-        ["epsilon cannot be had from this run", "uses a maximum", "it-pfl.pooling = mean"],
+        ["epsilon cannot be used with this run", "takes a maximum", "it-pfl.pooling = mean"],
     ),
     "an unknown device": ("mean", "digits", ("--device", "tpu"), ["device must be auto, cpu or cuda, got 'tpu'"]),
 }  # fmt: skip

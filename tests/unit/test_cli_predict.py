@@ -154,8 +154,8 @@ def test_a_file_that_is_no_model_is_refused(model: Path, samples: tuple[np.ndarr
     save_file(tensors, "odd.safetensors", {**told, "target": json.dumps("no-network")})
     Path("torn.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-10])
     for name, expected in (
-        ("bare", "is damaged, or no model of this project"), ("part", "does not hold the values of a cnn network"),
-        ("odd", "unknown target network"), ("torn", "is damaged, or no model of this project"),
+        ("bare", "is damaged or not a model of this project"), ("part", "does not hold the values of a cnn network"),
+        ("odd", "unknown target network"), ("torn", "is damaged or not a model of this project"),
     ):  # fmt: skip
         code, _, err = call("predict", f"{name}.safetensors", "--data", "mine.npz")
         assert code == 2

@@ -9,8 +9,8 @@ from federations import Call, small_settings, trained
 from flwr.common.config import parse_config_args
 from PIL import Image
 
-from clients.novel.node import DATA, DELTA, EPSILON, OUTPUT
 from hyperfl_flwr import ROOT
+from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_DELTA, NOVEL_EPSILON, NOVEL_OUTPUT
 from hyperfl_flwr.config.run_config import default_settings
 
 PAGE = ROOT / "docs" / "methods" / "it-pfl.md"
@@ -40,7 +40,7 @@ def test_the_commands_and_what_they_print(call: Call) -> None:
     code, _, err = call(*run, "--dry-run")
     assert code == 0, err
     prepare()
-    (seen,) = [line for line in LINES if line.startswith("the server saw")]
+    (seen,) = [line for line in LINES if line.startswith("the server received")]
     for command in commands("hyperfl personalize"):
         if "--deployment" in command:
             continue  # tests/deployment/test_deployed_personalize.py
@@ -55,7 +55,14 @@ def test_the_commands_and_what_they_print(call: Call) -> None:
 def test_what_is_given_to_flowers_commands_exists() -> None:
     """Node config and run config are read by Flower's own parser; their keys are known here."""
     ((*_, node),) = commands("flower-supernode")
-    assert set(parse_config_args([node])) == {"partition-id", "num-partitions", DATA, OUTPUT, EPSILON, DELTA}
+    assert set(parse_config_args([node])) == {
+        "partition-id",
+        "num-partitions",
+        NOVEL_DATA,
+        NOVEL_OUTPUT,
+        NOVEL_EPSILON,
+        NOVEL_DELTA,
+    }
     runs = commands("flwr run")
     assert len(runs) == 2
     for command in runs:

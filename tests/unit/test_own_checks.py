@@ -11,29 +11,29 @@ SHAPE = (1, 8, 8)
 GOOD = ("build", "with_batchnorm", "perceptron", "attention", "recurrent", "Patches")
 
 WRONG = {
-    "gone": "gone of the module own_networks is not there",
-    "NUMBER": "is no function but int",
+    "gone": "gone in module own_networks does not exist",
+    "NUMBER": "NUMBER in module own_networks is of type int",
     "fails": r"failed with input_shape = \(1, 8, 8\), num_classes = 10: KeyError: 'no such thing' \(.*own_networks.py",
-    "returns_text": "must return a torch.nn.Module, it returned str",
+    "returns_text": "must return a torch.nn.Module, but returned str",
     "no_parameters": "the network has no parameters",
-    "only_a_classifier": "there must be parameters below the classifier",
+    "only_a_classifier": "the classifier is the only layer with parameters",
     "other_outputs": r"must be the classifier, torch.nn.Linear with 10 outputs; it is 2, Linear.*out_features=11",
     "ends_with_a_norm": "must be the classifier.*it is 3, LayerNorm",
     "ends_with_softmax": "must end with its classifier and return the logits",
-    "wrong_shape": r"3 samples must give logits, float32 \[3, 10\], they gave float32 \[3, 1, 8, 10\]",
+    "wrong_shape": r"3 samples must give logits, float32 \[3, 10\], but gave float32 \[3, 1, 8, 10\]",
     "cannot_take_them": r"cannot take samples \[3, 1, 8, 8\]: RuntimeError: .*mat1 and mat2",
     "tied": "2.weight and 3.weight are one tensor",
     "doubles": r"parameters must be float32 on the CPU.*1.weight is float64 \[8, 64\]",
-    "frozen": "1.weight is frozen; make a constant of it, a buffer",
+    "frozen": "1.weight is frozen; register it as a buffer instead",
     "lazy": "1.weight has no shape yet",
-    "own_random_numbers": "the same values under the same seed of torch, 1.bias differs",
+    "own_random_numbers": "the same values under the same seed of torch, but 1.bias differs",
     "functional_dropout": "draws random numbers that do not follow from the run's seed",
     "argument_dropout": "draws random numbers that do not follow from the run's seed",
     "counts": "the buffer 2.count changes in training",
     "batch_statistics": "must not depend on the other samples",
     "cumulative_statistics": "2 needs a momentum",
     "changes_its_input": "changes its input in place",
-    "keeps_references": "does not use the weights that it is given",
+    "keeps_references": "does not use the weights that are passed in a call",
 }
 
 

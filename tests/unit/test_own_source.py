@@ -81,7 +81,7 @@ def test_the_first_folder_counts_and_none_is_none(tmp_path: Path) -> None:
 
 def test_an_installed_package_s_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("")
-    with pytest.raises(ConfigError, match=r"which it would hide; rename it"):
+    with pytest.raises(ConfigError, match=r"and would hide it; rename it"):
         custom_source.find("numpy:build", [tmp_path])
 
 
@@ -102,21 +102,21 @@ def test_a_copy_beside_the_original_is_let_through(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path / "path")
     assert custom_source.find("netof_l:build", [tmp_path / "copy"]) == tmp_path / "copy" / "netof_l.py"
     (tmp_path / "path" / "netof_l.py").write_text("x = 2")
-    with pytest.raises(ConfigError, match="which it would hide"):
+    with pytest.raises(ConfigError, match="and would hide it"):
         custom_source.find("netof_l:build", [tmp_path / "copy"])
 
 
 @pytest.mark.parametrize("name", ["build", "lib", "env", "test_net", "net_test"])
 def test_names_that_flower_leaves_out_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text("")
-    with pytest.raises(ConfigError, match=rf"Flower's apps leave out what is called {name}; rename"):
+    with pytest.raises(ConfigError, match=rf"Flower leaves {name} out of an app because of its name; rename"):
         custom_source.find(f"{name}:build", [tmp_path])
 
 
 def test_too_much_source_is_refused(tmp_path: Path) -> None:
     package = write_package(tmp_path, "netof_d")
     (package / "table.json").write_text("0" * (custom_source.LARGEST + 1))
-    with pytest.raises(ConfigError, match="8 MB of source, an app takes 8 MB"):
+    with pytest.raises(ConfigError, match="8 MB of source, an app can hold 8 MB"):
         custom_source.find("netof_d.nets:build", [tmp_path])
 
 
@@ -154,10 +154,10 @@ def test_the_command_line_finds_it_in_the_working_directory(call: Call) -> None:
 
 
 BAD = {
-    "netof_g:build": "no module netof_g is in the working directory, and none is installed",
-    "netof_h:build": "its module needs netof_i, which is not found: the app takes netof_h alone along",
+    "netof_g:build": "no module netof_g is in the working directory or installed",
+    "netof_h:build": "its module imports netof_i, which is not found: the app contains netof_h only",
     "netof_j:build": r"the module netof_j cannot be imported: SyntaxError",
-    "netof_k:build": "build of the module netof_k is not there",
+    "netof_k:build": "build in module netof_k does not exist",
 }
 
 

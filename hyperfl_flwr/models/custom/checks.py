@@ -1,4 +1,4 @@
-"""Trials of a network of somebody's own, before anything starts: that it can be split, shared and repeated."""
+"""Check a user-supplied network before a run starts: it must be splittable, shareable and reproducible."""
 
 from collections.abc import Mapping
 
@@ -10,22 +10,22 @@ from hyperfl_flwr.models.custom.network import Factory, OwnTarget, build_own, ne
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 
 BATCH = 3
-"""Samples of a trial."""
+"""Number of random samples in a check."""
 
 TOLERANCE = 1e-4
-"""Largest difference of logits that counts as rounding, relative to the largest logit, or to 1."""
+"""Largest difference of logits that counts as rounding error, relative to the largest logit or to 1, if larger."""
 
 
 def check_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Try a network with random samples.
+    """Check a user-supplied network with random samples.
 
     Args:
-        name: `package.module:factory`.
-        input_shape: Of a sample.
-        num_classes: K.
+        name: Name of the factory, `package.module:factory`.
+        input_shape: Shape of a sample.
+        num_classes: Number of classes K.
 
     Raises:
-        ConfigError: Naming what is wrong with it and what to do.
+        ConfigError: If a check fails; the message names the problem and the remedy.
     """
     factory = Factory(name, input_shape, num_classes)
     target = new_target(factory, 1).eval()
@@ -40,29 +40,32 @@ def check_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> None
 
 
 def _check_values(factory: Factory, target: OwnTarget) -> None:
-    """Check that one seed gives one network."""
+    """Check that the same seed gives the same finite initial values."""
     again = new_target(factory, 1).state_dict()
     for name, value in target.state_dict().items():
         if name not in again or not torch.equal(value, again[name]):
             raise factory.problem(
-                f"the factory must give the same values under the same seed of torch, {target.original_name(name)} "
-                f"differs; draw from torch's global generator only"
+                f"the factory must give the same values under the same seed of torch, but "
+                f"{target.original_name(name)} differs; draw from torch's global generator only"
             )
         if not value.isfinite().all():
             raise factory.problem(f"the initial values of {target.original_name(name)} are not finite")
 
 
 def _logits(factory: Factory, target: nn.Module, samples: Tensor) -> Tensor:
-    """Return the logits of samples, which must stay as they are."""
+    """Return the logits of samples, and check that the network does not modify the samples."""
     given = samples.clone()
     with torch.no_grad():
         logits = _called(factory, target, given)
     expected = (len(samples), factory.num_classes)
     if not isinstance(logits, Tensor) or logits.shape != expected or logits.dtype != torch.float32:
         got = f"float32 {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise factory.problem(f"{len(samples)} samples must give logits, float32 {list(expected)}, they gave {got}")
+        raise factory.problem(
+            f"{len(samples)} samples must give logits, float32 {list(expected)}, but gave {got}; return one logit per "
+            f"class"
+        )
     if not torch.equal(given, samples):
-        raise factory.problem("the network changes its input in place; let its first layer write elsewhere")
+        raise factory.problem("the network changes its input in place; let its first layer return a new tensor")
     return logits
 
 
@@ -76,7 +79,7 @@ def _called(factory: Factory, target: nn.Module, samples: Tensor) -> Tensor:
 
 
 def _check_classifier(factory: Factory, samples: Tensor, logits: Tensor) -> None:
-    """Check that the network ends with its classifier, so that taking it out and putting it after changes nothing."""
+    """Check that the network ends with its classifier, so that the split network computes the same logits."""
     network = factory.call(1).eval()
     with torch.no_grad():
         whole = _called(factory, network, samples.clone())
@@ -96,7 +99,8 @@ def _check_samples_apart(factory: Factory, target: OwnTarget, samples: Tensor, l
 
 
 def _check_replaceable(factory: Factory, target: OwnTarget, samples: Tensor, logits: Tensor) -> None:
-    """Check that the network computes with the weights that a hypernetwork gives it."""
+    """Check that the network computes with replaced weights, as a hypernetwork requires."""
+    # Its parameters are on the meta device: a network that uses them instead of the replacements gives meta logits.
     empty = build_own(factory.name, factory.input_shape, factory.num_classes).eval()
     values = {name: value.detach() for name, value in target.state_dict().items()}
     advice = "read parameters from the layers in each call and keep no other references to them"
@@ -104,30 +108,32 @@ def _check_replaceable(factory: Factory, target: OwnTarget, samples: Tensor, log
         with torch.no_grad():
             replaced = functional_call(empty, values, (samples.clone(),))
     except Exception as error:
-        raise factory.problem(f"its weights cannot be replaced in a call; {advice}: {where(error)}") from error
+        raise factory.problem(f"the weights cannot be replaced in a call; {advice}: {where(error)}") from error
     if replaced.is_meta or not _close(replaced, logits):
-        raise factory.problem(f"the network does not use the weights that it is given in a call; {advice}")
+        raise factory.problem(f"the network does not use the weights that are passed in a call; {advice}")
 
 
 def _check_training(factory: Factory, target: OwnTarget, samples: Tensor) -> None:
-    """Check that training draws random numbers by our dropout only, and changes nothing that is a constant."""
+    """Check that training draws random numbers in dropout layers only, and changes no constant buffer."""
     constants = {name: value.clone() for name, value in _constants(target).items()}
     target.train()
+    # The seeds of torch differ and the seed of our dropout does not: any difference is randomness that no run repeats.
     results = [_trained(factory, target, samples, seed) for seed in (1, 2)]
     if not _close(*results):
         raise factory.problem(
-            "training draws random numbers that do not follow from the run's seed; of dropout take torch.nn.Dropout, "
-            "Dropout1d, 2d or 3d as a layer, and not torch.nn.functional.dropout, nor an argument of another layer"
+            "training draws random numbers that do not follow from the run's seed; use torch.nn.Dropout, Dropout1d, "
+            "Dropout2d or Dropout3d as a layer, not torch.nn.functional.dropout or another layer's dropout argument"
         )
     for name, value in _constants(target).items():
         if not torch.equal(value, constants[name]):
             raise factory.problem(
-                f"the buffer {target.original_name(name)} changes in training; only BatchNorm's running statistics may"
+                f"the buffer {target.original_name(name)} changes in training; only BatchNorm's running statistics "
+                f"may, so keep other buffers constant"
             )
 
 
 def _trained(factory: Factory, target: OwnTarget, samples: Tensor, seed: int) -> Tensor:
-    """Return the logits in training under a seed of torch, and the same seed of our dropout."""
+    """Return the logits in training mode under a seed of torch, with a fixed seed of our dropout."""
     seed_dropout([target], torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

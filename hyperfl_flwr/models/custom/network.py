@@ -1,13 +1,13 @@
-"""Target networks of somebody's own: `package.module:factory` in the place of a built-in target's name.
+"""Load and split a user-supplied target network, which a run names by `package.module:factory`.
 
 The factory is called with (input_shape, num_classes) and returns a torch module that maps samples [B, *input_shape] to
-logits [B, K]. Its classifier is the last of its modules, in the order of `named_modules()`, that has parameters of its
-own: a linear layer with K outputs. The module with that layer taken out (an identity in its place) is the extractor.
+logits [B, K]. Its classifier is the last module, in the order of `named_modules()`, that holds parameters directly: a
+linear layer with K outputs. The network with that layer replaced by an identity is the extractor.
 
-Initial values are those that the factory gives under torch's CPU generator with a seed of the run, whatever layers the
-network has; trained values that it loads are as good. Three kinds of layers are exchanged for ours, which do the same:
-dropout (random numbers of client and round), BatchNorm (no counter of batches), and buffers of other layers become
-constants, which do not travel.
+The initial values are those that the factory draws from torch's CPU generator under a seed of the run. This works for
+any layers, and a factory may load trained values instead. Three substitutions keep the results the same: dropout draws
+from the generator of the client and the round, BatchNorm has no counter of batches, and buffers of other layers become
+constants, which are not exchanged.
 """
 
 import copy
@@ -31,17 +31,17 @@ from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.target import Target
 
 _DROPOUT: dict[type[nn.Module], bool] = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
-"""torch's layer -> whether it leaves out whole maps."""
+"""torch's dropout layer -> whether it drops whole channels."""
 
 
 @dataclass(frozen=True)
 class Factory:
-    """What makes a network of somebody's own.
+    """A user's function that makes a network, with the arguments that it is called with.
 
     Attributes:
-        name: `package.module:factory`.
-        input_shape: (C, H, W) or (D,).
-        num_classes: K.
+        name: Name of the factory, `package.module:factory`.
+        input_shape: Shape of a sample: (C, H, W) or (D,).
+        num_classes: Number of classes K.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Factory:
     num_classes: int
 
     def problem(self, text: str) -> ConfigError:
-        """Return the error that says what is wrong with the network."""
+        """Return an error about the network; its message begins with the setting `target`."""
         return ConfigError(f"target = {self.name}: {text}")
 
     def call(self, seed: int) -> nn.Module:
-        """Return what the factory makes under torch's CPU generator with a seed, whose state is as before afterwards.
+        """Call the factory under a seed of torch's CPU generator, and restore the generator's state afterwards.
 
         Raises:
-            ConfigError: If there is no such factory, it fails, or it makes something else than a network of float32
+            ConfigError: If the factory does not exist or fails, or if it returns anything but a network with float32
                 parameters on the CPU.
         """
         make = self._find()
@@ -68,7 +68,7 @@ class Factory:
                 shape = f"input_shape = {self.input_shape}, num_classes = {self.num_classes}"
                 raise self.problem(f"the factory failed with {shape}: {where(error)}") from error
         if not isinstance(made, nn.Module):
-            raise self.problem(f"the factory must return a torch.nn.Module, it returned {type(made).__name__}")
+            raise self.problem(f"the factory must return a torch.nn.Module, but returned {type(made).__name__}")
         self._check_parameters(made)
         return made
 
@@ -76,8 +76,8 @@ class Factory:
         module, _, attribute = self.name.partition(":")
         found: object = getattr(self._module(module), attribute, None)
         if not callable(found):
-            what = "is not there" if found is None else f"is no function but {type(found).__name__}"
-            raise self.problem(f"{attribute} of the module {module} {what}; it must be callable")
+            what = "does not exist" if found is None else f"is of type {type(found).__name__}"
+            raise self.problem(f"{attribute} in module {module} {what}; name a callable")
         return found
 
     def _module(self, module: str) -> ModuleType:
@@ -85,18 +85,18 @@ class Factory:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-                text = f"no module {error.name} is in the working directory, and none is installed"
+                text = f"no module {error.name} is in the working directory or installed"
             else:
                 text = (
-                    f"its module needs {error.name}, which is not found: the app takes {top_level(self.name)} alone "
-                    f"along, what else that imports must lie in it or be installed on all nodes"
+                    f"its module imports {error.name}, which is not found: the app contains {top_level(self.name)} "
+                    f"only; move {error.name} into it or install it on all nodes"
                 )
             raise self.problem(text) from error
         except Exception as error:
             raise self.problem(f"the module {module} cannot be imported: {where(error)}") from error
 
     def _check_parameters(self, network: nn.Module) -> None:
-        """Refuse parameters that cannot be shared: absent, lazy, of another type or place, frozen, or tied."""
+        """Refuse parameters that cannot be shared: absent, lazy, not float32 on the CPU, scalar, frozen, or tied."""
         named = dict(network.named_parameters(remove_duplicate=False))
         if not named:
             raise self.problem("the network has no parameters")
@@ -110,17 +110,17 @@ class Factory:
                 kind = f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)} on {parameter.device}"
                 raise self.problem(f"parameters must be float32 on the CPU, of one dimension or more; {name} is {kind}")
             if not parameter.requires_grad:
-                raise self.problem(f"all parameters are trained, and {name} is frozen; make a constant of it, a buffer")
+                raise self.problem(f"all parameters are trained, but {name} is frozen; register it as a buffer instead")
             if id(parameter) in first:
                 raise self.problem(
-                    f"{first[id(parameter)]} and {name} are one tensor; tied parameters are not supported, give each "
-                    f"layer its own"
+                    f"{first[id(parameter)]} and {name} are one tensor; tied parameters are not supported: give each "
+                    f"layer a separate tensor"
                 )
             first[id(parameter)] = name
 
 
 def where(error: Exception) -> str:
-    """Return an error in one line, with the last line of somebody's own code that led to it."""
+    """Return an error in one line, with the innermost line of user code in its traceback."""
     others = (str(Path(torch.__file__).parent), str(ROOT / "hyperfl_flwr"), "<frozen")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
@@ -128,11 +128,11 @@ def where(error: Exception) -> str:
 
 
 class OwnExtractor(nn.Module, Drawn):
-    """The part of an own network below its classifier.
+    """The part of a user-supplied network below its classifier.
 
     Args:
-        network: The network with an identity in the classifier's place.
-        factory: What made it.
+        network: The network with the classifier replaced by an identity.
+        factory: The factory that made the network.
     """
 
     def __init__(self, network: nn.Module, factory: Factory) -> None:
@@ -152,6 +152,7 @@ class OwnExtractor(nn.Module, Drawn):
         return _detached(new_target(self._factory, seed_of(generator)).extractor)
 
     def _move_constants(self, device: torch.device) -> None:
+        # Constants are outside the state dict: replacing the weights by tensors on a device leaves them behind.
         for layer in self.network.modules():
             for name in layer._non_persistent_buffers_set:  # noqa: SLF001 - torch has no public list of them
                 setattr(layer, name, getattr(layer, name).to(device))
@@ -159,11 +160,11 @@ class OwnExtractor(nn.Module, Drawn):
 
 
 class OwnClassifier(nn.Linear, Drawn):
-    """The last layer of an own network.
+    """The last layer of a user-supplied network.
 
     Args:
-        layer: That layer, whose parameters are taken.
-        factory: What made the network.
+        layer: The original layer; its parameters are shared, not copied.
+        factory: The factory that made the network.
     """
 
     def __init__(self, layer: nn.Linear, factory: Factory) -> None:
@@ -177,13 +178,13 @@ class OwnClassifier(nn.Linear, Drawn):
 
 
 class OwnTarget(Target, Drawn):
-    """An own network, split.
+    """A user-supplied network, split into extractor and classifier.
 
     Args:
-        extractor: Its part below the classifier.
-        classifier: Its last layer.
-        factory: What made it.
-        classifier_name: The classifier's name in it.
+        extractor: The part below the classifier.
+        classifier: The last layer.
+        factory: The factory that made the network.
+        classifier_name: Name of the classifier in the factory's network.
     """
 
     def __init__(
@@ -197,15 +198,15 @@ class OwnTarget(Target, Drawn):
         return _detached(new_target(self._factory, seed_of(generator)))
 
     def original_name(self, name: str) -> str:
-        """Return what a parameter or running statistic is called in the factory's own network."""
+        """Return the name of a parameter or running statistic in the factory's network."""
         part, _, rest = name.partition(".")
         return f"{self.classifier_name}.{rest}" if part == "classifier" else rest.removeprefix("network.")
 
 
 def build_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> OwnTarget:
-    """Build an own target: parameters and running statistics are on the meta device, constants have their values.
+    """Build a user-supplied target: parameters and running statistics on the meta device, constants with values.
 
-    The factory is called once in a process for each shape. See `hyperfl_flwr.models.targets.build_target`.
+    The factory is called once per process and shape. See `hyperfl_flwr.models.targets.build_target`.
     """
     return copy.deepcopy(_template(Factory(name, tuple(map(int, input_shape)), int(num_classes))))
 
@@ -223,10 +224,10 @@ def _template(factory: Factory) -> OwnTarget:
 
 
 def new_target(factory: Factory, seed: int) -> OwnTarget:
-    """Return a network of the factory under a seed, split, with its values.
+    """Make the factory's network under a seed, and split it; parameters have their initial values.
 
     Raises:
-        ConfigError: If there is none that can be split.
+        ConfigError: If the factory fails, or its network cannot be split.
     """
     network = factory.call(seed)
     _exchange_layers(network, factory)
@@ -238,15 +239,16 @@ def new_target(factory: Factory, seed: int) -> OwnTarget:
             f"outputs; it is {own[-1] or 'the network itself'}, {last}. Define the classifier last in the network"
         )
     if len(own) == 1:
-        raise factory.problem("there must be parameters below the classifier, which is all that is there")
+        raise factory.problem("the classifier is the only layer with parameters; add a trainable layer below it")
     parent, _, leaf = own[-1].rpartition(".")
     setattr(network.get_submodule(parent), leaf, nn.Identity())
     return OwnTarget(OwnExtractor(network, factory), OwnClassifier(last, factory), factory, own[-1])
 
 
 def _exchange_layers(network: nn.Module, factory: Factory) -> None:
-    """Put our dropout and BatchNorm in the places of torch's, and turn other layers' buffers into constants."""
+    """Replace torch's dropout and BatchNorm layers by ours, and turn other layers' buffers into constants."""
     ours: dict[int, nn.Module] = {}
+    # A layer that is used in several places has several names here, and must stay one layer: hence the ids.
     for name, layer in list(network.named_modules(remove_duplicate=False)):
         if type(layer) in _DROPOUT or type(layer) in UNCOUNTED:
             parent, _, leaf = name.rpartition(".")
@@ -255,7 +257,8 @@ def _exchange_layers(network: nn.Module, factory: Factory) -> None:
     for name, layer in network.named_modules():
         if isinstance(layer, AnyBatchNorm) and type(layer) not in (*UNCOUNTED, *UNCOUNTED.values()):
             raise factory.problem(
-                f"{name} is a {type(layer).__name__}; of BatchNorm there may be BatchNorm1d, 2d and 3d"
+                f"{name} is a {type(layer).__name__}, which is not supported; use BatchNorm1d, BatchNorm2d or "
+                f"BatchNorm3d"
             )
         if not isinstance(layer, AnyBatchNorm):
             for key, buffer in layer.named_buffers(recurse=False):
@@ -270,7 +273,7 @@ def _ours(layer: nn.Module, name: str, factory: Factory) -> nn.Module:
             raise factory.problem(f"{name}: {error}") from None
     assert isinstance(layer, AnyBatchNorm)
     if layer.momentum is None and layer.track_running_stats:
-        raise factory.problem(f"{name} needs a momentum: averages over all batches are not supported")
+        raise factory.problem(f"{name} needs a momentum: cumulative averages are not supported; pass a number")
     if not layer.track_running_stats:
         return layer
     mine = UNCOUNTED[type(layer)](layer.num_features, layer.eps, layer.momentum or 0.1, layer.affine)
@@ -279,7 +282,7 @@ def _ours(layer: nn.Module, name: str, factory: Factory) -> nn.Module:
 
 
 def seed_of(generator: torch.Generator) -> int:
-    """Draw a seed for a factory."""
+    """Draw a seed for a factory from a generator."""
     return int(torch.randint(2**62, (), generator=generator))
 
 

@@ -1,4 +1,4 @@
-"""The network of somebody's own that a run trains: found, recorded with the run, and found again."""
+"""Find the source of a run's user-supplied network, record it with the run, and load it again from there."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,41 +9,41 @@ from hyperfl_flwr.models.custom import source as custom_source
 from hyperfl_flwr.models.custom.source import is_factory
 
 MODEL = "model"
-"""Folder of a run, or of a node's private state, with a copy of the network's source."""
+"""Folder with a copy of the network's source, in a run's folder or in a node's private state."""
 
 
 def find_model(target: str, run: Path | None = None) -> None:
-    """Let Python import the network's source, from the working directory or else from a run's copy of it.
+    """Make the network's source importable from the working directory, or else from the copy in a run's folder.
 
-    Where it is in neither it must be installed; that it is not is found out when the network is built.
+    A source that is in neither must be installed. A missing one raises an error only when the network is built.
 
     Args:
-        target: The setting.
+        target: Value of the setting `target`.
         run: A run's folder.
 
     Raises:
-        ConfigError: If its name is another's, or Flower would not take it.
+        ConfigError: If the source has the name of another package, or Flower would leave it out of an app.
     """
     if is_factory(target):
         custom_source.find(target, [Path.cwd(), *([] if run is None else [run / MODEL])])
 
 
 def find_kept(target: str, folder: Path) -> None:
-    """Let Python import the network's source from where a run or a node has kept it, or else from where we are.
+    """Make the network's source importable from the copy of a run or node, or else from the working directory.
 
     Args:
-        target: The setting.
-        folder: A run's, or a node's of one run.
+        target: Value of the setting `target`.
+        folder: A run's folder, or a node's folder for one run.
 
     Raises:
-        ConfigError: If its name is another's.
+        ConfigError: If the source has the name of another package, or Flower would leave it out of an app.
     """
     if is_factory(target):
         custom_source.find(target, [folder / MODEL, Path.cwd()])
 
 
 def model_facts(target: str) -> dict[str, Any]:
-    """Return the entry `model` of a manifest: whose network, and a hash of its source; none for a built-in one."""
+    """Return a manifest's entry `model`: factory and hash of the source; empty for a built-in or unknown target."""
     source = custom_source.source_of(target) if is_factory(target) else None
     if source is None:
         return {}
@@ -56,18 +56,18 @@ def model_facts(target: str) -> dict[str, Any]:
 
 
 def source_hash(target: str) -> str:
-    """Return the hash of the network's source; empty for a built-in one."""
+    """Return the SHA-256 of the network's source; an empty text for a built-in target."""
     return str(model_facts(target).get("model", {}).get("sha256", ""))
 
 
 def travelling_source(target: str) -> Path | None:
-    """Return the file or folder of the network's source that the app takes along; None if all nodes must have it."""
+    """Return the file or folder of the network's source that the app includes; None if nodes have it installed."""
     source = custom_source.source_of(target) if is_factory(target) else None
     return None if source is None or custom_source.is_installed(source) else source
 
 
 def keep_model(target: str, folder: Path) -> None:
-    """Copy the network's source into the folder of a run, or of a node for one run, unless it is installed or there."""
+    """Copy the network's source into a run's or a node's folder, unless it is installed or already there."""
     source = travelling_source(target)
     if source is None:
         return
@@ -77,14 +77,14 @@ def keep_model(target: str, folder: Path) -> None:
 
 
 def refuse_other_model(manifest: Mapping[str, Any], target: str) -> None:
-    """Check that a run goes on with the source that it began with.
+    """Check that a run is resumed with the network's source that it started with.
 
     Raises:
-        RunDirectoryError: If it has changed.
+        RunDirectoryError: If the source has changed.
     """
     before, now = manifest.get("model", {}), model_facts(target).get("model", {})
     if before.get("sha256") != now.get("sha256"):
         raise RunDirectoryError(
-            f"a resumed run must train the network that it began with, but the source of {target} has changed; take "
-            f"the change back, or resume from another folder: the run's own has the first source in {MODEL}/"
+            f"a resumed run must train the network that it started with, but the source of {target} has changed; undo "
+            f"the change, or resume from another working directory: the run's folder has the first source in {MODEL}/"
         )

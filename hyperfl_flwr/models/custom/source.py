@@ -1,7 +1,7 @@
-"""Where the source of a network of somebody's own is: found, hashed, and copied into an app or a run's folder.
+"""Find, hash and copy the source of a user-supplied network.
 
-It is the package or module at the top of the factory's name, and nothing else of the folder in which it lies: what it
-imports from there besides would be missing on the nodes, and is missing here, too.
+The source is the package or module at the top of the factory's name, and nothing else in the folder that contains it.
+Other modules of that folder would be missing on the nodes, so they cannot be imported here either.
 """
 
 import hashlib
@@ -19,22 +19,23 @@ from types import ModuleType
 from hyperfl_flwr.core.errors import ConfigError
 
 FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-"""What the name of an own target looks like."""
+"""Pattern of a user-supplied target's name, `package.module:factory`."""
 
 SUFFIXES = frozenset({".py", ".toml", ".yaml", ".yml", ".json"})
-"""Files of a package that are copied; Flower takes no others."""
+"""Suffixes of the files that are copied; Flower puts no others into an app."""
 
 LARGEST = 8_000_000
-"""Bytes of all of them; Flower takes 10 MB of an app."""
+"""Largest size of all copied files, in bytes; Flower accepts apps of up to 10 MB."""
 
 OURS = frozenset({"hyperfl_flwr", "clients", "strategies", "experiments"})
+"""Names of this project's packages."""
 
 LEFT_OUT = frozenset({"build", "dist", "eggs", "env", "lib", "lib64", "parts", "sdist", "var", "venv", "wheels"})
-"""Folders at the top of an app that Flower leaves out."""
+"""Top-level folders that Flower leaves out of an app."""
 
 
 def is_factory(name: str) -> bool:
-    """Say whether a target's name is that of a factory."""
+    """Return whether a target's name is the name of a factory."""
     return FORM.fullmatch(name) is not None
 
 
@@ -44,11 +45,11 @@ def top_level(name: str) -> str:
 
 
 class OnePackage:
-    """Finds one package or module in one folder for `import`, and no other.
+    """An import finder for one package or module in one folder; it finds nothing else there.
 
     Args:
-        name: At the top.
-        folder: Where it lies.
+        name: Top-level name of the package or module.
+        folder: Folder that contains it.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -57,22 +58,22 @@ class OnePackage:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer Python's question for a module, see `importlib.abc.MetaPathFinder`."""
+        """Find a module's spec, see `importlib.abc.MetaPathFinder`."""
         return PathFinder.find_spec(fullname, [str(self.folder)]) if fullname == self.name else None
 
 
 def find(name: str, folders: Sequence[Path]) -> Path | None:
-    """Look for a factory's package or module in folders, and let Python import it from there.
+    """Look for a factory's package or module in folders, and make it importable from there.
 
     Args:
-        name: `package.module:factory`.
-        folders: Absolute, the first that has it counts.
+        name: Name of the factory, `package.module:factory`.
+        folders: Absolute paths, searched in this order.
 
     Returns:
-        Its file or folder; None if it is in none of them and must be installed.
+        File or folder of the first match; None if it is in none of the folders and must be installed.
 
     Raises:
-        ConfigError: If its name is another's, or Flower would not take it.
+        ConfigError: If it has the name of another package, or Flower would leave it out of an app.
     """
     top = top_level(name)
     if top in OURS or top in sys.stdlib_module_names:
@@ -84,7 +85,8 @@ def find(name: str, folders: Sequence[Path]) -> Path | None:
             continue
         path = _place(spec)
         _check_name(name, path, folder)
-        files_of(path)
+        files_of(path)  # raises if the source is too large for an app
+        # A finder of an earlier call may point to another folder, such as the copy of another run.
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "name", None) != top]
         sys.meta_path.append(OnePackage(top, folder))
         return path
@@ -101,38 +103,41 @@ def _check_name(name: str, path: Path, folder: Path) -> None:
     top = top_level(name)
     other = PathFinder.find_spec(top, [place for place in sys.path if Path(place or ".").resolve() != folder.resolve()])
     if other is not None and not _is_copy(path, _place(other)):
-        raise ConfigError(f"target = {name}: {path} has an installed package's name, which it would hide; rename it")
+        raise ConfigError(f"target = {name}: {path} has the name of an installed package and would hide it; rename it")
     if top in LEFT_OUT or top.startswith("test_") or top.endswith("_test"):
-        raise ConfigError(f"target = {name}: Flower's apps leave out what is called {top}; rename {path}")
+        raise ConfigError(f"target = {name}: Flower leaves {top} out of an app because of its name; rename {path}")
     if path.is_file() and path.suffix != ".py":
-        raise ConfigError(f"target = {name}: {path} is no Python source; install it on all nodes instead")
+        raise ConfigError(f"target = {name}: {path} is not a Python source file; install it on all nodes instead")
 
 
 def _is_copy(path: Path, other: Path) -> bool:
-    """Say whether two places that are nobody's installation hold the same source."""
+    """Return whether two paths are uninstalled copies of one source."""
     return other.exists() and not is_installed(other) and digest_of(other) == digest_of(path)
 
 
 def files_of(path: Path) -> dict[str, Path]:
-    """Return what is copied of a module's file or a package's folder, by names relative to where it lies, in order.
+    """Return the files to copy of a module's file or a package's folder.
+
+    Returns:
+        Paths by name relative to the containing folder, sorted.
 
     Raises:
-        ConfigError: If it is too much for an app.
+        ConfigError: If they are too large for an app.
     """
     found = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     named = {each.relative_to(path.parent).as_posix(): each for each in sorted(found) if each.suffix in SUFFIXES}
     kept = {name: each for name, each in named.items() if not _is_hidden(name)}
     if (size := sum(each.stat().st_size for each in kept.values())) > LARGEST:
         raise ConfigError(
-            f"{path} has {size / 1e6:.0f} MB of source, an app takes {LARGEST / 1e6:.0f} MB; put the network into a "
-            f"package of its own, or install it on all nodes"
+            f"{path} has {size / 1e6:.0f} MB of source, an app can hold {LARGEST / 1e6:.0f} MB; put the network into a "
+            f"separate package, or install it on all nodes"
         )
     return kept
 
 
 def _is_hidden(name: str) -> bool:
     parts = name.split("/")
-    tests = parts[-1].startswith("test_") or parts[-1].endswith("_test.py")  # which Flower leaves out
+    tests = parts[-1].startswith("test_") or parts[-1].endswith("_test.py")  # Flower leaves these out
     return tests or any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
@@ -144,7 +149,7 @@ def copy(path: Path, folder: Path) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """Return a hash of a module's file or a package's folder: names and contents of what is copied."""
+    """Return the SHA-256 of a module's file or a package's folder: of names and contents of the copied files."""
     total = hashlib.sha256()
     for name, file in files_of(path).items():
         content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -153,11 +158,11 @@ def digest_of(path: Path) -> str:
 
 
 def source_of(name: str) -> Path | None:
-    """Return the file or folder of the package or module that this process imports a factory from; None if none."""
+    """Return the file or folder that this process imports a factory's package from; None if there is none."""
     spec = importlib.util.find_spec(top_level(name))
     return None if spec is None else _place(spec)
 
 
 def is_installed(path: Path) -> bool:
-    """Say whether a module or package lies where pip puts them."""
+    """Return whether a module or package is in a folder where pip installs."""
     return any(path.is_relative_to(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))

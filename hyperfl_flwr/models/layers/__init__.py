@@ -1,1 +1,1 @@
-"""Layers that need special treatment: normalisation and dropout."""
+"""Layers that behave differently in a federation: normalisation and dropout."""

@@ -1,4 +1,4 @@
-"""BatchNorm in a federation: no counter of batches, and running statistics that can be left as they are."""
+"""BatchNorm for federated training: without a counter of batches, and with running statistics that can be frozen."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,30 +8,30 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 AnyBatchNorm = _BatchNorm
-"""What all of torch's BatchNorm layers are."""
+"""Base class of torch's BatchNorm layers, which torch does not export."""
 
 
 class _Uncounted(_BatchNorm):
-    """torch's layer without its counter of batches, which nothing reads where `momentum` is a number."""
+    """BatchNorm without `num_batches_tracked`, an integer that cannot be averaged and that a momentum makes unused."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         super().__init__(num_features, eps, momentum, affine)
         self.num_batches_tracked = None
 
-    def _load_from_state_dict(self, *args: Any) -> None:  # noqa: ANN401 - as torch has it
-        nn.Module._load_from_state_dict(self, *args)  # noqa: SLF001 - torch's own would ask for the counter
+    def _load_from_state_dict(self, *args: Any) -> None:  # noqa: ANN401 - torch's signature
+        nn.Module._load_from_state_dict(self, *args)  # noqa: SLF001 - BatchNorm's method would require the counter
 
 
 class BatchNorm1d(_Uncounted, nn.BatchNorm1d):
-    """Of features [B, C] or [B, C, L]."""
+    """BatchNorm of features [B, C] or [B, C, L], without a counter."""
 
 
 class BatchNorm2d(_Uncounted, nn.BatchNorm2d):
-    """Of maps [B, C, H, W]."""
+    """BatchNorm of maps [B, C, H, W], without a counter."""
 
 
 class BatchNorm3d(_Uncounted, nn.BatchNorm3d):
-    """Of volumes [B, C, D, H, W]."""
+    """BatchNorm of volumes [B, C, D, H, W], without a counter."""
 
 
 UNCOUNTED: dict[type[nn.Module], type[_Uncounted]] = {
@@ -39,17 +39,17 @@ UNCOUNTED: dict[type[nn.Module], type[_Uncounted]] = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
 }
-"""torch's layer -> ours."""
+"""torch's layer -> the same layer without a counter."""
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Say whether a network has state that travels and is no parameter: BatchNorm's running statistics."""
+    """Return whether a network's state holds more than parameters: BatchNorm's running statistics."""
     return len(module.state_dict()) > len(list(module.parameters()))
 
 
 @contextlib.contextmanager
 def statistics_kept(module: nn.Module) -> Iterator[None]:
-    """Let BatchNorm normalise by each batch's own statistics in here, and leave the running ones as they are."""
+    """Within this context, normalise by the statistics of each batch and leave the running statistics unchanged."""
     layers = [layer for layer in module.modules() if isinstance(layer, AnyBatchNorm) and layer.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False
