@@ -199,7 +199,7 @@ def test_a_run_leaves_its_results_on_both_sides(machines: Machines) -> None:
     newest = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 0][-1]
     assert json.loads(exported.with_suffix(".json").read_text())["accuracy"] == newest["own_accuracy"]
     told = next(said for command, said in machines.said.items() if command.startswith("hyperfl ledger"))
-    assert "These groups are private and have stayed: classifier, embedding" in told
+    assert "These groups are private and stayed on the node: classifier, embedding" in told
 
 
 def test_registering_again_changes_nothing(machines: Machines) -> None:

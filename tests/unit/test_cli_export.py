@@ -182,7 +182,7 @@ def test_bad_places(run: Path, call: Call) -> None:
 def test_a_nodes_folder_has_own_models_only(call: Call, tmp_path: Path) -> None:
     (states := tmp_path / "states").mkdir()
     code, _, err = call("export", states, "-o", "a.safetensors")
-    assert (code, "--client must say whose model of a node is meant" in err) == (2, True)
+    assert (code, "--client is required with a node's state-dir" in err) == (2, True)
     code, _, err = call("export", states, "--client", "1", "--state", "aggregate", "-o", "a.safetensors")
     assert (code, "--state must be own on a node" in err) == (2, True)
     (folder := states / "e" / "client-00001").mkdir(parents=True)
