@@ -1,4 +1,4 @@
-"""What the SuperLink's database says of a deployment's nodes; it is read only, and the SuperLink need not run."""
+"""Read the registered nodes of a deployment from the SuperLink's database; the SuperLink need not run."""
 
 import contextlib
 import sqlite3
@@ -15,11 +15,11 @@ _QUERY = "SELECT node_id, status, online_until, public_key FROM node WHERE unreg
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredNode:
-    """A node whose key the SuperLink knows.
+    """A node with a key that is registered with the SuperLink.
 
     Attributes:
-        flower_id: Flower's number of it, 0 .. 2^64-1, which it keeps.
-        online: Whether it is connected; a node that was killed counts for up to a minute.
+        flower_id: Flower's permanent id of the node, 0 .. 2^64-1.
+        online: Whether the node is connected; a killed node counts as online for up to a minute.
     """
 
     flower_id: int
@@ -27,10 +27,10 @@ class RegisteredNode:
 
 
 def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
-    """Return the registered nodes by their number.
+    """Return the registered nodes of a deployment by their number.
 
     Raises:
-        StateError: If the public key of a node is missing or damaged.
+        StateError: If the file of a node's public key is missing or damaged.
     """
     numbers = {}
     for number in range(deployment.num_nodes):
@@ -43,10 +43,11 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
     try:
         with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
             rows = connection.execute(_QUERY).fetchall()
-    except sqlite3.OperationalError:  # the SuperLink has not made its tables yet
+    except sqlite3.OperationalError:  # the SuperLink has not created its tables yet
         return {}
     now = datetime.now(UTC).timestamp()
     return {
+        # SQLite stores the unsigned id as a signed integer.
         numbers[key]: RegisteredNode(flower_id=flower_id % 2**64, online=status == "online" and until > now)
         for flower_id, status, until, key in rows
         if key in numbers
