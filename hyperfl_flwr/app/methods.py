@@ -1,4 +1,4 @@
-"""The methods: which strategy, client and paper belong together. The table of contents of this project."""
+"""Registry of the methods: strategy, client, paper and default learning rate of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ class Method:
     """A federated learning method.
 
     Attributes:
-        title: One line.
-        strategy: The server's side.
-        client: The clients' side.
-        paper: Citation.
-        leaves: What leaves a client in a round, in words.
-        learning_rate: `learning-rate` where that is `auto`: one that is sound for all data sets, chosen on held-back
-            training data (docs/results/index.md, "Rates, on validation data").
+        title: Description in one line.
+        strategy: Server's side of the method.
+        client: Clients' side of the method.
+        paper: Citation of the paper.
+        leaves: Description of the data that a client sends in a round.
+        learning_rate: Value of `learning-rate = auto`: a sound rate for all data sets, chosen on held-back training
+            data (docs/results/index.md, "Rates, on validation data").
     """
 
     title: str
@@ -129,14 +129,14 @@ METHODS: Mapping[str, Method] = {
 
 
 def check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:
-    """Refuse settings of novel clients that the method or the data cannot follow.
+    """Check that the method and the data support the settings of novel clients.
 
     Args:
         config: The run's settings.
-        input_shape: Of a sample: (channels, height, width) of an image.
+        input_shape: Shape of a sample: (channels, height, width) of an image, or (D,) of a feature vector.
 
     Raises:
-        ConfigError: Naming the setting and why not.
+        ConfigError: If a setting is not supported, with its name and the reason.
     """
     novel, method = config.novel, METHODS[config.method]
     if not novel.clients:
@@ -163,15 +163,15 @@ def check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:
 
 
 def check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Refuse a target network that cannot take the data, or that the method cannot train.
+    """Check that the target network can take the data, and that the method can train it.
 
     Args:
         config: The run's settings.
-        input_shape: (channels, height, width), or (D,) of feature vectors.
+        input_shape: Shape of a sample: (channels, height, width) of an image, or (D,) of a feature vector.
         num_classes: Number of classes.
 
     Raises:
-        ConfigError: Naming the target and what is wrong with it.
+        ConfigError: If the target does not fit, with its name and the reason.
     """
     try:
         target = build_target(config.target, input_shape, num_classes)
