@@ -132,9 +132,10 @@ def hello(message: Message, context: Context) -> Message:
         properties = NodeApp(node, context.run_config).properties()
     except Exception as error:
         number = context.node_config.get("partition-id")
-        if type(number) is not int:
+        if type(number) is not int:  # the handshake's answer needs the node's number
             raise
         log(ERROR, "the node cannot take part", exc_info=error)
+        # The texts of errors may contain paths or data, which must not leave a deployed node.
         reason = f"{type(error).__name__}: {error}" if is_simulated(context) else for_others(error)
         properties = {"partition": number, PROBLEM: printable(reason)}
     return adapter.introduce(message, properties)

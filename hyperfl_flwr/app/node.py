@@ -140,6 +140,7 @@ class NodeApp:
     def _states(self, request: Request) -> Path:
         """Return the folder of the clients' private state: in the owner's state-dir, or in a simulation the run's."""
         folder = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
+        # A state-dir holds the state of several runs; a run's own folder that of one.
         return folder / request.experiment if self.node.state_dir or not self.simulated else folder
 
     def properties(self) -> dict[str, ConfigRecordValues]:

@@ -23,6 +23,7 @@ LONGEST = 40
 def resolved(config: RunConfig) -> RunConfig:
     """Return the settings with a number for every `auto` that affects training."""
     method = METHODS[config.method]
+    # The learning rate first: the strategy may derive its own settings from it.
     config = _filled(config, {"learning-rate": method.learning_rate})
     return _filled(config, method.strategy.automatic(config))
 

@@ -139,7 +139,7 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
             f"{run} was trained on {data.title}; how they are read only the nodes know, since the run was not given "
             f"{missing}: each owner can export the models of the node's clients there, with hyperfl export STATE_DIR"
         )
-    mean, std = (part * (shape[0] // len(part)) for part in normalisation)
+    mean, std = (part * (shape[0] // len(part)) for part in normalisation)  # one value may stand for all channels
     classes = reading.classes or data.classes or class_names("", data.num_classes or 0)
     return TargetRecipe(target=config.target, input_shape=shape, mean=mean, std=std, classes=classes)
 

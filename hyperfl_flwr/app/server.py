@@ -79,7 +79,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
     """Wait for the nodes, and create or open the run's folder; returns it and its last completed round."""
     if not config.resume:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
-        refuse_used_directory(path)
+        refuse_used_directory(path)  # before the nodes load their data
         federation = roster.gather()
         refuse_strange_model(federation, config.target)
         check_target(config, federation.input_shape, federation.num_classes)
@@ -100,7 +100,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         except BaseException:
             directory.close()
             raise
-        directory.rewind(last_round)
+        directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
         old, chosen = read_manifest(directory.path), _resolution(config, roster)
         directory.write_json("manifest.json", manifest.resumed(old, config.flat(), chosen, roster))
     return directory, last_round
@@ -144,7 +144,7 @@ def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Ite
         hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory.path))}"
         raise RunFailedError(f"{error}\n{hint}") from error
     except BaseException as error:
-        status = "failed" if isinstance(error, Exception) else "stopped"
+        status = "failed" if isinstance(error, Exception) else "stopped"  # KeyboardInterrupt is not an Exception
         problem = f"{type(error).__name__}: {error}"
         log(logging.ERROR, "the run ends with an exception", exc_info=error)
         raise

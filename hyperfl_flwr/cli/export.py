@@ -57,7 +57,7 @@ def run_export(
         err.print(f"note: {note}", markup=False)
     out.print(str(found), markup=False)
     paths = write_exported(found, output.absolute())
-    if len(paths) == 2:
+    if len(paths) == 2:  # parameters and description
         err.print(f"note: no script is written: {found.recipe.target} is not a plain torch model", markup=False)
     for path in paths:
         out.print(str(path), markup=False)
@@ -134,7 +134,7 @@ def run_predict(
         err.print(f"note: {note}", markup=False)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, predictions.table().encode(), mode=0o600)
+        write_atomically(path, predictions.table().encode(), mode=0o600)  # names and labels of private samples
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error}; choose another --output") from None
     if predictions.accuracy is not None:

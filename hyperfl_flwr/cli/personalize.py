@@ -74,6 +74,7 @@ def _serve_nodes(folder: Path, run: Path, *, verbose: bool) -> None:
     from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
 
     deployment = Deployment.read(folder)
+    # In a subprocess: planning imports torch, which this process does not need to follow the run.
     planned: Plan = call_in_subprocess("hyperfl_flwr.launch.planning:plan_personalized", run)
     with ShownProgress("personalize", verbose=verbose) as observer:
         seen = personalize_nodes(deployment, planned, observer)

@@ -67,6 +67,7 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
         yield error("database", "Flower cannot create a database file with the path of its installation", remedy)
     yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
     yield from _name(deployment)
+    # By loopback and without proxies: the host's name and the network have their own checks.
     answer, found = probe("127.0.0.1", deployment.port, deployment.server / "ca.crt", direct=True)
     if answer is None:
         yield _no_answer(deployment, found)

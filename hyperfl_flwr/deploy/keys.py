@@ -41,7 +41,7 @@ def write_authority(folder: Path) -> None:
     usage = _key_usage(digital_signature=False, key_cert_sign=True, crl_sign=True)
     certificate = (
         _builder(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # signs no other authorities
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
@@ -168,6 +168,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _names(host: str) -> list[x509.GeneralName]:
     """Return the names that a server's certificate is valid for."""
+    # The operator's commands connect from the same machine, by loopback.
     names: list[x509.GeneralName] = []
     for name in dict.fromkeys([host, "localhost", "127.0.0.1"]):
         try:

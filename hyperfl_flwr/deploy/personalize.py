@@ -30,6 +30,7 @@ def personalize_nodes(deployment: Deployment, planned: Plan, observer: Observer)
     run_id = submit(superlink, deployment, planned, observer)
     seen: list[str] = []
 
+    # The log is the only output of the server app that reaches this process.
     def listen(lines: str) -> None:
         found = (line.partition(" novel client ") for line in lines.splitlines())
         seen.extend(f"novel client {rest}" for _, mark, rest in found if mark)

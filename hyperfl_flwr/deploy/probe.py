@@ -162,11 +162,13 @@ def _distrusted(cause: ssl.SSLCertVerificationError, host: str, place: str) -> F
     subject = CERTIFICATE
     if cause.verify_code == _EXPIRED:
         remedy = "the operator runs `hyperfl deploy renew` and restarts the SuperLink; or this machine's clock is wrong"
-        return error(subject, f"that of {place} has expired", remedy)
+        return error(subject, f"the certificate of {place} has expired", remedy)
     if cause.verify_code == _NOT_YET:
-        return error(subject, f"that of {place} is not valid yet", "set this machine's clock")
+        return error(subject, f"the certificate of {place} is not valid yet", "set this machine's clock")
     if cause.verify_code in _WRONG_NAMES:
         remedy = "the operator sets `host` in deployment.toml, runs `hyperfl deploy renew` and restarts the SuperLink"
-        return error(subject, f"that of {place} is not valid for {host}", remedy)
+        return error(subject, f"the certificate of {place} is not valid for {host}", remedy)
     remedy = "it is the SuperLink of another deployment, or the connection is intercepted; ask the operator for ca.crt"
-    return error(subject, f"that of {place} was issued by another authority ({cause.verify_message})", remedy)
+    return error(
+        subject, f"the certificate of {place} was issued by another authority ({cause.verify_message})", remedy
+    )

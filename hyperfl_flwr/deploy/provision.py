@@ -36,7 +36,7 @@ def init(deployment: Deployment) -> None:
         raise ConfigError(f"{folder} must be a new or an empty folder, but is in use; choose another one")
     if unfit := sorted({character for character in str(folder) if character in _UNFIT or not character.isprintable()}):
         raise ConfigError(f"{folder} must have no {' '.join(map(repr, unfit))} in its path; choose another folder")
-    previous = os.umask(0o077)
+    previous = os.umask(0o077)  # private from the creation of each file, not only after a chmod
     try:
         write_all(deployment)
     except BaseException:  # an interrupted `init` leaves nothing that looks like a deployment

@@ -24,7 +24,7 @@ def commands_environment(deployment: Deployment) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    for name in ("NO_PROXY", "no_proxy"):
+    for name in ("NO_PROXY", "no_proxy"):  # the SuperLink is on this machine, which a proxy cannot reach
         settings[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1"]))
     return {**os.environ, **settings}
 
@@ -65,7 +65,7 @@ def _register(file: Path, name: str, environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
     )  # fmt: skip
     text = plain_text(done.stdout)
-    start = text.find("{")
+    start = text.find("{")  # Flower may print other text before the JSON document
     try:
         document = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
     except ValueError:

@@ -45,6 +45,7 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
             rows = connection.execute(_QUERY).fetchall()
     except sqlite3.OperationalError:  # the SuperLink has not created its tables yet
         return {}
+    # A killed node stays "online" in the table; the time until which its last heartbeat counts shows that it ended.
     now = datetime.now(UTC).timestamp()
     return {
         # SQLite stores the unsigned id as a signed integer.

@@ -45,6 +45,7 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
     dataset = data.dataset
     if dataset.train.images.dtype != np.uint8 or dataset.input_shape[0] not in (1, 3):
         raise ConfigError(f"{dataset.name} must have 8-bit images of one or three channels; choose another data set")
+    # Names of classes become names of folders.
     names = [re.sub(r"[^\w.-]+", "-", name) for name in class_names(dataset.name, dataset.num_classes)]
     folders = [output / f"client-{client}" for client in range(config.num_clients)]
     for client, folder in enumerate(progress.track(folders, description="writing images")):

@@ -157,6 +157,7 @@ class DeployedSuperLink:
             try:
                 self._health()
             except (httpx.HTTPError, OSError) as error:
+                # A closed port is final; a timeout may only mean that the machine is overloaded.
                 return not is_refused(error) and now - self._heard < SILENT_SECONDS
             self._heard = now
         return True
@@ -166,7 +167,7 @@ def _is_abandoned(folder: Path) -> bool:
     """Return whether a run has begun in a folder, and no process writes there any more."""
     if not (folder / "manifest.json").is_file():
         return False
-    try:
+    try:  # the server app holds this lock as long as it runs
         lock_folder(folder).close()
     except RunDirectoryError:
         return False

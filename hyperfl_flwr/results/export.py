@@ -104,6 +104,7 @@ def model_of_run(
     _refuse_absent(found, client)
     member = client_of(found, client)
     version = found.strategy.progress.versions[client]
+    # Only private state can contain the model after local training; the server never receives it.
     own = member.own_model(_private(member, version)) if state != "aggregate" and found.method.client.private else None
     if own is None:
         if state == "own":
@@ -195,7 +196,7 @@ def _recorded(run: Path, client: int, state: State, server_round: int) -> float 
     for line in read_metrics(run):
         if (line["kind"], line["round"], line.get("client")) == (kind, server_round, client):
             value = float(line[name])
-            return None if math.isnan(value) else value
+            return None if math.isnan(value) else value  # NaN: the client has no test data
     return None
 
 

@@ -157,6 +157,7 @@ def _read(path: Path) -> Shared:
         )
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; write it with `hyperfl export RUN --shared`") from None
+    # The file comes from another party: any malformed content must end in this one error.
     except (
         SafetensorError, KeyError, ValueError, AttributeError, TypeError, RecursionError, HyperFLError,
     ) as error:  # fmt: skip

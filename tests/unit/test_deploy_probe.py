@@ -42,7 +42,10 @@ def told(host: str, port: int, root: Path) -> tuple[str, str]:
 def test_an_expired_certificate(folder: Path, tmp_path: Path) -> None:
     write_server_certificate(folder, tmp_path, "127.0.0.1", days=-0.01)
     with https_server(tmp_path) as port:
-        assert told("127.0.0.1", port, folder / "ca.crt") == ("certificate", f"that of 127.0.0.1:{port} has expired")
+        assert told("127.0.0.1", port, folder / "ca.crt") == (
+            "certificate",
+            f"the certificate of 127.0.0.1:{port} has expired",
+        )
 
 
 def test_a_certificate_by_another_authority(folder: Path, tmp_path: Path) -> None:
