@@ -22,8 +22,7 @@ SOON = timedelta(days=30)
 """Remaining validity below which a certificate gets a warning."""
 
 ERROR_BYTES, WARNING_BYTES = 200 * 2**20, 5 * 2**30
-"""Free disk space below which a round will fail, or may fail: it holds several copies of messages and clients' states.
-"""
+"""Free disk space below which a round will, or may, fail: it stores several copies of messages and clients' states."""
 
 
 def files(folder: Path, names: Sequence[str]) -> Iterator[Finding]:

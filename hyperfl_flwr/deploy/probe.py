@@ -117,9 +117,8 @@ def _ahead(date: str | None) -> float | None:
         then = parsedate_to_datetime(date)
     except ValueError:
         return None
-    return (
-        datetime.now(UTC) - then
-    ).total_seconds() - 0.5  # the header has whole seconds: half a second old on average
+    # The header has whole seconds, so it is half a second old on average.
+    return (datetime.now(UTC) - then).total_seconds() - 0.5
 
 
 def _causes(failure: BaseException | None) -> Iterator[BaseException]:
