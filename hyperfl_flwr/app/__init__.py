@@ -1,3 +1,3 @@
-"""The Flower app: where both sides of a method meet."""
+"""The Flower app: connect the strategy and the client of a method to Flower."""
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+import hyperfl_flwr.core.guard_app  # noqa: F401 - must run before the packages that it guards are imported

@@ -1,9 +1,9 @@
-"""Flower's client app: a message comes in, the node's clients are built, and the adapter answers.
+"""Flower's client app: handle a message by building the node's clients and passing it to the adapter.
 
 The node config is parsed once for each message (`hyperfl_flwr.config.node_config`) and passed on;
-`hyperfl_flwr.app.node` builds what the message needs. What comes in and what leaves is written into the ledger in the
-state folder first, see `hyperfl_flwr.node.ledger_app`. A node with `novel-data` is a novel client: it takes a model on
-demand and does nothing else, see `clients.novel.node`.
+`hyperfl_flwr.app.node` loads the data and builds the clients. Messages are recorded in the ledger in the state folder
+before they are handled or sent, see `hyperfl_flwr.node.ledger_app`. A node with `novel-data` is a novel client: it
+requests a model on demand and refuses all other messages, see `clients.novel.node`.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ Handler = Callable[[Message, Context], Message]
 Answer = Callable[[Message, Context, NodeConfig], Message]
 
 ON_DEMAND = "it-pfl"
-"""The method whose models novel clients take."""
+"""Method that creates the models of novel clients."""
 
 
 def book_of(message: Message, context: Context) -> Book | None:
-    """Return how a node's messages are recorded: always where it has an owner, in a simulation on request.
+    """Return the ledger for a node's message, or None: always for a deployed node, in a simulation with `ledger`.
 
-    The handshake of a simulation is left out: its run has no folder yet. The node config is not parsed here, since
-    errors in it are recorded, too.
+    The handshake of a simulation is not recorded, because its run has no folder yet. The node config is not parsed
+    here, so that errors in it are recorded, too.
     """
     simulated, folder = is_simulated(context), ""
     if simulated:
@@ -57,7 +57,7 @@ app = RecordedApp(book_of)
 
 
 def on_node(answer: Answer) -> Handler:
-    """Return a handler for Flower: it parses the node config, and refuses what the owner does not allow.
+    """Return a handler for Flower that parses the node config and refuses messages that the owner does not allow.
 
     A message that is too large is refused before its arrays are unpacked.
     """
@@ -71,7 +71,7 @@ def on_node(answer: Answer) -> Handler:
 
 
 def _refuse_novel(node: NodeConfig) -> None:
-    """Refuse to train and to evaluate on a novel client's node, whatever data the run's settings name."""
+    """Refuse training and evaluation on a novel client's node, so that the server cannot select data on it."""
     if node.novel_data:
         raise RefusalError("this node is a novel client: it takes a model on demand, and does nothing else")
 
@@ -110,10 +110,10 @@ for query in QUERIES:
 @app.query(PERSONALIZE.removeprefix("query."))
 @on_node
 def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
-    """Take the model that was made on demand.
+    """Store the model that the server has created on demand.
 
     Raises:
-        RefusalError: If the node is no novel client.
+        RefusalError: If the node is not a novel client.
     """
     if novel := NovelNode.of(node):
         return novel.answer(message)
@@ -122,7 +122,7 @@ def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Tell the server which clients this node hosts, or why it cannot take part."""
+    """Answer the handshake with the properties of this node, or with the reason why it cannot take part."""
     try:
         node = NodeConfig.of_context(context)
         if novel := NovelNode.of(node):
@@ -132,9 +132,10 @@ def hello(message: Message, context: Context) -> Message:
         properties = NodeApp(node, context.run_config).properties()
     except Exception as error:
         number = context.node_config.get("partition-id")
-        if type(number) is not int:
+        if type(number) is not int:  # the handshake's answer needs the node's number
             raise
         log(ERROR, "the node cannot take part", exc_info=error)
+        # The texts of errors may contain paths or data, which must not leave a deployed node.
         reason = f"{type(error).__name__}: {error}" if is_simulated(context) else for_others(error)
         properties = {"partition": number, PROBLEM: printable(reason)}
     return adapter.introduce(message, properties)

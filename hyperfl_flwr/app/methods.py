@@ -1,4 +1,4 @@
-"""Both sides of a method: their classes, loaded when they are needed, and what they can be run on."""
+"""Both sides of a method: their classes, loaded when they are needed, and checks of a run's settings."""
 
 import importlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a message finds on its node: the owner's decisions, the data, and the clients that it hosts."""
+"""Set up a node for a message: combine the run's settings with the owner's, load the data, and build the clients."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,15 +32,15 @@ from hyperfl_flwr.protocol.messages import Request
 
 
 class NodeApp:
-    """What one message finds on its node.
+    """A node's settings, data and clients during one message.
 
     Args:
         node: The node's config.
-        run_config: The run's settings, as Flower hands them to apps.
+        run_config: The run's settings, as Flower passes them to apps.
 
     Raises:
         ConfigError: If the run's settings are wrong, or do not fit the node config.
-        RefusalError: If the run asks for what this node does not do.
+        RefusalError: If the node's owner does not allow the run.
     """
 
     def __init__(self, node: NodeConfig, run_config: Mapping[str, Scalar]) -> None:
@@ -64,7 +64,11 @@ class NodeApp:
             torch.set_num_threads(1)
 
     def _place(self) -> tuple[int, int]:
-        """Return the node's number and how many there are."""
+        """Return the node's number and the number of all nodes.
+
+        Raises:
+            ConfigError: If the node config lacks one of them.
+        """
         place = {"partition-id": self.node.partition_id, "num-partitions": self.node.num_partitions}
         if missing := [key for key, value in place.items() if value is None]:
             raise ConfigError(
@@ -75,7 +79,10 @@ class NodeApp:
         return self.node.partition_id or 0, self.node.num_partitions or 1
 
     def data(self) -> FederatedData:
-        """Return the data of all clients, or where the node's are its own, of its client; a process reads them once."""
+        """Return the data of all clients, or only of this node's client if the data are the node's own.
+
+        A process reads the data once.
+        """
         settings = self.config.data_settings()
         if not self.node.has_own_data:
             return load_federated_data(settings)
@@ -84,10 +91,10 @@ class NodeApp:
         return load_own_data(replace(settings, reading=reading), self.partition)
 
     def cohort(self, request: Request) -> adapter.Cohort:
-        """Return what trains the clients that the request names.
+        """Return the cohort that trains or evaluates the clients of a request.
 
         Raises:
-            RefusalError: If this node does not host one of them.
+            RefusalError: If this node does not host one of the clients.
         """
         if foreign := sorted(set(request.clients) - set(self.clients)):
             raise RefusalError(f"this node hosts the clients {self.clients}, asked for {foreign}")
@@ -108,10 +115,10 @@ class NodeApp:
         )
 
     def _mixing_secret(self) -> bytes:
-        """Return the owner's secret for `priv-hfl.mixing`; empty without one.
+        """Return the owner's secret for `priv-hfl.mixing`; empty without mixing, or in a simulation without key file.
 
         Raises:
-            ConfigError: If the run mixes, and a node with an owner has no good key file.
+            ConfigError: If the run uses mixing, and a deployed node has no valid key file.
         """
         file, dual = self.node.mixing_key_file, client_of(self.config.method).public_training(self.config).dual
         if dual is None or not dual.mixed or (not file and self.simulated):
@@ -125,20 +132,21 @@ class NodeApp:
         return read_key(Path(file))
 
     def _mixing_key(self, experiment: str) -> bytes:
-        """Return the run's key: of the owner's secret, or in a simulation of the seed, which hides nothing."""
+        """Return the run's mixing key, derived from the owner's secret, or in a simulation from the public seed."""
         if self.mixing_secret:
             return run_key(self.mixing_secret, experiment)
         return seed_for(self.config.seed, "mixing").to_bytes(8, "big")
 
     def _states(self, request: Request) -> Path:
-        """Return the folder of the clients' private state: the owner's, or in a simulation the run's own."""
+        """Return the folder of the clients' private state: in the owner's state-dir, or in a simulation the run's."""
         folder = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
+        # A state-dir holds the state of several runs; a run's own folder that of one.
         return folder / request.experiment if self.node.state_dir or not self.simulated else folder
 
     def properties(self) -> dict[str, ConfigRecordValues]:
-        """Return the node's answer to the handshake; label counts only where nobody's own data are at stake.
+        """Return the node's answer to the handshake; label counts only in a simulation, which has no private data.
 
-        The numbers of training samples are those that every answer to a TRAIN message holds.
+        The numbers of training samples are the same that every answer to a TRAIN message contains.
         """
         data = self.data()
         properties: dict[str, ConfigRecordValues] = {
@@ -151,7 +159,9 @@ class NodeApp:
             **data_properties(data, self.clients, simulated=self.simulated),
         }
         if is_factory(self.config.target):
-            build_target(self.config.target, data.dataset.input_shape, data.dataset.num_classes)  # or says why not
+            build_target(
+                self.config.target, data.dataset.input_shape, data.dataset.num_classes
+            )  # raises if the network does not fit
             properties["model"] = source_hash(self.config.target)
         if self.simulated:
             properties["threads"] = torch.get_num_threads()
@@ -159,12 +169,13 @@ class NodeApp:
 
 
 def data_properties(data: FederatedData, clients: Sequence[int], *, simulated: bool) -> dict[str, ConfigRecordValues]:
-    """Return what a node that hosts some clients reports of their data.
+    """Return the properties of a node's data for the handshake.
 
     Args:
-        data: All clients' data.
-        clients: Ids of those that it hosts.
-        simulated: Whether nobody's own data are at stake; then label counts and what is computed of images, too.
+        data: Data of all clients.
+        clients: Ids of the clients that the node hosts.
+        simulated: Whether the node is simulated, without private data; then label counts, augmentation and
+            normalisation are reported, too.
     """
     dataset = data.dataset
     properties: dict[str, ConfigRecordValues] = {

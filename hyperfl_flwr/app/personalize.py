@@ -1,4 +1,4 @@
-"""A run of IT-PFL-HN makes models for clients that it has never trained: the server's side, from the run's folder."""
+"""Create models for novel clients with a trained run of IT-PFL-HN: the server's side, from the run's folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from strategies.novel.on_demand import Served, serve
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What models are made of.
+    """A trained run that creates models on demand.
 
     Attributes:
         config: The run's settings.
-        strategy: As it was after the run's last checkpoint.
-        encoder: Its parameters.
-        recipe: What the models take.
-        notes: What people should know of the run.
+        strategy: Strategy in its state after the run's last checkpoint.
+        encoder: Parameters of the encoder.
+        recipe: Network, input and classes of the models, and the descriptor's pooling and length.
+        notes: Notes for the user about the run.
     """
 
     config: RunConfig
@@ -37,21 +37,21 @@ class Source:
     notes: tuple[str, ...]
 
     def serve(self, grid: Grid) -> list[Served]:
-        """Make a model for each novel node of a grid; see `strategies.novel.on_demand.serve`."""
+        """Create a model for each novel client of a grid; see `strategies.novel.on_demand.serve`."""
         return serve(grid, self.strategy, self.encoder, self.recipe, self.config.node_timeout)
 
 
 def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
-    """Open a run that makes models on demand; nothing in its folder is changed.
+    """Open a run that creates models on demand; nothing in its folder is changed.
 
     Args:
-        run: Its folder.
+        run: Folder of the run.
         changes: Settings of this machine (`data-root`, `device`).
 
     Raises:
-        RunDirectoryError: If the folder is no run folder, the method is another one, or no round of the second phase is
-            in a checkpoint.
-        HyperFLError: If the checkpoint is damaged, or data are missing that only the data set can tell.
+        RunDirectoryError: If the folder is not a run's, the method is not it-pfl, or no round of the second phase is in
+            a checkpoint.
+        HyperFLError: If the checkpoint is damaged, or the data set is needed and cannot be read.
     """
     name = method_of(run)
     if not issubclass(strategy_of(name), ITPFL):

@@ -1,8 +1,8 @@
-"""What `auto` becomes in a run.
+"""Resolve the settings that are `auto`.
 
-The numbers that decide what is trained (`TRAINING_AUTOS`) depend on the method and on other settings alone. `resolved`
-puts them in, on the server and on every node before anything trains, so that both sides agree without a message. All
-other autos follow from the machine, the nodes and the data; `resolution` lists both kinds for the manifest.
+The numbers that affect training (`TRAINING_AUTOS`) depend only on the method and on other settings. `resolved` fills
+them in on the server and on every node before training, so that both sides agree without a message. All other `auto`
+settings depend on the machine, the nodes and the data; `resolution` lists both kinds for the manifest.
 """
 
 import textwrap
@@ -18,11 +18,12 @@ from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.federation import Federation
 
 LONGEST = 40
-"""Characters of a value that `in_words` shows."""
+"""Largest number of characters of a value in the line of `in_words`."""
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return settings in which a number stands in the place of every `auto` that decides what the method trains."""
+    """Return the settings with a number for every `auto` that affects training."""
+    # The learning rate first: the strategy may derive its own settings from it.
     config = _filled(config, {"learning-rate": METHODS[config.method].learning_rate})
     return _filled(config, strategy_of(config.method).automatic(config))
 
@@ -33,16 +34,16 @@ def _filled(config: RunConfig, numbers: Mapping[str, Scalar]) -> RunConfig:
 
 
 def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min_nodes: int) -> dict[str, Any]:
-    """Return what every `auto` among a run's settings became, by the setting's key, the number of nodes and threads.
+    """Return the value of each setting that is `auto`, by its key, and the number of nodes and threads.
 
-    A deployment's nodes choose their threads, and do not report how they read their data: what the server does not know
-    is left out, as are the settings of other methods.
+    A deployment's nodes choose their threads, and do not report how they read their data. Values that the server does
+    not know are left out, as are the settings of other methods.
 
     Args:
-        config: The settings as they were asked for.
-        federation: The nodes that have answered.
-        num_nodes: Number of nodes P, those that are missing included.
-        min_nodes: How many of them a round needs.
+        config: The settings before resolution.
+        federation: The nodes that have answered the handshake.
+        num_nodes: Number of nodes P, including missing ones.
+        min_nodes: Number of nodes that a round needs.
     """
     asked = config.flat()
     found: dict[str, Any] = {**resolved(config).flat(), "min-nodes": min_nodes}
@@ -54,7 +55,7 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
 
 
 def _data(config: RunConfig, federation: Federation) -> dict[str, Any]:
-    """Return what the nodes report of their data, by the settings' keys."""
+    """Return the data settings that follow from the nodes' reports, by key."""
     told, sizes = [node.properties for node in federation.nodes], federation.num_examples
     tests = {client: sum(counts) for client, counts in federation.label_counts().get("test", {}).items()}
     names = next((each["classes"] for each in told if each.get("classes")), None)
@@ -69,14 +70,14 @@ def _data(config: RunConfig, federation: Federation) -> dict[str, Any]:
 
 
 def _sizes(sizes: Mapping[int, int], num_clients: int) -> int | str:
-    """Return the number of samples that all trained clients have, or the least and the largest; empty if unknown."""
+    """Return the number of samples of each trained client, as a number or a range; empty if unknown."""
     known = {size for client, size in sizes.items() if client < num_clients}
     return "" if not known else max(known) if len(known) == 1 else f"{min(known)} to {max(known)}"
 
 
 def in_words(chosen: Mapping[str, Any]) -> str:
-    """Return what `resolution` has found as one line."""
+    """Format the result of `resolution` as one line for the log."""
     texts = {
         key: printable(str(value).replace(",", ", ")) for key, value in chosen.items()
-    }  # some are the nodes' words
+    }  # some texts come from nodes, which are untrusted
     return f"resolved settings: {'; '.join(f'{key} {textwrap.shorten(text, LONGEST)}' for key, text in texts.items())}"

@@ -1,4 +1,4 @@
-"""A run's server as it was after its last checkpoint, from the run's folder; nothing in the folder is changed."""
+"""Restore the server's side of a run from its last checkpoint; nothing in the run's folder is changed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from strategies.engine.recorded import restore
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """A run after its last checkpoint.
+    """A run in its state after the last checkpoint.
 
     Attributes:
-        run: Its folder.
-        experiment: Its identity.
-        config: Its settings.
-        strategy: As it was then.
-        arrays: The shared groups, keyed `group/name`.
-        data: What it was trained on.
-        recipe: What its models take.
-        simulated: Whether the clients' private state lies in the folder, and not on nodes of their owners.
+        run: Folder of the run.
+        experiment: Identity of the run.
+        config: Settings of the run, resolved.
+        strategy: Strategy in its state after the checkpoint.
+        arrays: Arrays of the shared groups, keyed `group/name`.
+        data: Description of the training data.
+        recipe: Network, input and classes of the models.
+        simulated: Whether the clients' private state is in the run's folder, and not on their owners' nodes.
     """
 
     run: Path
@@ -51,12 +51,12 @@ class Restored:
 
     @property
     def round(self) -> int:
-        """The checkpoint's round."""
+        """Round of the checkpoint."""
         return self.strategy.progress.round
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know of the run."""
+        """Notes for the user about the run."""
         if self.round == self.config.num_rounds:
             return ()
         return (f"{self.run} has come to round {self.round} of {self.config.num_rounds} only",)
@@ -66,7 +66,7 @@ def method_of(run: Path) -> str:
     """Return the name of a run's method.
 
     Raises:
-        RunDirectoryError: If the folder is no run folder, or this version does not know the method.
+        RunDirectoryError: If the folder is not a run's, or this version does not have the method.
     """
     name = str(read_manifest(run)["settings"].get("method"))
     if name not in METHODS:
@@ -75,15 +75,15 @@ def method_of(run: Path) -> str:
 
 
 def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored:
-    """Open a run that has a checkpoint.
+    """Restore a run from its last checkpoint.
 
     Args:
-        run: Its folder.
+        run: Folder of the run.
         changes: Settings of this machine (`data-root`, `device`).
 
     Raises:
-        RunDirectoryError: If the folder is no run folder, or has no checkpoint.
-        HyperFLError: If the checkpoint is damaged, or data are missing that only the data set can tell.
+        RunDirectoryError: If the folder is not a run's, or has no checkpoint.
+        HyperFLError: If the checkpoint is damaged, or the data set is needed and cannot be read.
     """
     method_of(run)  # or says that it is unknown
     manifest = read_manifest(run)
@@ -109,13 +109,13 @@ def restored(run: Path, changes: Mapping[str, Scalar] | None = None) -> Restored
 
 
 def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecipe:
-    """Return what the models take of a run on data that the nodes' owners have named: what was agreed on with them.
+    """Return the recipe of a run on data of the nodes' owners, from the settings that were agreed on with them.
 
-    Without an agreement the images in files and folders are normalised to [-1, 1], and other data in a way that the
-    server does not learn.
+    Without such settings, nodes normalise images in files and folders to [-1, 1]; how they normalise other data is
+    unknown to the server.
 
     Raises:
-        RunDirectoryError: If the run's folder does not tell it.
+        RunDirectoryError: If shape or normalisation of the data is unknown.
     """
     reading = config.data_settings().reading
     shape: tuple[int, ...] | None = reading.input_shape or data.input_shape
@@ -128,13 +128,13 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
             f"{run} was trained on {data.title}; how they are read only the nodes know, since the run was not given "
             f"{missing}: each owner can export the models of the node's clients there, with hyperfl export STATE_DIR"
         )
-    mean, std = (part * (shape[0] // len(part)) for part in normalisation)
+    mean, std = (part * (shape[0] // len(part)) for part in normalisation)  # one value may stand for all channels
     classes = reading.classes or data.classes or class_names("", data.num_classes or 0)
     return TargetRecipe(target=config.target, input_shape=shape, mean=mean, std=std, classes=classes)
 
 
 def _recipe(config: RunConfig) -> TargetRecipe:
-    """Return what the models take of a run on the data set of its settings, which is loaded only if it has to be."""
+    """Return the recipe of a run on the data set of its settings; the data set is loaded only if necessary."""
     info, reading = DATASETS.get(config.dataset), config.data_settings().reading
     shape: tuple[int, ...]
     if info and info.input_shape and info.num_classes and info.normalisation and not reading.normalisation:
@@ -149,6 +149,6 @@ def _recipe(config: RunConfig) -> TargetRecipe:
 
 
 def _no_federation(recipe: TargetRecipe) -> Federation:
-    """Return what a strategy wants to know of nodes, without any clients."""
+    """Return a federation without clients, with only the properties that building a strategy needs."""
     properties = {"input-shape": list(recipe.input_shape), "num-classes": len(recipe.classes)}
     return Federation([Node(id=0, partition=0, clients=[], properties=properties)])

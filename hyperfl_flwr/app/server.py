@@ -1,4 +1,4 @@
-"""Flower's server app: settings in, rounds, results out."""
+"""Flower's server app: run a federation from its settings to its results, or serve novel clients."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run config describes, or make models on demand with one that was trained."""
+    """Run the federation of the run config, or create models on demand with a trained run."""
     replace_dead_actors()
     config = RunConfig.from_flat(context.run_config)
     if config.personalize.run:
@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def personalize(grid: Grid, trained: Path) -> Iterator[str]:
-    """Make a model for each novel node of a grid with a run's hypernetwork; yields what the server saw of each."""
+    """Create a model for each novel client of a grid with a run's hypernetwork; yields a line about each."""
     source = open_run(trained)
     yield from source.notes
     for served in source.serve(grid):
@@ -55,12 +55,12 @@ def personalize(grid: Grid, trained: Path) -> Iterator[str]:
 def run(grid: Grid, config: RunConfig) -> Path:
     """Run a federation on a grid; returns the run's folder.
 
-    Nothing is written before all nodes have agreed to take part.
+    Nothing is written before the handshake with the nodes has succeeded.
 
     Raises:
         HyperFLError: If the run cannot start, or fails.
     """
-    said: list[logging.LogRecord] = []  # while there is no folder yet
+    said: list[logging.LogRecord] = []  # kept until the folder exists, then logged there
 
     def say(line: str) -> None:
         announce(line)
@@ -75,10 +75,10 @@ def run(grid: Grid, config: RunConfig) -> Path:
 
 
 def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
-    """Wait for the nodes, and make or open the run's folder; returns it and the last round that it holds."""
+    """Wait for the nodes, and create or open the run's folder; returns it and its last completed round."""
     if not config.resume:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
-        refuse_used_directory(path)
+        refuse_used_directory(path)  # before the nodes load their data
         federation = roster.gather()
         refuse_strange_model(federation, config.target)
         check_run(config, federation.input_shape, federation.num_classes)
@@ -98,7 +98,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         except BaseException:
             directory.close()
             raise
-        directory.rewind(last_round)
+        directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
         old, chosen = read_manifest(directory.path), _resolution(config, roster)
         directory.write_json("manifest.json", manifest.resumed(old, config.flat(), chosen, roster))
     return directory, last_round
@@ -118,7 +118,7 @@ def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirector
 
 @contextlib.contextmanager
 def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Iterator[None]:
-    """Log into the run's folder, first what was said before, and note in the manifest how the run ended."""
+    """Log to the run's `server.log`, starting with earlier lines, and record the run's end in the manifest."""
     handler = logging.FileHandler(directory.path / "server.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for record in said:
@@ -134,7 +134,7 @@ def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Ite
         hint = f"resume with: hyperfl run --resume {shlex.quote(str(directory.path))}"
         raise RunFailedError(f"{error}\n{hint}") from error
     except BaseException as error:
-        status = "failed" if isinstance(error, Exception) else "stopped"
+        status = "failed" if isinstance(error, Exception) else "stopped"  # KeyboardInterrupt is not an Exception
         problem = f"{type(error).__name__}: {error}"
         log(logging.ERROR, "the run ends with an exception", exc_info=error)
         raise

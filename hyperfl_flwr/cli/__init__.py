@@ -1,3 +1,3 @@
-"""The command line."""
+"""The `hyperfl` command line."""
 
-import hyperfl_flwr.core.guard_all  # noqa: F401 - before what it guards
+import hyperfl_flwr.core.guard_all  # noqa: F401 - must run before the packages that it guards are imported

@@ -1,4 +1,4 @@
-"""The command line's audit: what a curious server rebuilds from a client's upload."""
+"""The `hyperfl audit`, `descriptors` and `attacks` commands: attack what clients send, and measure the leakage."""
 
 from __future__ import annotations
 
@@ -27,50 +27,60 @@ SHOWN = (
     *((kind, "total_variation") for kind in ("own", "other_client", "uniform")),
     *((kind, "rank_correlation") for kind in ("own", "other_client")),
 )
-"""Columns of what descriptors tell; shares that are all alike have no ranks."""
+"""Columns of `hyperfl descriptors`: (reference, measure). A uniform estimate has no ranks, so no rank correlation."""
 
 
 @audits.command("audit")
 def run_audit(
-    method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`; default: hyperfl.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Training method (see `hyperfl methods`); default: hyperfl.")
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="One of `hyperfl datasets`, npz:FILE or folder:PATH; default: digits.")
+        str | None, typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE or folder:PATH; default: digits.")
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
-    attacks: Annotated[str, typer.Option(help="Names with commas between them; default: all that apply.")] = "",
-    num_images: Annotated[int, typer.Option(help="Private images in all.", min=1)] = 20,
+    attacks: Annotated[
+        str, typer.Option(help="Comma-separated names (see `hyperfl attacks`); default: all that apply.")
+    ] = "",
+    num_images: Annotated[int, typer.Option(help="Total number of private images.", min=1)] = 20,
     batch_size: Annotated[int, typer.Option(help="Images per local step.", min=1)] = 1,
     samples: Annotated[int | None, typer.Option(help="Images per client; default: one batch.", min=1)] = None,
-    local_epochs: Annotated[int, typer.Option(help="Passes of a client over its images.", min=1)] = 1,
+    local_epochs: Annotated[int, typer.Option(help="Local epochs of each client.", min=1)] = 1,
     iterations: Annotated[
-        int | None, typer.Option(help="Of each optimisation; default: the attack's own.", min=2)
+        int | None, typer.Option(help="Iterations of each optimisation; default: the attack's own.", min=2)
     ] = None,
-    restarts: Annotated[int | None, typer.Option(help="Random starts; default: the attack's own.", min=1)] = None,
+    restarts: Annotated[
+        int | None, typer.Option(help="Number of random starts; default: the attack's own.", min=1)
+    ] = None,
     total_variation: Annotated[
-        float | None, typer.Option(help="Weight of the prior; default: the attack's own.")
+        float | None, typer.Option(help="Weight of the total-variation prior; default: the attack's own.")
     ] = None,
-    labels_known: Annotated[bool, typer.Option("--labels-known", help="Tell the attacks the labels.")] = False,
+    labels_known: Annotated[bool, typer.Option("--labels-known", help="Give the attacks the true labels.")] = False,
     summed: Annotated[
         bool,
-        typer.Option(
-            "--summed", help="The server sees the clients' uploads as a sum only, as with secure aggregation."
-        ),
+        typer.Option("--summed", help="Attack only the sum of the clients' uploads, as under secure aggregation."),
     ] = False,
     by_neighbours: Annotated[
         bool,
         typer.Option(
-            "--by-neighbours", help="The first and last client of priv-hfl's chain attack the clients next to them."
+            "--by-neighbours", help="Let the first and last client of priv-hfl's chain attack their neighbours."
         ),
     ] = False,
-    checkpoint: Annotated[Path | None, typer.Option(help="Begin where the run in this folder has ended.")] = None,
-    recorded: Annotated[Path | None, typer.Option(help="Attack what the run in this folder has recorded.")] = None,
-    lpips_weights: Annotated[
-        Path | None, typer.Option(help="AlexNet's ImageNet weights; LPIPS is left out without.")
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Start from the last checkpoint of the run in this folder.")
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting of the round, as KEY=VALUE.")] = None,
+    recorded: Annotated[
+        Path | None, typer.Option(help="Attack the uploads that the run in this folder has recorded.")
+    ] = None,
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="File of AlexNet's ImageNet weights; without it, LPIPS is not computed.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting of the round with KEY=VALUE; repeatable.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/audit"),
 ) -> None:
-    """Attack a client's upload and hold what is found against its images; prints the verdicts and the page's path."""
+    """Attack a client's upload and compare the result with its images; prints the verdicts and the report's path."""
     from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks
     from hyperfl_flwr.audit.record_round import recorded_round
     from hyperfl_flwr.audit.report import write_audit
@@ -98,7 +108,7 @@ def run_audit(
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
         target = _fresh_target(named, local, changes, options, checkpoint)
-    chosen_attacks(options.attacks, target)
+    chosen_attacks(options.attacks, target)  # fail before loading weights and drawing bars
     lpips = None if lpips_weights is None else Lpips(lpips_weights, resolve_device(target.config.device))
     with _bars() as bars:
         findings = audit(target, options, observed, on_finding=bars.done, progress=bars.progress)
@@ -115,14 +125,14 @@ def _fresh_target(
     options: Options,
     checkpoint: Path | None,
 ) -> Target:
-    """Return what a round of its own attacks, from the initial model or from where a run has ended.
+    """Build the target of an audit that runs its own round, from the initial model or from a run's checkpoint.
 
     Args:
-        named: Method and data set, None where they are not given.
-        local: The clients' steps.
-        changes: Any other settings; they win.
+        named: Method and data set; None for those that were not given.
+        local: Settings of the clients' local steps.
+        changes: Other settings; they take precedence.
         options: See `hyperfl_flwr.audit.audit`.
-        checkpoint: The run's folder.
+        checkpoint: Folder of the run to start from; None for the initial model.
     """
     from hyperfl_flwr.audit.audit import make_target, passes
     from hyperfl_flwr.config.run_config import default_settings
@@ -136,7 +146,7 @@ def _fresh_target(
     else:
         settings = default_settings() | {key: value for key, value in named.items() if value is not None}
     merged = {**settings, **local, **changes}
-    merged = {**merged, **passes(merged, options), **changes}
+    merged = {**merged, **passes(merged, options), **changes}  # the derived epochs must not override --set
     return make_target(merged, options, checkpoint and checkpoint.absolute())
 
 
@@ -144,15 +154,15 @@ def _fresh_target(
 def run_descriptors(
     run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run with novel clients.")],
     epsilons: Annotated[
-        str, typer.Option(help="Of the noise on a descriptor: none or numbers, with commas between them.")
+        str, typer.Option(help="Comma-separated privacy budgets of the noise on a descriptor; none is without noise.")
     ] = "none,0.1,1,10",
-    delta: Annotated[float | None, typer.Option(help="Of the noise; default: the run's novel.delta.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the noise; default: the run's novel.delta.")] = None,
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")
+        Path | None, typer.Option(help="Folder of the run's data set; default: as in the run.")
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder of the result.")] = Path("runs/descriptors"),
 ) -> None:
-    """Estimate novel clients' labels from what they send, beside controls; prints the means and the result's path."""
+    """Estimate novel clients' label shares from their descriptors, with controls; prints means and the file's path."""
     from hyperfl_flwr.audit.descriptors import measure_descriptors
     from hyperfl_flwr.core.storage import write_atomically
     from hyperfl_flwr.runs.run_directory import refuse_used_directory
@@ -180,7 +190,7 @@ def _with_error(found: Mapping[str, Any]) -> str:
 
 @audits.command("attacks")
 def list_attacks() -> None:
-    """List the attacks."""
+    """List the attacks of `hyperfl audit`."""
     from hyperfl_flwr.attacks.registry import ATTACKS
     from hyperfl_flwr.methods import METHODS
 
@@ -196,7 +206,9 @@ def list_attacks() -> None:
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
     if given := [name if name.startswith("-") else f"--{name}" for name, value in others.items() if value]:
-        raise ConfigError(f"{', '.join(given)} cannot be given with {option}, which decides that")
+        raise ConfigError(
+            f"{', '.join(given)} cannot be given with {option}, which determines it; leave one of them out"
+        )
 
 
 def _print_verdicts(target: Target, findings: Mapping[str, Finding]) -> None:
@@ -208,14 +220,14 @@ def _print_verdicts(target: Target, findings: Mapping[str, Finding]) -> None:
 
 
 class _Bars:
-    """A bar for each attack on standard error."""
+    """Progress bars on standard error, one for each attack."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar = bar
         self.tasks: dict[str, TaskID] = {}
 
     def progress(self, name: str) -> OnProgress:
-        """Return what moves an attack's bar."""
+        """Add a bar for an attack and return the callback that advances it."""
         task = self.bar.add_task(name, total=None)
 
         def moved(done: int, total: int) -> None:
@@ -225,7 +237,7 @@ class _Bars:
         return moved
 
     def done(self, name: str, finding: Finding) -> None:
-        """Fill an attack's bar."""
+        """Fill the bar of an attack that has finished, also if it stopped early."""
         self.bar.update(self.tasks[name], completed=1, total=1)
 
 

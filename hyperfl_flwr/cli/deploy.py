@@ -1,4 +1,7 @@
-"""The command line's deployments: their files, keys and checks. Flower's own programs run."""
+"""The `hyperfl deploy` commands: write and check a deployment's files and keys.
+
+Flower's own programs run the SuperLink and the nodes.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,17 +15,19 @@ from hyperfl_flwr.launch.flower_env import DEFAULT_PORT
 
 deployments = typer.Typer(help="Prepare and check a federation of SuperNodes on machines of different owners.")
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deployment.")]
 
 
 @deployments.command("init")
 def run_init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the deployment's files.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the deployment's files.")],
     nodes: Annotated[int, typer.Option(help="Number of nodes; it cannot be changed later.")],
-    host: Annotated[str, typer.Option(help="Name or IPv4 address of this machine, as the nodes see it.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Host name or IPv4 address under which the nodes reach this machine.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the SuperLink.")] = DEFAULT_PORT,
 ) -> None:
-    """Write certificates, keys, start scripts and settings of a SuperLink and its nodes."""
+    """Write the certificates, keys, start scripts and settings of a SuperLink and its nodes."""
     from hyperfl_flwr.deploy.provision import init
 
     deployment = Deployment(folder=folder.absolute(), host=host, port=port, num_nodes=nodes)
@@ -34,7 +39,7 @@ def run_init(
 
 @deployments.command("register")
 def run_register(folder: Folder) -> None:
-    """Register the nodes' public keys at the running SuperLink; may be repeated."""
+    """Register the nodes' public keys with the running SuperLink; safe to repeat."""
     from hyperfl_flwr.deploy.register import register
 
     for line in register(Deployment.read(folder)):
@@ -43,14 +48,14 @@ def run_register(folder: Folder) -> None:
 
 @deployments.command("check")
 def run_check(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The deployment's folder, or a node's.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the deployment or of a node.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="On a node: what the run says of the data, as data.classes=a,b; repeatable."),
+        typer.Option("--set", help="On a node: a data setting of the run, such as data.classes=a,b; repeatable."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Say what is in order and what is wrong, on the operator's or a node's side; exit code 1 if there is an error."""
+    """Check a deployment on the operator's or a node's machine; exit code 1 if there is an error."""
     from hyperfl_flwr.deploy.check_server import check
 
     findings = []
@@ -65,18 +70,18 @@ def run_check(
 
 @deployments.command("renew")
 def run_renew(folder: Folder) -> None:
-    """Write a new server certificate by the same authority; restart the SuperLink afterwards."""
+    """Issue a new server certificate from the same authority; restart the SuperLink afterwards."""
     from hyperfl_flwr.deploy.provision import renew
 
     deployment = Deployment.read(folder)
     renew(deployment)
     out.print(str(deployment.server / "server.crt"), markup=False)
-    err.print("restart the SuperLink; the nodes need nothing new", markup=False)
+    err.print("restart the SuperLink; the nodes need no new files", markup=False)
 
 
 @deployments.command("start-warnings", hidden=True)
 def run_start_warnings() -> None:
-    """Print what start.sh warns of before Flower's program opens its ports."""
+    """Print the warnings that start.sh shows before Flower's program opens its ports."""
     from hyperfl_flwr.launch.other_accounts import deployment_warning
 
     if problem := deployment_warning():
@@ -85,7 +90,7 @@ def run_start_warnings() -> None:
 
 @deployments.command("node-arguments", hidden=True)
 def run_node_arguments(folder: Annotated[Path, typer.Argument(metavar="NODE", help="A node's folder.")]) -> None:
-    """Print what start.sh adds to the SuperNode's command, as soon as the SuperLink takes the node."""
+    """Print the arguments that start.sh adds to the SuperNode's command, once the SuperLink accepts the node."""
     from hyperfl_flwr.deploy.admission import wait_for_admission
     from hyperfl_flwr.deploy.node_settings import node_arguments
 

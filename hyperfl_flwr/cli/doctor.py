@@ -1,4 +1,4 @@
-"""The command line's look at the machine."""
+"""The `hyperfl doctor` command."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def doctor(
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     in_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Tell what a simulation or a deployment would lack on this machine; the exit code is 1 if there is an error."""
+    """Check that this machine can run simulations and deployments; exit code 1 if there is an error."""
     from hyperfl_flwr.launch.doctor import examine
 
     found = []

@@ -1,4 +1,4 @@
-"""The command line's use of what was trained: models as files."""
+"""The `hyperfl export`, `join` and `predict` commands: use the models of a finished run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 exports = typer.Typer()
 
 Source = Annotated[
-    Path, typer.Argument(help="A run's folder, or on a node its state-dir (the private state of its clients).")
+    Path, typer.Argument(help="Folder of a run, or on a node its state-dir (the private state of its clients).")
 ]
-Client = Annotated[int | None, typer.Option(help="Whose model; without it the global one, where there is one.")]
+Client = Annotated[int | None, typer.Option(help="Client of the model; default: the global model, if there is one.")]
 Which = Annotated[
     str | None,
     typer.Option(
-        "--state", help="own (after local training) or aggregate (as received after it); default: own where stored."
+        "--state", help="own (after local training) or aggregate (as received after it); default: own if stored."
     ),
 ]
-Run = Annotated[str | None, typer.Option(help="On a node: which run's, by the manifest's `experiment`.")]
-Root = Annotated[Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")]
+Run = Annotated[str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of the run's data set; default: as in the run.")]
 
 
 @exports.command("export")
@@ -39,10 +39,10 @@ def run_export(
     run: Run = None,
     data_root: Root = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Write what the clients share instead, for `hyperfl join` elsewhere.")
+        bool, typer.Option("--shared", help="Write the clients' shared parameters instead, for `hyperfl join`.")
     ] = False,
 ) -> None:
-    """Write a client's model for plain torch: parameters, a document, a script; prints their paths."""
+    """Export a model for plain torch: parameters, JSON description and script; prints their paths."""
     from hyperfl_flwr.results.export import write_exported
     from hyperfl_flwr.results.join import shared_of, write_shared
 
@@ -57,8 +57,8 @@ def run_export(
         err.print(f"note: {note}", markup=False)
     out.print(str(found), markup=False)
     paths = write_exported(found, output.absolute())
-    if len(paths) == 2:
-        err.print(f"note: no script is written, since {found.recipe.target} is no plain torch", markup=False)
+    if len(paths) == 2:  # parameters and description
+        err.print(f"note: no script is written: {found.recipe.target} is not a plain torch model", markup=False)
     for path in paths:
         out.print(str(path), markup=False)
 
@@ -69,14 +69,14 @@ def _changes(data_root: Path | None) -> dict[str, Scalar]:
 
 @exports.command("join")
 def run_join(
-    source: Annotated[Path, typer.Argument(help="A run's folder, or a file of `hyperfl export --shared`.")],
+    source: Annotated[Path, typer.Argument(help="Folder of a run, or a file of `hyperfl export --shared`.")],
     data: Annotated[str, typer.Option(help="The new client's labelled data: npz:FILE or folder:PATH.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result, new or empty.")],
-    rounds: Annotated[int, typer.Option(help="Local rounds.", min=1)] = 3,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the result, new or empty.")],
+    rounds: Annotated[int, typer.Option(help="Number of local rounds.", min=1)] = 3,
     data_root: Root = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
 ) -> None:
-    """Join a finished run with a new client's labelled data, training only what it keeps to itself."""
+    """Join a finished run as a new client with labelled data; trains only the client's private parameters."""
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.results.join import join, shared_of
 
@@ -98,20 +98,22 @@ def run_join(
 @exports.command("predict")
 def run_predict(
     source: Annotated[
-        Path, typer.Argument(help="An exported model (its file or folder), a run's folder, or a node's state-dir.")
+        Path, typer.Argument(help="An exported model (file or folder), the folder of a run, or a node's state-dir.")
     ],
-    data: Annotated[str, typer.Option(help="Folder of images, or an .npz file; folder: and npz: may stand before it.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, in CSV.")] = Path("predictions.csv"),
+    data: Annotated[
+        str, typer.Option(help="Folder of images or an .npz file; the prefixes folder: and npz: are optional.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")] = Path("predictions.csv"),
     client: Client = None,
     state: Which = None,
     run: Run = None,
     data_root: Root = None,
     convert: Annotated[
-        bool, typer.Option("--convert", help="Convert and resize images that are not as the model takes them.")
+        bool, typer.Option("--convert", help="Convert and resize images to the format that the model takes.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
 ) -> None:
-    """Predict samples with a model; prints the accuracy where labels are known, and the table's path."""
+    """Predict the classes of samples; prints the accuracy if labels are known, and the CSV file's path."""
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.core.storage import write_atomically
     from hyperfl_flwr.metrics.predictions import predict
@@ -132,7 +134,7 @@ def run_predict(
         err.print(f"note: {note}", markup=False)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, predictions.table().encode(), mode=0o600)
+        write_atomically(path, predictions.table().encode(), mode=0o600)  # names and labels of private samples
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error}; choose another --output") from None
     if predictions.accuracy is not None:
@@ -141,26 +143,26 @@ def run_predict(
 
 
 def _exported_file(source: Path) -> Path | None:
-    """Return the parameters' file that is meant; None if the source is no exported model.
+    """Return the parameter file of an exported model; None if the source is not an exported model.
 
     Raises:
-        ConfigError: If a folder has several.
+        ConfigError: If the folder holds several parameter files.
     """
     if source.suffix == ".safetensors":
         return source
     found = [] if (source / "manifest.json").is_file() else sorted(source.glob("*.safetensors"))
     if len(found) > 1:
-        raise ConfigError(f"{source} holds {', '.join(path.name for path in found)}; name one of them")
+        raise ConfigError(f"{source} holds several models ({', '.join(path.name for path in found)}); name one of them")
     return found[0] if found else None
 
 
 def model_of(
     source: Path, client: int | None, state: str | None, experiment: str | None, data_root: Path | None
 ) -> Exported:
-    """Return the model that the options of a command mean.
+    """Find the model that a command's options select, in a run's folder or in a node's state-dir.
 
     Raises:
-        HyperFLError: If there is none.
+        HyperFLError: If the options contradict each other, or select no stored model.
     """
     from hyperfl_flwr.results.export import model_of_node, model_of_run
 
@@ -170,7 +172,7 @@ def model_of(
     if (source / "manifest.json").is_file() or not source.is_dir():
         return model_of_run(source, client, wanted, _changes(data_root))
     if client is None:
-        raise ConfigError("--client must say whose model of a node is meant")
+        raise ConfigError("--client is required with a node's state-dir; give the number of one of its clients")
     if wanted == "aggregate":
-        raise ConfigError("--state must be own on a node: it keeps the models that its clients have trained")
+        raise ConfigError("--state must be own on a node: a node stores only its clients' models after local training")
     return model_of_node(source, client, experiment)

@@ -1,4 +1,4 @@
-"""The command line's view of a node's ledger."""
+"""The `hyperfl ledger` command: show which messages a node has sent and received."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ ledgers = typer.Typer()
 
 @ledgers.command()
 def ledger(
-    state_dir: Annotated[Path, typer.Argument(help="A node's state folder, or the folder that it lies in.")],
-    run: Annotated[str | None, typer.Option(help="Only this experiment; its first digits will do.")] = None,
-    received: Annotated[bool, typer.Option("--received", help="List what came in, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that is written down as JSON.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Write a page to this file instead; prints its path.")] = None,
+    state_dir: Annotated[Path, typer.Argument(help="A node's state-dir, or the folder that contains it.")],
+    run: Annotated[str | None, typer.Option(help="Show only this experiment; its first digits are enough.")] = None,
+    received: Annotated[bool, typer.Option("--received", help="Also list received messages.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole ledger as JSON.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write an HTML page to this file instead; prints its path.")
+    ] = None,
 ) -> None:
-    """Show what has left a node, message by message, as the node itself has written it down."""
+    """Show every message that left a node, as recorded in the node's ledger."""
     from hyperfl_flwr.deploy.ledger_view import chosen, runs_of
 
     if as_json and output:
-        raise ConfigError("--json prints and --output writes a page: give one of them")
+        raise ConfigError("--json prints and --output writes a page; give only one of them")
     found, damaged = runs_of(state_dir.absolute())
     runs = chosen(found, run)
     if damaged:
         numbers = ", ".join(map(str, damaged))
-        err.print(f"warning: lines that cannot be read, of messages that did not leave, or changed since: {numbers}")
+        err.print(f"warning: ledger lines that are unreadable, changed, or of messages that were not sent: {numbers}")
     if as_json:
         out.print(json.dumps([_document(one) for one in runs], indent=2), markup=False)
     elif output:
@@ -50,7 +52,7 @@ def ledger(
         for one in runs:
             _print_run(one, received=received)
     if any(one.leaked for one in runs):
-        raise typer.Exit(1)
+        raise typer.Exit(1)  # scripts must notice that private arrays were sent
 
 
 def _document(run: RunLedger) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def _document(run: RunLedger) -> dict[str, Any]:
 
 
 def _print_run(run: RunLedger, *, received: bool) -> None:
-    name = f"run {run.experiment}" if run.experiment else "no run: handshakes that nothing came of"
+    name = f"run {run.experiment}" if run.experiment else "no run: handshakes that no run followed"
     out.print(f"{name} ({', '.join(run.methods)})", markup=False)
     for entry in run.entries:
         if received or entry.direction == "out":
@@ -89,7 +91,7 @@ def _print_entry(entry: Entry) -> None:
 def _print_arrays(run: RunLedger, *, received: bool) -> None:
     rows = [(key, times) for key, times in run.arrays().items() if received or key[0] == "out"]
     if not rows:
-        out.print("no array left" if not received else "no array passed")
+        out.print("no arrays were sent" if not received else "no arrays were sent or received")
         return
     table = Table("array", "shape", "type", "bytes", "times sent" if not received else "times")
     for (direction, _, array), times in rows:
@@ -104,12 +106,12 @@ def _say(text: str) -> None:
 
 
 def _safe(text: str) -> str:
-    """Return a text, some of which the server has chosen, without what a terminal would obey."""
+    """Replace non-printable characters: the server chooses parts of the text and could send terminal escapes."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _print_totals(run: RunLedger) -> None:
-    table = Table("group or record", "bytes that left", "bytes that came in")
+    table = Table("group or record", "bytes sent", "bytes received")
     totals = run.totals()
     for name, (left, came) in totals.items():
         table.add_row(Text(_safe(name)), str(left), str(came))
@@ -125,8 +127,8 @@ def _print_private(run: RunLedger) -> None:
     if not run.experiment:
         return
     if run.leaked:
-        _say(f"ERROR: arrays of private groups have left: {', '.join(run.leaked)}")
+        _say(f"ERROR: arrays of private groups have left the node: {', '.join(run.leaked)}")
     elif run.private:
-        out.print(f"These groups are private and have stayed: {', '.join(run.private)}.", markup=False)
+        out.print(f"These groups are private and stayed on the node: {', '.join(run.private)}.", markup=False)
     else:
         out.print(f"The method {', '.join(run.methods)} has no private groups.", markup=False)

@@ -1,6 +1,6 @@
-"""The command line: parses, calls one function, prints.
+"""The `hyperfl` command line: parse the options, call one function, print its result.
 
-Each command imports what it runs, so that `hyperfl --help` and commands without torch begin at once.
+Each command imports what it needs inside its function, so that `hyperfl --help` and commands without torch start fast.
 """
 
 from __future__ import annotations
@@ -56,35 +56,44 @@ for commands in entry_points(group="hyperfl.commands"):
 
 @cli.command()
 def run(
-    method: Annotated[str | None, typer.Option(help="One of `hyperfl methods`.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="One of `hyperfl datasets`, npz:FILE or folder:PATH.")] = None,
+    method: Annotated[str | None, typer.Option(help="Training method (see `hyperfl methods`).")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set (see `hyperfl datasets`), npz:FILE or folder:PATH.")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="The clients' network: a built-in target, or yours, package.module:factory.")
+        str | None,
+        typer.Option(help="Network of the clients: a built-in target, or your own as package.module:factory."),
     ] = None,
     num_clients: Annotated[int | None, typer.Option(help="Number of clients N.")] = None,
     num_nodes: Annotated[
         int | None,
-        typer.Option(help="Number of simulated nodes P; default: what suits the machine, or as resumed.", min=1),
+        typer.Option(help="Number of simulated nodes P; default: fits the machine, or as in the resumed run.", min=1),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, no ports, no Ray.")
+        str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, without ports and Ray.")
     ] = "ray",
     num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new one below ./runs.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything but the partition (data.seed).")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; repeatable.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
-    deployment: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run on the SuperLink and the nodes of this deployment.")
+    output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new folder below ./runs.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of everything except the data partition (see data.seed).")
     ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would cost.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show the server's and Flower's log.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the run's folder only.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting with KEY=VALUE; repeatable.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run on the SuperLink and nodes of this deployment.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate time, memory, disk and traffic; do not start the run.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the logs of the server and of Flower.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the run's folder.")] = False,
 ) -> None:
-    """Train a federation, simulated or on a deployment; the last line printed is the run's folder."""
+    """Run federated training, simulated or on a deployment; the last line printed is the run's folder."""
     from hyperfl_flwr.api.train import changed_settings
     from hyperfl_flwr.api.train import run as train
     from hyperfl_flwr.launch.progress import ShownProgress
@@ -118,10 +127,10 @@ def run(
 
 @cli.command()
 def quickstart(
-    output: Annotated[Path | None, typer.Option(help="Folder of the runs; default: a new one below ./runs.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the runs; default: a new folder below ./runs.")] = None,
     num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
 ) -> None:
-    """Train HyperFL, FedAvg and local-only on handwritten digits, with two seeds each, and compare them."""
+    """Train HyperFL, FedAvg and local-only on handwritten digits with two seeds each, and print a comparison."""
     from hyperfl_flwr.launch.progress import ShownProgress
     from hyperfl_flwr.launch.quickstart import SEEDS
     from hyperfl_flwr.launch.quickstart import quickstart as run_quickstart
@@ -146,10 +155,12 @@ def quickstart(
 
 @cli.command()
 def report(
-    run_directory: Annotated[Path, typer.Argument(help="A run's folder.")],
-    output: Annotated[Path | None, typer.Option(help="File to write; default: report.html in the folder.")] = None,
+    run_directory: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; default: report.html in the run's folder.")
+    ] = None,
 ) -> None:
-    """Write one self-contained page about a run: settings, curves, clients, what travelled; prints its path."""
+    """Write a self-contained HTML report of a run: settings, curves, clients and traffic; prints its path."""
     from hyperfl_flwr.results.report import write_report
 
     out.print(str(write_report(run_directory.absolute(), output and output.absolute())), markup=False)
@@ -157,7 +168,7 @@ def report(
 
 @cli.command()
 def methods() -> None:
-    """List the methods."""
+    """List the training methods."""
     from hyperfl_flwr.methods import METHODS
 
     table = Table("name", "what it does", "leaves the client", "learning rate", "paper", "state")
@@ -180,12 +191,12 @@ def datasets() -> None:
 
 @cli.command()
 def version() -> None:
-    """Print the version."""
+    """Print the version of hyperfl-flwr."""
     out.print(__version__)
 
 
 def _in_percent(share: Spread) -> str:
-    """Return a share over the seeds."""
+    """Format a share over the seeds in percent: mean, least and largest."""
     return f"{100 * share.mean:.1f} % ({100 * share.least:.1f} to {100 * share.largest:.1f})"
 
 

@@ -1,4 +1,4 @@
-"""The command line's novel client: a model on demand for somebody's own unlabelled data."""
+"""The `hyperfl personalize` command: create a model for a novel client's unlabelled data."""
 
 from __future__ import annotations
 
@@ -22,29 +22,34 @@ personal = typer.Typer()
 @personal.command("personalize")
 def run_personalize(
     run_directory: Annotated[Path, typer.Argument(help="Folder of an it-pfl run, finished or with a checkpoint.")],
-    data: Annotated[Path | None, typer.Option(help="Folder of images, or an .npz file; labels are not read.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of images or an .npz file; labels are not read.")] = None,
     deployment: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Serve the novel clients among the nodes of this deployment.")
+        Path | None, typer.Option(metavar="DIR", help="Create models for the novel clients on this deployment's nodes.")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Differential privacy of each sample, by noise on the descriptor.")
+        float | None, typer.Option(help="Differential privacy budget of each sample: adds noise to the descriptor.")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Goes with --epsilon.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the result; default: a new one below ./runs.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the differential privacy; requires --epsilon.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the result; default: a new folder below ./runs.")
+    ] = None,
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the run's data set; default: where the run had it.")
+        Path | None, typer.Option(help="Folder of the run's data set; default: as in the run.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print the numbers that the server saw.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the descriptor that the server received.")] = False,
 ) -> None:
-    """Make a model for unlabelled data that no client had; prints what the server saw and the result's files."""
+    """Create a model for a novel client's unlabelled data; prints what the server saw and the result's files."""
     if deployment is not None:
         if data or epsilon or delta or output or data_root or device != "auto":
-            raise ConfigError("on a deployment the owner of a novel client decides in its node.toml; give RUN only")
+            raise ConfigError(
+                "with --deployment, the node.toml of each novel client sets its data, privacy, output and device; "
+                "give only the run's folder"
+            )
         _serve_nodes(deployment, run_directory.absolute(), verbose=verbose)
         return
     if data is None:
-        raise ConfigError("the data must be given: --data a folder of images or an .npz file, or --deployment DIR")
+        raise ConfigError("no data given; use --data with a folder of images or an .npz file, or --deployment DIR")
     from clients.novel.on_demand import PREDICTIONS, NovelOwner
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.models.standalone import PARAMETERS, SCRIPT
@@ -69,6 +74,7 @@ def _serve_nodes(folder: Path, run: Path, *, verbose: bool) -> None:
     from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
 
     deployment = Deployment.read(folder)
+    # In a subprocess: planning imports torch, which this process does not need to follow the run.
     planned: Plan = call_in_subprocess("hyperfl_flwr.launch.planning:plan_personalized", run)
     with ShownProgress("personalize", verbose=verbose) as observer:
         seen = personalize_nodes(deployment, planned, observer)
@@ -79,6 +85,9 @@ def _serve_nodes(folder: Path, run: Path, *, verbose: bool) -> None:
 def _print_seen(served: Served, owner: NovelOwner, *, verbose: bool) -> None:
     out.print(served.seen(), markup=False)
     if owner.epsilon is not None:
-        out.print(f"its noise makes it ({owner.epsilon:g}, {owner.delta:g})-private for each sample", markup=False)
+        out.print(
+            f"its noise makes it ({owner.epsilon:g}, {owner.delta:g})-differentially private for each sample",
+            markup=False,
+        )
     if verbose:
         out.print(" ".join(f"{number:.6g}" for number in served.descriptor), markup=False)

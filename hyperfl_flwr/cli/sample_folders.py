@@ -1,4 +1,4 @@
-"""The command line's folders of images, to try a deployment with."""
+"""The `hyperfl image-folders` command: write sample data to try a deployment."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +14,15 @@ folders = typer.Typer()
 
 @folders.command("image-folders")
 def image_folders(
-    output: Annotated[Path, typer.Argument(help="Folder to make.")],
-    dataset: Annotated[str, typer.Option(help="One of `hyperfl datasets`.")] = "digits",
+    output: Annotated[Path, typer.Argument(help="Folder to create.")],
+    dataset: Annotated[str, typer.Option(help="Data set (see `hyperfl datasets`).")] = "digits",
     num_clients: Annotated[int, typer.Option(help="Number of clients N.", min=1)] = 2,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as KEY=VALUE; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting with KEY=VALUE; repeatable.")
+    ] = None,
 ) -> None:
-    """Write a data set, divided among clients, as class folders of PNG files; prints each client's folder."""
+    """Divide a data set among clients and write it as class folders of PNG files; prints each client's folder."""
     from hyperfl_flwr.deploy.sample_folders import write_image_folders
 
     changes: dict[str, Scalar] = dict(parse_setting(text) for text in set_ or ())

@@ -1,1 +1,1 @@
-"""Deployments on machines of different owners: provision, check, run."""
+"""Provision, check and run deployments on machines of different owners."""

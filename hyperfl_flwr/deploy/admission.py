@@ -1,4 +1,4 @@
-"""What a node's start script waits for before it starts the SuperNode, and says in place of Flower's error codes."""
+"""Wait until the SuperLink accepts a node, and explain a refusal, before the start script starts the SuperNode."""
 
 import time
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from hyperfl_flwr.deploy.node_settings import Place
 from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_admission
 
 PATIENCE = 90.0
-"""Seconds to wait for the SuperLink to miss a SuperNode that was killed; it needs 60 at most."""
+"""Seconds to wait until the SuperLink counts a killed SuperNode as offline; this takes at most 60."""
 
 POLL_SECONDS = 2.0
 
 
 def wait_for_admission(folder: Path, note: Callable[[str], None], patience: float = PATIENCE) -> None:
-    """Wait until the SuperLink takes the node in a folder.
+    """Wait until the SuperLink accepts the node in a folder.
 
-    While the SuperLink does not answer, or answers in an unknown way, there is nothing to wait for: the SuperNode asks
-    again by itself, and tells.
+    If the SuperLink does not answer, or its answer is not understood, this returns at once: the SuperNode retries by
+    itself and reports the problem.
 
     Args:
-        folder: The node's folder.
-        note: Is told once what is waited for.
+        folder: Folder of the node.
+        note: Called once with the reason of the wait.
         patience: Longest wait, in seconds.
 
     Raises:
@@ -42,7 +42,8 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
             return
         if said is Registration.UNKNOWN:
             raise StateError(
-                "this node's key is not registered at the SuperLink; its operator runs `hyperfl deploy register`"
+                "this node's key is not registered with the SuperLink; ask the operator to run "
+                "`hyperfl deploy register`"
             )
         if said is Registration.REFUSED:
             raise StateError(
@@ -52,7 +53,8 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
             return
         if time.monotonic() > end:
             raise StateError(
-                "another SuperNode is online with this node's key; end it, or ask for a folder of your own"
+                "another SuperNode is online with this node's key; end it, or ask the operator for another node's "
+                "folder"
             )
         if not noted:
             note("waiting until the SuperLink accepts this node; after a kill, up to 60 s")

@@ -1,4 +1,4 @@
-"""What is checked on both sides of a deployment: files and their modes, the disk, certificates, versions."""
+"""Checks for both sides of a deployment: files and their modes, disk space, certificates, versions."""
 
 import os
 import shutil
@@ -19,14 +19,14 @@ from hyperfl_flwr.deploy.provision import VERSIONS
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 
 SOON = timedelta(days=30)
-"""A certificate that expires so soon is told."""
+"""Remaining validity below which a certificate gets a warning."""
 
 ERROR_BYTES, WARNING_BYTES = 200 * 2**20, 5 * 2**30
-"""Free disk below which a round will fail, or may: a message and the state of a client lie there more than once."""
+"""Free disk space below which a round will, or may, fail: it stores several copies of messages and clients' states."""
 
 
 def files(folder: Path, names: Sequence[str]) -> Iterator[Finding]:
-    """Yield whether files are there."""
+    """Check that files exist."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         yield error("files", f"{', '.join(missing)} missing in {folder}", "restore the folder from the operator's copy")
@@ -35,35 +35,36 @@ def files(folder: Path, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
-    """Yield whether files and folders that exist are their owner's alone."""
+    """Check that only their owner has access to files and folders; missing ones are skipped."""
     there = [path for path in paths if path.exists()]
     opened = [path for path in there if stat.S_IMODE(path.stat().st_mode) & 0o077]
     for path in opened:
         mode = stat.S_IMODE(path.stat().st_mode)
-        told = f"others can use {path} (mode {mode:03o})"
+        told = f"other users have access to {path} (mode {mode:03o})"
         yield error(subject, told, f"chmod go= '{path}'")
     if there and not opened:
-        yield ok(subject, f"{', '.join(path.name for path in there)}: their owner's alone")
+        yield ok(subject, f"{', '.join(path.name for path in there)}: accessible to their owner only")
 
 
 def authority(folder: Path) -> Iterator[Finding]:
-    """Yield whether the authority's certificate in a folder can be used."""
+    """Check the authority's certificate in a folder."""
     try:
         certificate = read_certificate(folder / "ca.crt")
     except StateError as failure:
-        yield error("authority", str(failure), "take it from the operator's `server` folder")
+        yield error("authority", str(failure), "copy it from the operator's `server` folder")
         return
-    yield from validity("authority", certificate, "the operator makes a new deployment with `hyperfl deploy init`")
+    remedy = "the operator must create a new deployment with `hyperfl deploy init`"
+    yield from validity("authority", certificate, remedy)
 
 
 def validity(subject: str, certificate: x509.Certificate, remedy: str) -> Iterator[Finding]:
-    """Yield whether a certificate is valid now and for some time."""
+    """Check that a certificate is valid now and for the next days, see `SOON`."""
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
     if now < certificate.not_valid_before_utc:
         told = f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         yield error(subject, told, "set this machine's clock")
     elif now > end:
-        yield error(subject, f"the certificate has expired on {end:%Y-%m-%d}", remedy)
+        yield error(subject, f"the certificate expired on {end:%Y-%m-%d}", remedy)
     elif now > end - SOON:
         yield warning(subject, f"the certificate expires on {end:%Y-%m-%d}", remedy)
     else:
@@ -71,7 +72,7 @@ def validity(subject: str, certificate: x509.Certificate, remedy: str) -> Iterat
 
 
 def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Return whether an authority has signed a certificate."""
+    """Return whether a certificate was signed by an authority."""
     try:
         certificate.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):
@@ -80,29 +81,29 @@ def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> boo
 
 
 def writable(subject: str, folder: Path) -> Iterator[Finding]:
-    """Yield whether a folder, or the one it will be made in, can be written to and has space."""
+    """Check that a folder is writable and has free space; a missing folder is checked by its closest parent."""
     place = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    try:
+    try:  # really writes: permissions alone show neither a full disk nor a quota
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0" * 4096)
             file.flush()
             os.fsync(file.fileno())
     except OSError as failure:
-        told = f"{place} cannot be written to ({failure.strerror})"
-        yield error(subject, told, f"give it to the user that starts this ({_user()}), or make space")
+        told = f"{place} is not writable ({failure.strerror})"
+        yield error(subject, told, f"make it writable for this user ({_user()}), or free disk space")
         return
     free = shutil.disk_usage(place).free
-    told = f"{folder} can be written to, {free / 2**30:.1f} GiB are free"
+    told = f"{folder} is writable, {free / 2**30:.1f} GiB are free"
     if free < ERROR_BYTES:
-        yield error(subject, told, "make space")
+        yield error(subject, told, "free disk space")
     elif free < WARNING_BYTES:
-        yield warning(subject, told, "make space before long")
+        yield warning(subject, told, "free disk space soon")
     else:
         yield ok(subject, told)
 
 
 def same_versions(folder: Path) -> Iterator[Finding]:
-    """Yield whether what is installed here is what the operator had when the folder was made."""
+    """Check that the installed versions are those that the operator had when the node's folder was created."""
     try:
         made_with = {name: str(version) for name, version in tomllib.loads((folder / VERSIONS).read_text()).items()}
     except (OSError, ValueError):
@@ -110,11 +111,11 @@ def same_versions(folder: Path) -> Iterator[Finding]:
         return
     others = differing(made_with)
     for name, theirs, here in others:
-        told = f"{name} {here} is installed, the operator had {theirs} when this folder was made"
+        told = f"{name} {here} is installed, but the operator had {theirs} when this folder was created"
         if name in ("hyperfl-flwr", "flwr"):
-            yield error("versions", told, f"install {name} {theirs}, or the one that the operator has now")
+            yield error("versions", told, f"install {name} {theirs}, or the operator's present version")
         else:
-            yield warning("versions", told, f"results may differ; better install {name} {theirs}")
+            yield warning("versions", told, f"install {name} {theirs}, because results may differ")
     if not others:
         yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
 

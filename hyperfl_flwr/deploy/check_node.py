@@ -1,4 +1,4 @@
-"""`hyperfl deploy check` in a node's folder: what its owner can put right before anybody waits for the node."""
+"""`hyperfl deploy check` on a node's machine: check its folder, device, data and connection before a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -29,14 +29,14 @@ FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
 
 
 def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Yield what was found in a node's folder and on its machine; no data leave it, and only decoded images are kept.
+    """Check a node's folder and machine. No data leave the machine; decoded images are cached in the state-dir.
 
     Args:
-        folder: The node's.
-        told: What the operator says of the data with the run, as settings.
+        folder: Folder of the node.
+        told: The run's settings of the data, as the operator has announced them.
 
     Raises:
-        ConfigError: If that is wrong.
+        ConfigError: If one of these settings is wrong.
     """
     reading = RunConfig.from_flat({**default_settings(), **told}).data_settings().reading
     yield from machine.files(folder, FILES)
@@ -46,7 +46,7 @@ def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     try:
         place, node = Place.read(folder), read_node_config(folder)
     except ConfigError as failure:
-        yield error("settings", str(failure), "the checks that need them were left out")
+        yield error("settings", str(failure), "correct them and check again; the other checks were skipped")
         return
     yield ok("settings", f"node {place.number} of {place.nodes}")
     yield from machine.private("state", [Path(node.state_dir)])
@@ -69,8 +69,8 @@ def _device(name: str) -> Iterator[Finding]:
         model = torch.cuda.get_device_name(device)
         yield ok("device", f"{device} ({model}), {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free")
     else:
-        yield ok("device", f"the CPU, as device is {name!r}")
-        if name == "auto":  # a GPU that torch cannot use is worth a word
+        yield ok("device", f"the CPU, because device is {name!r}")
+        if name == "auto":  # warn of a GPU that torch cannot use
             yield from (found for found in gpus() if found.level is not Level.OK)
 
 
@@ -86,12 +86,12 @@ def _mixing_key(file: str) -> Iterator[Finding]:
 
 
 def _data(node: NodeConfig, reading: Reading) -> Iterator[Finding]:
-    """Yield whether the data can be read, and what they are."""
+    """Check that the data can be read, and describe them."""
     if node.novel_data:
         yield from _novel_data(Path(node.novel_data), node.novel_output)
         return
     if not node.data:
-        yield warning("data", "none are named; the data set that the server names is used", f"set data in {FILE}")
+        yield warning("data", f"not set in {FILE}; the node uses the data set of the run", f"set data in {FILE}")
         return
     root = Path(node.data_root) if node.data_root else None
     try:
@@ -109,9 +109,9 @@ def _novel_data(data: Path, output: str) -> Iterator[Finding]:
     if not data.exists():
         yield error("novel-data", f"{data} is missing", f"set novel-data in {FILE}")
     elif not output:
-        yield error("novel-output", "novel-data needs a folder for the results", f"set novel-output in {FILE}")
+        yield error("novel-output", "not set, but novel-data needs a folder for results", f"set novel-output in {FILE}")
     else:
-        yield ok("novel-data", f"{data}; the run's settings decide whether they fit")
+        yield ok("novel-data", f"{data} exists; whether the data fit depends on the run's settings")
         yield from machine.writable("novel-output", Path(output))
 
 
@@ -125,7 +125,7 @@ def _server(folder: Path, place: Place) -> Iterator[Finding]:
         key = read_node_key(folder / "node.key")
         said = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key)
     except StateError as failure:
-        yield error("key", str(failure), "ask the operator for this node's folder anew")
+        yield error("key", str(failure), "ask the operator for this node's folder again")
         return
     except (httpx.TransportError, OSError) as failure:
         yield error("key", f"the SuperLink could not be asked ({failure})", "check again")
@@ -135,10 +135,11 @@ def _server(folder: Path, place: Place) -> Iterator[Finding]:
 
 def _registered(said: Registration) -> Finding:
     if said is Registration.KNOWN:
-        return ok("key", "it is registered at the SuperLink")
+        return ok("key", "it is registered with the SuperLink")
     if said is Registration.UNKNOWN:
-        return error("key", "it is not registered at the SuperLink", "the operator runs `hyperfl deploy register`")
+        remedy = "ask the operator to run `hyperfl deploy register`"
+        return error("key", "it is not registered with the SuperLink", remedy)
     if said is Registration.REFUSED:
-        return error("key", "its signature is refused", "set the clocks; a proxy on the way must not change headers")
-    remedy = "compare the versions on both sides, and ask the operator whether --enable-supernode-auth is on"
-    return error("key", "the SuperLink answers in an unknown way", remedy)
+        return error("key", "its signature is refused", "set the clocks; a proxy must not change the headers")
+    remedy = "compare the versions on both sides, and ask the operator whether --enable-supernode-auth is set"
+    return error("key", "the SuperLink's answer is not understood", remedy)

@@ -1,4 +1,4 @@
-"""`hyperfl deploy check`: what is wrong with a deployment, on the operator's side; the node's side is checked apart."""
+"""`hyperfl deploy check` on the operator's machine: check files, certificates, the SuperLink and the nodes."""
 
 import socket
 from collections.abc import Iterator, Mapping
@@ -27,29 +27,31 @@ NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
 
 
 def check(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Yield what was found in a deployment's or a node's folder, whichever it is.
+    """Check a deployment's folder or a node's folder, depending on which it is.
 
     Args:
         folder: The folder.
-        told: On a node, what the operator says of the data with the run, as settings.
+        told: On a node, the run's settings of the data, as the operator has announced them.
 
     Raises:
-        ConfigError: If it is neither, or `told` is wrong.
+        ConfigError: If the folder is neither, or a setting is wrong.
     """
     if (folder / "deployment.toml").is_file():
         return check_server(Deployment.read(folder))
     if (folder / PLACE).is_file():
-        from hyperfl_flwr.deploy.check_node import check_node  # takes two seconds, with torch; the operator's side none
+        from hyperfl_flwr.deploy.check_node import (
+            check_node,
+        )  # imports torch, for two seconds, which the operator's side does not need
 
         return check_node(folder.absolute(), told)
     raise ConfigError(
         f"{folder} is neither a deployment (it has no deployment.toml) nor a node's folder (it has no {PLACE}); "
-        f"name the folder that `hyperfl deploy init` made, or the one that its operator gave you"
+        f"give the folder that `hyperfl deploy init` wrote, or the node's folder that the operator gave you"
     )
 
 
 def check_server(deployment: Deployment) -> Iterator[Finding]:
-    """Yield what was found on the operator's side; nothing is changed."""
+    """Check the operator's side of a deployment; nothing is changed."""
     server = deployment.server
     keys = [str(deployment.public_key(number).relative_to(server)) for number in range(deployment.num_nodes)]
     yield from machine.files(server, [*FILES, *keys])
@@ -62,9 +64,10 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
     yield from other_accounts.deployments()
     if not can_use_database_file():
         remedy = "install it in a folder without spaces, commas and percent signs"
-        yield error("database", "Flower cannot make one from the folder in which it is installed", remedy)
+        yield error("database", "Flower cannot create a database file with the path of its installation", remedy)
     yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
     yield from _name(deployment)
+    # By loopback and without proxies: the host's name and the network have their own checks.
     answer, found = probe("127.0.0.1", deployment.port, deployment.server / "ca.crt", direct=True)
     if answer is None:
         yield _no_answer(deployment, found)
@@ -74,7 +77,7 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _certificate(deployment: Deployment) -> Iterator[Finding]:
-    """Yield whether the server's certificate is valid, the authority's, of the key, and for the host."""
+    """Check that the server's certificate is valid, issued by the authority, and matches the key and the host."""
     try:
         certificate = read_certificate(deployment.server / "server.crt")
         issuer = read_certificate(deployment.server / "ca.crt")
@@ -85,11 +88,11 @@ def _certificate(deployment: Deployment) -> Iterator[Finding]:
     subject = CERTIFICATE
     yield from machine.validity(subject, certificate, NEW_CERTIFICATE)
     if not machine.is_issued_by(certificate, issuer):
-        yield error(subject, "server.crt is by another authority than ca.crt", NEW_CERTIFICATE)
+        yield error(subject, "server.crt was issued by another authority than ca.crt", NEW_CERTIFICATE)
     if _public(certificate.public_key()) != _public(key.public_key()):
         yield error(subject, "server.key is not the key of server.crt", NEW_CERTIFICATE)
     if deployment.host not in _names(certificate):
-        told = f"server.crt is for {', '.join(_names(certificate))}, and not for {deployment.host}"
+        told = f"server.crt is valid for {', '.join(_names(certificate))}, but not for {deployment.host}"
         yield error(subject, told, NEW_CERTIFICATE)
 
 
@@ -108,7 +111,7 @@ def _public(key: object) -> bytes:
 
 
 def _handed_over(deployment: Deployment) -> Iterator[Finding]:
-    """Yield whether the nodes' private keys are still here, where only their owners should have them."""
+    """Warn if the nodes' private keys are still here, although only their owners should have them."""
     numbers = [number for number in range(deployment.num_nodes) if (deployment.node(number) / "node.key").exists()]
     if numbers and not is_local(deployment.host):
         told = f"the private keys of the nodes {', '.join(map(str, numbers))} are still here"
@@ -119,26 +122,26 @@ def _name(deployment: Deployment) -> Iterator[Finding]:
     try:
         socket.getaddrinfo(deployment.host, deployment.port, socket.AF_INET)
     except OSError as failure:
-        remedy = "the nodes must find it; mend the name service, or /etc/hosts here"
-        yield warning("host", f"this machine does not find {deployment.host} ({failure.strerror})", remedy)
+        remedy = "make sure that the nodes can resolve it; correct DNS, or /etc/hosts on this machine"
+        yield warning("host", f"this machine cannot resolve {deployment.host} ({failure.strerror})", remedy)
     else:
         yield ok("host", f"{deployment.host}, port {deployment.port}")
 
 
 def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
-    yield ok("superlink", f"it runs and answers on port {deployment.port}")
+    yield ok("superlink", f"running, answers on port {deployment.port}")
     try:
         current = read_certificate(deployment.server / "server.crt").public_bytes(serialization.Encoding.DER)
-    except StateError:  # told above
+    except StateError:  # reported by _certificate
         return
     if current != answer.certificate:
-        yield warning("superlink", "it runs with an older certificate than server.crt", "restart it")
+        yield warning("superlink", "running with an older certificate than server.crt", "restart it")
 
 
 def _no_answer(deployment: Deployment, found: Finding) -> Finding:
-    """Say whether the SuperLink does not run, or another program has its port."""
+    """Return whether the SuperLink does not run, or another program uses its port."""
     if not _taken(deployment.port):
-        return warning("superlink", "it is not running", f"start it: sh '{deployment.server / 'start.sh'}'")
+        return warning("superlink", "not running", f"start it: sh '{deployment.server / 'start.sh'}'")
     if found.subject == CERTIFICATE:
         return found
     remedy = "end that program, or choose another port in deployment.toml, start.sh and each node's place.toml"
@@ -156,7 +159,7 @@ def _taken(port: int) -> bool:
 
 
 def _nodes(deployment: Deployment, *, is_running: bool) -> Iterator[Finding]:
-    """Yield which nodes are registered, and which are connected."""
+    """Check which nodes are registered, and which are connected."""
     try:
         nodes = registered_nodes(deployment)
     except StateError as failure:

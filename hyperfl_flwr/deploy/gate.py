@@ -1,9 +1,9 @@
-"""The configuration of nginx in front of a SuperLink: who gets through, and how much of nginx one client can take.
+"""Write the configuration of an nginx in front of a SuperLink, which limits access and each client's resources.
 
-Flower checks a node's signature when it has read the whole body of a request. nginx checks beforehand that the request
-names a public key of this deployment, which only the node and the operator have, so that others cannot hold a
-connection by a body that never ends. Before a request's header has been read nginx cannot count the connections of an
-address; they are limited by time instead.
+Flower checks a node's signature only after it has read the whole body of a request. nginx checks before this that the
+request names a public key of this deployment, which only the node and the operator have, so that others cannot hold a
+connection by a body that never ends. nginx cannot count the connections of an address before it has read a request's
+header; these connections are limited by time instead.
 """
 
 import base64
@@ -16,13 +16,13 @@ from hyperfl_flwr.deploy.render import render
 
 
 def gate(deployment: Deployment) -> str:
-    """Return the text of `nginx.conf`, for a deployment that has its nodes' public keys."""
+    """Return the text of `nginx.conf` for a deployment; the nodes' public keys must exist."""
     keys = [sent_key(deployment, number) for number in range(deployment.num_nodes)]
     return render("nginx.conf.jinja", host=deployment.host, port=deployment.port, keys=keys)
 
 
 def sent_key(deployment: Deployment, number: int) -> str:
-    """Return a node's public key as Flower puts it into the header of each request."""
+    """Return a node's public key as Flower sends it in the header of each request."""
     key = read_public_key(deployment.public_key(number))
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return base64.b64encode(pem).decode()

@@ -1,7 +1,7 @@
-"""Certificates and keys of a deployment: its own authority, the SuperLink's certificate, and a key for each node.
+"""Write and read the certificates and keys of a deployment: authority, SuperLink's certificate, nodes' keys.
 
-All keys are on the curve P-384. Private parts are readable by their owner only. A node proves who it is by signing with
-its key, which Flower reads in OpenSSH's format; the SuperLink knows the public parts.
+All keys are on the curve P-384, and private keys are readable by their owner only. A node authenticates by signing its
+requests with its key, which Flower reads in OpenSSH's format; the SuperLink knows the public keys.
 """
 
 import datetime
@@ -21,27 +21,27 @@ from hyperfl_flwr.core.storage import write_atomically
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825
-"""The longest that some TLS libraries accept."""
+"""Validity of a server's certificate; the longest that some TLS libraries accept."""
 
 PRIVATE = 0o600
 
 Loaded = TypeVar("Loaded")
 
 _BACKDATED = datetime.timedelta(hours=1)
-"""Certificates are valid from then on, for a node's clock may be slow."""
+"""Certificates are valid from this long before their creation, because a node's clock may be slow."""
 
 
 def write_authority(folder: Path) -> None:
-    """Write a new certificate authority, `ca.crt` and `ca.key`, into a folder.
+    """Create a certificate authority and write `ca.crt` and `ca.key` into a folder.
 
-    It signs servers of this deployment only: every deployment has an authority of its own.
+    Each deployment has a separate authority, so that a node trusts the SuperLink of its own deployment only.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "HyperFL deployment authority")])
     usage = _key_usage(digital_signature=False, key_cert_sign=True, crl_sign=True)
     certificate = (
         _builder(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # signs no other authorities
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
@@ -55,9 +55,9 @@ def write_server_certificate(authority: Path, folder: Path, host: str, *, days: 
 
     Args:
         authority: The folder with `ca.crt` and `ca.key`.
-        folder: Where they are written.
-        host: Name or IPv4 address at which the nodes reach the server.
-        days: How long it is valid; it begins an hour ago.
+        folder: Folder to write to.
+        host: Host name or IPv4 address at which the nodes reach the server.
+        days: Days of validity from now on; the certificate is valid from an hour before.
 
     Raises:
         StateError: If the authority's files are missing or damaged.
@@ -80,7 +80,7 @@ def write_server_certificate(authority: Path, folder: Path, host: str, *, days: 
 
 
 def write_node_key(folder: Path, comment: str) -> bytes:
-    """Write a node's `node.key` and `node.pub`; return the public one, a line of OpenSSH's with a comment."""
+    """Create a node's key and write `node.key` and `node.pub`; return the public key as a commented OpenSSH line."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -92,7 +92,7 @@ def write_node_key(folder: Path, comment: str) -> bytes:
 
 
 def public_line(key: ec.EllipticCurvePublicKey, comment: str) -> bytes:
-    """Return a public key as a line of OpenSSH's."""
+    """Format a public key as an OpenSSH line with a comment."""
     line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return line + f" {comment}\n".encode()
 
@@ -143,7 +143,7 @@ def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return the authority's certificate and its key, which belong together."""
+    """Read the authority's certificate and key, and check that they belong together."""
     certificate = read_certificate(folder / "ca.crt")
     key = read_private_key(folder / "ca.key")
     if key.public_key() != certificate.public_key():
@@ -168,6 +168,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _names(host: str) -> list[x509.GeneralName]:
     """Return the names that a server's certificate is valid for."""
+    # The operator's commands connect from the same machine, by loopback.
     names: list[x509.GeneralName] = []
     for name in dict.fromkeys([host, "localhost", "127.0.0.1"]):
         try:

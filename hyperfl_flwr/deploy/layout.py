@@ -1,4 +1,4 @@
-"""Where everything of a deployment lies: the operator's folder, and in it one folder for each node to hand over.
+"""Paths of a deployment: the operator's folder, with a folder for each node to hand over.
 
 ::
 
@@ -7,20 +7,20 @@
     |-- authority/            the certificate authority; its key stays here
     |   |-- ca.crt
     |   `-- ca.key
-    |-- server/               what the SuperLink's machine needs
+    |-- server/               files for the SuperLink's machine
     |   |-- ca.crt, server.crt, server.key
     |   |-- keys/node-0.pub   public keys of the nodes, to be registered
-    |   |-- flwr/             FLWR_HOME of the SuperLink and of the commands that speak to it
+    |   |-- flwr/             FLWR_HOME of the SuperLink and of Flower's commands
     |   |-- state.db          the SuperLink's database
     |   `-- start.sh, ...
-    `-- nodes/node-0/         what node 0's machine needs, and nothing of others
+    `-- nodes/node-0/         files for node 0's machine, and nothing of other nodes
         |-- ca.crt, node.key, node.pub
-        |-- node.toml         what the node's owner decides: data, device, threads, ...
+        |-- node.toml         settings of the node's owner: data, device, threads, ...
         |-- state/            private state of its clients; never leaves the machine
         |-- flwr/             FLWR_HOME of the SuperNode
         `-- start.sh, ...
 
-A node's folder works wherever it is put.
+A node's folder works at any path.
 """
 
 import ipaddress
@@ -34,7 +34,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-"""What a name has between two dots (RFC 1123)."""
+"""One label of a host name, between two dots (RFC 1123)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,13 @@ class Deployment:
     """A SuperLink and the nodes that may connect to it.
 
     Attributes:
-        folder: The operator's folder, absolute.
-        host: Name or IPv4 address at which the nodes reach the SuperLink.
-        port: Its port, 1 .. 65535.
+        folder: Absolute path of the operator's folder.
+        host: Host name or IPv4 address at which the nodes reach the SuperLink.
+        port: Port of the SuperLink, 1 .. 65535.
         num_nodes: Number of nodes, 1 or more; they are numbered from 0.
+
+    Raises:
+        ConfigError: If host, port or number of nodes is out of range.
     """
 
     folder: Path
@@ -56,7 +59,7 @@ class Deployment:
     def __post_init__(self) -> None:
         problems = []
         if not _is_host(self.host):
-            problems.append(f"host must be a name or an IPv4 address; got {self.host!r}")
+            problems.append(f"host must be a host name or an IPv4 address; got {self.host!r}")
         if not 1 <= self.port <= 65535:
             problems.append(f"port must be 1 to 65535; got {self.port}")
         if self.num_nodes < 1:
@@ -66,10 +69,10 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read what `write` has written.
+        """Read a deployment from `deployment.toml` in its folder.
 
         Raises:
-            ConfigError: If the folder is no deployment's.
+            ConfigError: If the folder is not a deployment's, or `deployment.toml` is damaged.
         """
         file = folder / "deployment.toml"
         try:
@@ -79,11 +82,14 @@ class Deployment:
                 raise ValueError("host must be a text, port and nodes whole numbers")
         except OSError as error:
             raise ConfigError(
-                f"{folder} is no deployment: {file.name} cannot be read ({error.strerror}); make one with "
+                f"{folder} is not a deployment: {file.name} cannot be read ({error.strerror}); create one with "
                 f"`hyperfl deploy init`"
             ) from None
         except (KeyError, ValueError) as error:  # a TOML or Unicode error is a ValueError
-            raise ConfigError(f"{file} is damaged ({error}); make it anew with `hyperfl deploy init`") from None
+            raise ConfigError(
+                f"{file} is damaged ({error}); restore it from a copy, or create another deployment with "
+                f"`hyperfl deploy init`"
+            ) from None
         return cls(folder=folder.absolute(), host=host, port=port, num_nodes=nodes)
 
     def write(self) -> None:
@@ -103,12 +109,12 @@ class Deployment:
 
     @property
     def flower_home(self) -> Path:
-        """FLWR_HOME of the SuperLink and of the commands that speak to it."""
+        """FLWR_HOME of the SuperLink and of Flower's commands that connect to it."""
         return self.server / "flwr"
 
     @property
     def database(self) -> Path:
-        """The SuperLink's database."""
+        """The SuperLink's database file."""
         return self.server / "state.db"
 
     def public_key(self, number: int) -> Path:
@@ -116,12 +122,12 @@ class Deployment:
         return self.server / "keys" / f"node-{number}.pub"
 
     def node(self, number: int) -> Path:
-        """Return the folder that a node's owner gets."""
+        """Return the folder that is handed over to a node's owner."""
         return self.folder / "nodes" / f"node-{number}"
 
 
 def _is_host(text: str) -> bool:
-    """Return whether a text is a name, or an IPv4 address: what ends with a number is no name (RFC 3696)."""
+    """Return whether a text is a host name or an IPv4 address; a name does not end with a number (RFC 3696)."""
     labels = text.split(".")
     if labels[-1].isdecimal():
         try:

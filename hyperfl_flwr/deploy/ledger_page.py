@@ -1,4 +1,4 @@
-"""The page about a node's ledger: what has left, by group, array and message, and which groups have stayed."""
+"""Write the HTML page about a node's ledger: data sent by group, array and message, and groups that stayed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from hyperfl_flwr.pages.render import write_page
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What the page says of a run.
+    """Contents of the page for one run.
 
     Attributes:
-        run: What the node has written down.
-        totals: Group or record, bytes that left, bytes that came in.
-        arrays: Name, shape, type, bytes, and how often it left; those that came in, too, where they are shown.
-        messages: Each with a heading, time and size, and its content by record.
+        run: Ledger of the run.
+        totals: Rows of group or record, bytes sent, bytes received.
+        arrays: Rows of name, shape, type, bytes, and number of times sent; with received arrays if they are shown.
+        messages: Rows of heading, time and size, and content by record.
     """
 
     run: RunLedger
@@ -27,7 +27,7 @@ class Section:
 
     @classmethod
     def of(cls, run: RunLedger, *, received: bool) -> "Section":
-        """Describe a run, with the messages that came in or without."""
+        """Build the section of a run, with or without received messages."""
         return cls(
             run=run,
             totals=[(name, f"{left:,}", f"{came:,}") for name, (left, came) in run.totals().items()],
@@ -51,13 +51,13 @@ class Section:
 
 
 def write_ledger(file: Path, runs: Iterable[RunLedger], damaged: Sequence[int], *, received: bool) -> Path:
-    """Write the page; like the ledger, it is readable by its owner alone.
+    """Write the page; like the ledger, only its owner can read it.
 
     Args:
-        file: The file.
-        runs: What the node has written down.
-        damaged: Numbers of lines of the ledger that cannot be read.
-        received: Whether messages and arrays that came in are listed, too.
+        file: File to write.
+        runs: Ledgers of the runs.
+        damaged: Numbers of the ledger's lines that cannot be read.
+        received: Whether to list received messages and arrays, too.
 
     Returns:
         The file.

@@ -1,4 +1,4 @@
-"""What a node's ledger says of each run: who sent what, how much of which group, and which groups stayed."""
+"""Summarise a node's ledger by run: messages, bytes of each group, and private groups that must not be sent."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from hyperfl_flwr.node.ledger_app import array_group, private_arrays
 
 @dataclass(frozen=True, kw_only=True)
 class RunLedger:
-    """What a node has written down of one run.
+    """A node's ledger of one run.
 
     Attributes:
-        experiment: Identity of the run; empty of handshakes that nothing came of.
-        entries: Its messages, in the order in which they came and went.
+        experiment: Identity of the run; empty for handshakes that no run followed.
+        entries: Messages of the run, in the order in which they were received and sent.
     """
 
     experiment: str
@@ -27,24 +27,24 @@ class RunLedger:
 
     @property
     def methods(self) -> list[str]:
-        """The methods that the server has named; a run has one."""
+        """The methods named in the server's messages; a run has one."""
         return sorted({entry.method for entry in self.entries})
 
     @property
     def private(self) -> tuple[str, ...]:
-        """Groups of parameters that stay with a client of the run's method."""
+        """Groups of parameters that the run's method keeps private to a client."""
         return tuple(sorted({g for name in self.methods if name in METHODS for g in client_of(name).private}))
 
     @property
     def leaked(self) -> list[str]:
-        """Names of arrays of private groups that have left; there must be none."""
+        """Names of arrays of private groups that were sent; there must be none."""
         left = [entry for entry in self.entries if entry.direction == "out"]
         return sorted({name for entry in left for name in private_arrays(entry, self.private)})
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Return bytes that left and bytes that came in, by group of arrays and by record of numbers and texts.
+        """Return bytes sent and bytes received, by group of arrays and by record of numbers and texts.
 
-        Arrays count with the bytes of their numbers. What the names and headers of all arrays take is `layout`.
+        Arrays count with the bytes of their values. The bytes of their names and headers are in `layout`.
         """
         found: dict[str, list[int]] = {}
         for entry in self.entries:
@@ -54,7 +54,7 @@ class RunLedger:
         return {name: (left, came) for name, (left, came) in found.items()}
 
     def arrays(self) -> dict[tuple[str, str, ArrayEntry], int]:
-        """Return how often each array has passed: (direction, record, array) -> times."""
+        """Return how often each array was sent or received: (direction, record, array) -> times."""
         found: dict[tuple[str, str, ArrayEntry], int] = {}
         for entry in self.entries:
             for record in entry.records:
@@ -67,7 +67,7 @@ class RunLedger:
 
 
 def _parts(entry: Entry) -> Iterable[tuple[str, int]]:
-    """Yield the parts of a message and their bytes, which add up to the message's."""
+    """Yield the parts of a message with their bytes, which add up to the message's size."""
     for record in entry.records:
         if not record.arrays:
             yield record.name, record.bytes
@@ -80,12 +80,12 @@ def _parts(entry: Entry) -> Iterable[tuple[str, int]]:
 
 
 def phase_of(entry: Entry) -> str:
-    """Return when in a run a message has passed, in words."""
+    """Describe the phase of a run in which a message was sent or received."""
     return f"round {entry.round}" if entry.round else "before the rounds"
 
 
 def content_of(record: RecordEntry) -> str:
-    """Return what a record of a message holds in one line: numbers and texts in full, arrays by group."""
+    """Describe the content of a message's record in one line: numbers and texts in full, arrays by group."""
     if record.values is not None:
         return ", ".join(f"{key}={json.dumps(value)}" for key, value in record.values.items()) or "nothing"
     groups: dict[str, list[int]] = {}
@@ -95,10 +95,10 @@ def content_of(record: RecordEntry) -> str:
 
 
 def ledger_folder(folder: Path) -> Path:
-    """Return where the ledger of a node lies: its state folder, that of its `node.toml`, or a run's `clients`.
+    """Find the folder of a ledger: a node's state-dir, the one in its `node.toml`, or `clients` of a run's folder.
 
     Raises:
-        StateError: If it is in none of these.
+        StateError: If there is no ledger in these folders.
         ConfigError: If `node.toml` is damaged.
     """
     named = [Path(read_settings(folder).state_dir)] if (folder / FILE).is_file() else []
@@ -106,23 +106,23 @@ def ledger_folder(folder: Path) -> Path:
         if (place / LEDGER).is_file():
             return place
     raise StateError(
-        f"{folder} holds no {LEDGER}; give the state folder of a node that has been in a run, or the folder of a "
+        f"{folder} holds no {LEDGER}; give the state-dir of a node that has taken part in a run, or the folder of a "
         f"simulation with --set ledger=true"
     )
 
 
 def runs_of(folder: Path) -> tuple[list[RunLedger], Sequence[int]]:
-    """Return what a node has written down, by run in the order of their beginning, and the numbers of damaged lines.
+    """Read a node's ledger, split by run in the order of their start; also return the numbers of damaged lines.
 
-    A handshake does not tell its run; it is that of the next message under Flower's same number, if one came.
+    A handshake does not name its run. It belongs to the run of the next message with the same Flower run id, if any.
 
     Raises:
-        StateError: If there is no ledger, or it may not be read.
+        StateError: If there is no ledger, or it cannot be read.
     """
     entries, damaged = read_ledger(ledger_folder(folder))
     following: dict[int, str] = {}
     experiments = []
-    for entry in reversed(entries):
+    for entry in reversed(entries):  # backwards, so that a handshake gets the run of a later message
         if entry.experiment:
             following[entry.flower_run] = entry.experiment
         experiments.append(following.get(entry.flower_run, ""))
@@ -133,10 +133,10 @@ def runs_of(folder: Path) -> tuple[list[RunLedger], Sequence[int]]:
 
 
 def chosen(runs: Sequence[RunLedger], experiment: str | None) -> list[RunLedger]:
-    """Return the runs whose identity begins as asked for, or all.
+    """Return the runs with an identity that starts with `experiment`, or all runs if it is None.
 
     Raises:
-        StateError: If there is none.
+        StateError: If there is no such run.
     """
     if experiment is None:
         return list(runs)

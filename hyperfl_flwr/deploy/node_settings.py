@@ -1,4 +1,4 @@
-"""Reads a node's folder: its settings in `node.toml`, its place in the federation, and the SuperNode's arguments."""
+"""Read a node's folder: settings in `node.toml`, place in the federation in `place.toml`, SuperNode's arguments."""
 
 import shlex
 import socket
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 FILE = "node.toml"
 PLACE = "place.toml"
-"""Which node the folder belongs to, and its SuperLink: written by the operator, not by the owner."""
+"""File with the node's number and its SuperLink's address, written by the operator and not by the owner."""
 
 _NOT_THE_OWNERS = ("partition-id", "num-partitions", "simulated")
-"""Keys of a node config that `node.toml` must not have."""
+"""Keys of a node config that the owner must not set in `node.toml`."""
 
 
 class Place(BaseModel):
-    """The number of the node that a folder belongs to, the number of all nodes, and the SuperLink's address."""
+    """Place of a node in its deployment: its number, the number of all nodes, and the SuperLink's address."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -37,7 +37,7 @@ class Place(BaseModel):
         """Read `place.toml` in a node's folder.
 
         Raises:
-            ConfigError: If it cannot be read.
+            ConfigError: If the file cannot be read, or a value is wrong.
         """
         file, remedy = folder / PLACE, "ask the operator for the node's folder again"
         values = _table(file, remedy)
@@ -56,19 +56,19 @@ class Place(BaseModel):
 
 
 def read_settings(folder: Path) -> "NodeConfig":
-    """Return the settings of `node.toml` in a node's folder; paths are absolute, and there is a state folder.
+    """Return the settings of `node.toml` in a node's folder, with absolute paths and a state-dir.
 
     Raises:
-        ConfigError: If it cannot be read, naming every key that is unknown or has a wrong value.
+        ConfigError: If the file cannot be read, or with all keys that are unknown or have a wrong value.
     """
     from hyperfl_flwr.config.node_config import NodeConfig
-    from hyperfl_flwr.config.run_config import explain  # imports torch, for which the operator's commands need not wait
+    from hyperfl_flwr.config.run_config import explain  # imports torch, which the operator's commands do not need
 
     file = folder / FILE
-    values = _table(file, "repair it; `hyperfl deploy init` writes one that explains each key")
+    values = _table(file, "correct it; `hyperfl deploy init` writes an example that explains each key")
     known = [str(field.alias) for field in NodeConfig.model_fields.values() if field.alias not in _NOT_THE_OWNERS]
     if wrong := [key for key in _NOT_THE_OWNERS if key in values]:
-        raise ConfigError(f"{file}: {', '.join(wrong)} cannot be set by a node's owner; delete it")
+        raise ConfigError(f"{file}: {', '.join(wrong)} cannot be set by a node's owner; remove from the file")
     if values.get("state-dir", "") == "":
         values["state-dir"] = "state"
     try:
@@ -78,22 +78,22 @@ def read_settings(folder: Path) -> "NodeConfig":
 
 
 def read_node_config(folder: Path) -> "NodeConfig":
-    """Return the node config of the node in a folder.
+    """Return the complete node config of a node's folder, from `node.toml` and `place.toml`.
 
     Raises:
-        ConfigError: If `node.toml` or `place.toml` cannot be used.
+        ConfigError: If one of these files cannot be read or has a wrong value.
     """
     place = Place.read(folder)
     return read_settings(folder).model_copy(update={"partition_id": place.number, "num_partitions": place.nodes})
 
 
 def node_arguments(folder: Path) -> str:
-    """Return the arguments that the SuperNode in a folder gets besides the fixed ones, quoted for the shell.
+    """Return the arguments that `start.sh` adds to the SuperNode's command, quoted for the shell.
 
-    The SuperNode and its processes communicate over a loopback port: a free one is chosen.
+    They include a free loopback port, over which the SuperNode and its processes communicate.
 
     Raises:
-        ConfigError: If `node.toml` or `place.toml` cannot be used, or names data that do not exist.
+        ConfigError: If `node.toml` or `place.toml` is wrong, or names data that do not exist.
     """
     place, node = Place.read(folder), read_node_config(folder)
     _refuse_missing_data(folder, node)
@@ -105,7 +105,7 @@ def node_arguments(folder: Path) -> str:
 
 
 def as_toml(value: Scalar) -> str:
-    """Return a value as TOML for `--node-config`; Flower splits it at quotation marks, so that those are escaped."""
+    """Format a value as TOML for `--node-config`; quotation marks are escaped, because Flower splits the text there."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str):
@@ -121,7 +121,7 @@ def _refuse_missing_data(folder: Path, node: "NodeConfig") -> None:
     paths = {"novel-data": node.novel_data, "data": node.data.partition(":")[2]}
     for key, path in paths.items():
         if path and not Path(path).exists():
-            raise ConfigError(f"{folder / FILE}: {key}: {path} does not exist; repair it, or mount the missing folder")
+            raise ConfigError(f"{folder / FILE}: {key}: {path} does not exist; correct it, or mount the missing folder")
 
 
 def _table(file: Path, remedy: str) -> dict[str, Any]:
@@ -130,5 +130,5 @@ def _table(file: Path, remedy: str) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}); {remedy}") from None
-    except ValueError as error:  # of TOML, or no UTF-8
-        raise ConfigError(f"{file} is no TOML ({error}); {remedy}") from None
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ConfigError(f"{file} is not valid TOML ({error}); {remedy}") from None

@@ -1,4 +1,4 @@
-"""Models on demand for the novel clients of a deployment: their owners have said in node.toml which data are meant."""
+"""Create models for the novel clients of a deployment, with the data that their owners set in node.toml."""
 
 from dataclasses import replace
 
@@ -11,18 +11,18 @@ from hyperfl_flwr.launch.plans import Plan
 
 
 def personalize_nodes(deployment: Deployment, planned: Plan, observer: Observer) -> list[str]:
-    """Make a model for each novel node that is online.
+    """Create a model for each novel client that is online.
 
     Args:
-        deployment: Its SuperLink is on this machine, as the run is.
-        planned: What `hyperfl_flwr.launch.planning.plan_personalized` has checked.
-        observer: Hears of the log.
+        deployment: The deployment; its SuperLink and the trained run must be on this machine.
+        planned: A plan of `hyperfl_flwr.launch.planning.plan_personalized`.
+        observer: Receives log lines and notes.
 
     Returns:
-        What the server saw of each novel client, in words.
+        One line for each novel client about the data that the server saw.
 
     Raises:
-        HyperFLError: If there is no novel node, or one got no model.
+        HyperFLError: If no novel client is online, or one got no model.
     """
     for note in planned.warnings:
         observer.on_note(f"note: {note}")
@@ -30,6 +30,7 @@ def personalize_nodes(deployment: Deployment, planned: Plan, observer: Observer)
     run_id = submit(superlink, deployment, planned, observer)
     seen: list[str] = []
 
+    # The log is the only output of the server app that reaches this process.
     def listen(lines: str) -> None:
         found = (line.partition(" novel client ") for line in lines.splitlines())
         seen.extend(f"novel client {rest}" for _, mark, rest in found if mark)
@@ -38,5 +39,7 @@ def personalize_nodes(deployment: Deployment, planned: Plan, observer: Observer)
     with stopped_on_interrupt(superlink, run_id, observer):
         watch(superlink, run_id, replace(observer, on_log=listen))
     if not seen:
-        raise RunFailedError("no novel client got a model; its node.toml must name novel-data and novel-output")
+        raise RunFailedError(
+            "no novel client got a model; set novel-data and novel-output in the node.toml of its node"
+        )
     return seen

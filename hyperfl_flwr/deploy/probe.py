@@ -1,4 +1,4 @@
-"""How a SuperLink is reached: the connection, the certificate, and its clock, each as a finding with its cause."""
+"""Probe a SuperLink from a node or the operator's machine: connection, certificate and clock, as findings."""
 
 import socket
 import ssl
@@ -13,25 +13,25 @@ import httpx
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 
 SECONDS = 10.0
-"""How long a SuperLink may take to answer."""
+"""Seconds that a SuperLink may take to answer."""
 
 CERTIFICATE = "certificate"
-"""Subject of what is found about one."""
+"""Subject of findings about a certificate."""
 
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 305.0
-"""How far a node's clock may be from the SuperLink's; Flower refuses the signature of one that is further off."""
+"""Largest differences of a node's clock from the SuperLink's; beyond them Flower refuses the node's signature."""
 
 _EXPIRED, _NOT_YET, _WRONG_NAMES = 10, 9, (62, 64)
-"""OpenSSL's numbers of what is wrong with a certificate."""
+"""OpenSSL's error numbers for a certificate that is expired, not yet valid, or issued for another name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A SuperLink that answered.
+    """Answer of a SuperLink to a health request.
 
     Attributes:
-        certificate: Its certificate, DER.
-        ahead: Seconds that this machine's clock is ahead of the SuperLink's; None if it tells no time.
+        certificate: The SuperLink's certificate, DER.
+        ahead: Seconds that this machine's clock is ahead of the SuperLink's; None if the answer has no date.
     """
 
     certificate: bytes
@@ -39,16 +39,16 @@ class Answer:
 
 
 def probe(host: str, port: int, root_certificates: Path, *, direct: bool = False) -> tuple[Answer | None, Finding]:
-    """Ask a SuperLink for its health, on the way that Flower takes: proxies of the environment count.
+    """Connect to a SuperLink as Flower does, through the environment's proxies, and explain a failure.
 
     Args:
-        host: Name or IPv4 address.
-        port: Its port.
+        host: Name or IPv4 address of the SuperLink.
+        port: Port of the SuperLink.
         root_certificates: PEM file of the deployment's authority.
-        direct: Whether proxies do not count.
+        direct: Whether to ignore the environment's proxies.
 
     Returns:
-        Its answer, None if there was none, and what was found.
+        The answer, None if there was none, and the finding.
     """
     subject, place = "connection", f"{host}:{port}"
     try:
@@ -56,11 +56,11 @@ def probe(host: str, port: int, root_certificates: Path, *, direct: bool = False
     except OSError:
         return None, error(subject, f"{root_certificates.name} cannot be read", "restore it from the operator's copy")
     except httpx.HTTPStatusError as failure:
-        told = f"what answers at {place} is no SuperLink (HTTP status {failure.response.status_code})"
+        told = f"the server at {place} is not a SuperLink (HTTP status {failure.response.status_code})"
         return None, error(subject, told, "find out which program it is, or ask the operator for the port")
     except httpx.HTTPError as failure:
         return None, _failed(failure, host, place)
-    told = f"the SuperLink at {place} answers, with a certificate of this deployment's authority"
+    told = f"the SuperLink at {place} answers with a certificate of this deployment's authority"
     return answer, ok(subject, told)
 
 
@@ -68,17 +68,17 @@ def ask_health(host: str, port: int, root_certificates: Path, *, direct: bool, s
     """Send `GET /health` to a SuperLink.
 
     Args:
-        host: Name or IPv4 address.
-        port: Its port.
+        host: Name or IPv4 address of the SuperLink.
+        port: Port of the SuperLink.
         root_certificates: PEM file of the deployment's authority.
-        direct: Whether to ignore the proxies of the environment, which Flower uses.
+        direct: Whether to ignore the environment's proxies, which Flower uses.
         seconds: Longest wait for a connection, and for an answer.
 
     Raises:
         OSError: If the certificates cannot be read.
-        httpx.HTTPError: If there is no answer, no trust in the server's certificate, or the answer is an HTTP error.
+        httpx.HTTPError: If there is no answer, the certificate is not trusted, or the answer is an HTTP error.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as Flower makes it
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the same settings as Flower's
     context.load_verify_locations(cafile=root_certificates)
     with (
         httpx.Client(verify=context, timeout=seconds, trust_env=not direct) as client,
@@ -95,13 +95,13 @@ def is_refused(failure: BaseException) -> bool:
 
 
 def clock(answer: Answer) -> Finding:
-    """Return whether this machine's clock agrees with the SuperLink's."""
+    """Check that this machine's clock agrees with the SuperLink's, as far as Flower requires."""
     subject, ahead = "clock", answer.ahead
     if ahead is None:
-        return warning(subject, "the SuperLink tells no time", "compare the clocks by hand")
+        return warning(subject, "the SuperLink's answer has no date", "compare the clocks by hand")
     told = f"this machine's is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the SuperLink's"
     limits = f"Flower refuses a node that is {AHEAD_SECONDS:.0f} s ahead or {BEHIND_SECONDS:.0f} s behind"
-    remedy = f"let both machines take the time from a server of time; {limits}"
+    remedy = f"synchronise both machines' clocks with a time server; {limits}"
     if ahead >= AHEAD_SECONDS or ahead <= -BEHIND_SECONDS:
         return error(subject, told, remedy)
     if ahead > AHEAD_SECONDS / 2 or ahead < -BEHIND_SECONDS / 10:
@@ -110,13 +110,14 @@ def clock(answer: Answer) -> Finding:
 
 
 def _ahead(date: str | None) -> float | None:
-    """Return how far this machine's clock is ahead; the header is cut to seconds, so it is half a second old."""
+    """Return the seconds that this machine's clock is ahead of a `Date` header, or None if it cannot be parsed."""
     if date is None:
         return None
     try:
         then = parsedate_to_datetime(date)
     except ValueError:
         return None
+    # The header has whole seconds, so it is half a second old on average.
     return (datetime.now(UTC) - then).total_seconds() - 0.5
 
 
@@ -127,38 +128,46 @@ def _causes(failure: BaseException | None) -> Iterator[BaseException]:
 
 
 def _failed(failure: Exception, host: str, place: str) -> Finding:
-    """Say in words why there is no answer."""
+    """Explain why there is no answer, with the remedy for each cause."""
     causes = list(_causes(failure))
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return _distrusted(cause, host, place)
     if any(isinstance(cause, ssl.SSLError) for cause in causes):
-        text, remedy = "speaks no TLS", "another program has this port, or the SuperLink was started with --insecure"
+        text = "does not use TLS"
+        remedy = "another program uses this port, or the SuperLink was started with --insecure; ask the operator"
     elif any(isinstance(cause, socket.gaierror) for cause in causes):
-        text = "has a name that this machine cannot find"
-        remedy = "mend the name service or /etc/hosts, or ask the operator for an address"
+        text = "has a name that this machine cannot resolve"
+        remedy = "correct DNS or /etc/hosts, or ask the operator for an address"
     elif is_refused(failure):
-        text, remedy = "refuses connections", "the SuperLink is not running, or a firewall is in the way"
+        text = "refuses connections"
+        remedy = "check that the SuperLink is running, and that no firewall blocks the port"
     elif any(isinstance(cause, (TimeoutError, httpx.TimeoutException)) for cause in causes):
         text = f"does not answer within {SECONDS:.0f} s"
-        remedy = "a firewall is in the way, the machine is off, or another program has this port"
+        remedy = (
+            "check that no firewall blocks the port, that the machine is on, and that no other program uses the port"
+        )
     elif any(isinstance(cause, httpx.RemoteProtocolError | httpx.ReadError) for cause in causes):
-        text, remedy = "ends the connection", "another program has this port, or something on the way breaks it"
+        text = "closes the connection"
+        remedy = "check that no other program uses this port, and that no proxy or firewall closes the connection"
     else:
         text = f"cannot be reached ({type(failure).__name__}: {failure})"
-        remedy = "mend the network, or the proxy that HTTPS_PROXY names"
+        remedy = "check the network, and the proxy in HTTPS_PROXY"
     return error("connection", f"{place} {text}", remedy)
 
 
 def _distrusted(cause: ssl.SSLCertVerificationError, host: str, place: str) -> Finding:
+    """Explain why the SuperLink's certificate is not trusted."""
     subject = CERTIFICATE
     if cause.verify_code == _EXPIRED:
         remedy = "the operator runs `hyperfl deploy renew` and restarts the SuperLink; or this machine's clock is wrong"
-        return error(subject, f"that of {place} has expired", remedy)
+        return error(subject, f"the certificate of {place} has expired", remedy)
     if cause.verify_code == _NOT_YET:
-        return error(subject, f"that of {place} is not valid yet", "set this machine's clock")
+        return error(subject, f"the certificate of {place} is not valid yet", "set this machine's clock")
     if cause.verify_code in _WRONG_NAMES:
         remedy = "the operator sets `host` in deployment.toml, runs `hyperfl deploy renew` and restarts the SuperLink"
-        return error(subject, f"that of {place} is not for {host}", remedy)
-    remedy = "it is the SuperLink of another deployment, or somebody is in between; ask the operator for ca.crt"
-    return error(subject, f"that of {place} is by another authority ({cause.verify_message})", remedy)
+        return error(subject, f"the certificate of {place} is not valid for {host}", remedy)
+    remedy = "it is the SuperLink of another deployment, or the connection is intercepted; ask the operator for ca.crt"
+    return error(
+        subject, f"the certificate of {place} was issued by another authority ({cause.verify_message})", remedy
+    )

@@ -1,4 +1,4 @@
-"""`hyperfl deploy init` and `renew`: a deployment's folders are written; `hyperfl_flwr.deploy.layout` says where."""
+"""`hyperfl deploy init` and `renew`: write a deployment's files, see `hyperfl_flwr.deploy.layout` for their places."""
 
 import getpass
 import ipaddress
@@ -17,26 +17,26 @@ from hyperfl_flwr.deploy.node_settings import FILE, PLACE, Place
 from hyperfl_flwr.deploy.render import render
 
 NODE_HOME = "/srv/hyperfl/node-{}"
-"""Where a node's unit expects the folder that its owner gets."""
+"""Path at which a node's systemd unit expects the node's folder."""
 
 _UNFIT = '?"%$\\'
-"""What systemd, TOML or Flower's address of a database would read as something else in a path."""
+"""Characters with a special meaning in a path for systemd, TOML or Flower's database URL."""
 
 VERSIONS = "versions.toml"
 
 
 def init(deployment: Deployment) -> None:
-    """Write all files of a new deployment; readable by their owner only, as they hold keys.
+    """Write all files of a new deployment, readable by their owner only because they contain keys.
 
     Raises:
-        ConfigError: If the folder is in use or has a name that Flower cannot take.
+        ConfigError: If the folder is in use, or its path has characters that systemd, TOML or Flower cannot take.
     """
     folder = deployment.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} must be a new or an empty folder, but is in use; name another one")
+        raise ConfigError(f"{folder} must be a new or an empty folder, but is in use; choose another one")
     if unfit := sorted({character for character in str(folder) if character in _UNFIT or not character.isprintable()}):
-        raise ConfigError(f"{folder} must have no {' '.join(map(repr, unfit))} in its path; name another folder")
-    previous = os.umask(0o077)
+        raise ConfigError(f"{folder} must have no {' '.join(map(repr, unfit))} in its path; choose another folder")
+    previous = os.umask(0o077)  # private from the creation of each file, not only after a chmod
     try:
         write_all(deployment)
     except BaseException:  # an interrupted `init` leaves nothing that looks like a deployment
@@ -47,7 +47,7 @@ def init(deployment: Deployment) -> None:
 
 
 def write_all(deployment: Deployment) -> None:
-    """Write a deployment's files; `deployment.toml`, which makes it one, comes last."""
+    """Write a deployment's files; `deployment.toml`, which marks the folder as complete, is written last."""
     for folder in (deployment.authority, deployment.flower_home, deployment.public_key(0).parent):
         folder.mkdir(parents=True)
     deployment.folder.chmod(0o700)
@@ -60,7 +60,7 @@ def write_all(deployment: Deployment) -> None:
 
 
 def renew(deployment: Deployment) -> None:
-    """Write a new certificate of the server, signed by the same authority; the nodes need nothing new.
+    """Write a new server certificate, signed by the same authority, so that the nodes need no new files.
 
     Raises:
         StateError: If the authority's files are missing or damaged.
@@ -69,13 +69,13 @@ def renew(deployment: Deployment) -> None:
 
 
 def write_connection(deployment: Deployment) -> None:
-    """Tell Flower's commands where the SuperLink is; anew each time, for the folder may have been moved."""
+    """Write the connection to the SuperLink for Flower's commands; each time, because the folder may have moved."""
     text = render("flower_config.toml.jinja", port=deployment.port, certificate=deployment.server / "ca.crt")
     write_atomically(deployment.flower_home / "config.toml", text.encode(), mode=0o600)
 
 
 def is_local(host: str) -> bool:
-    """Return whether a host is this machine for itself only."""
+    """Return whether a host is a loopback address, which other machines cannot reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -87,7 +87,7 @@ def _write_server(deployment: Deployment) -> None:
     write_atomically(server / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
     write_server_certificate(deployment.authority, server, deployment.host)
     write_connection(deployment)
-    bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - its nodes are on other machines
+    bind = "127.0.0.1" if is_local(deployment.host) else "0.0.0.0"  # noqa: S104 - the nodes are on other machines
     _write(server / "start.sh", render("superlink_start.sh.jinja", bind=bind, port=deployment.port), mode=0o700)
     programs = Path(sys.executable).parent
     _write(server / "environment", render("environment.sh.jinja", program="flower-superlink", programs=programs))

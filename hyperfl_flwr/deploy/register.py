@@ -1,4 +1,4 @@
-"""`hyperfl deploy register`: the SuperLink learns the nodes' public keys."""
+"""`hyperfl deploy register`: register the nodes' public keys with the SuperLink."""
 
 import json
 import os
@@ -13,24 +13,24 @@ from hyperfl_flwr.deploy.registered_nodes import registered_nodes
 from hyperfl_flwr.launch.flower_env import flower_command, plain_text
 
 KNOWN = "already in use"
-"""What Flower says of a key that it has."""
+"""Part of Flower's error for a key that is already registered."""
 
 
 def commands_environment(deployment: Deployment) -> dict[str, str]:
-    """Return the environment of Flower's commands that speak to a deployment's SuperLink."""
+    """Return the environment of Flower's commands that connect to a deployment's SuperLink."""
     write_connection(deployment)
     settings = {
         "FLWR_HOME": str(deployment.flower_home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    for name in ("NO_PROXY", "no_proxy"):
+    for name in ("NO_PROXY", "no_proxy"):  # the SuperLink is on this machine, which a proxy cannot reach
         settings[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1"]))
     return {**os.environ, **settings}
 
 
 def register(deployment: Deployment) -> Iterator[str]:
-    """Register the nodes' public keys at the running SuperLink; a key that it has is left as it is.
+    """Register the nodes' public keys with the running SuperLink; keys that are already registered are unchanged.
 
     Yields:
         One line for each node.
@@ -41,31 +41,31 @@ def register(deployment: Deployment) -> Iterator[str]:
     environment = commands_environment(deployment)
     known = registered_nodes(deployment)
     for number in range(deployment.num_nodes):
-        if number in known:  # Flower's command takes seconds
-            yield f"node-{number}: was registered before"
+        if number in known:  # saves Flower's command, which takes seconds
+            yield f"node-{number}: is already registered"
             continue
         file = deployment.public_key(number)
         said = _register(file, f"node-{number}", environment)
         if said == "":
             yield f"node-{number}: registered"
         elif KNOWN in said:
-            yield f"node-{number}: was registered before"
+            yield f"node-{number}: is already registered"
         else:
             raise RunFailedError(
                 f"node-{number} could not be registered: {said}; is the SuperLink running "
-                f"({deployment.server / 'start.sh'})? `hyperfl deploy check {deployment.folder}` tells more"
+                f"({deployment.server / 'start.sh'})? `hyperfl deploy check {deployment.folder}` finds the cause"
             )
 
 
 def _register(file: Path, name: str, environment: dict[str, str]) -> str:
-    """Return what Flower complained about, or an empty text."""
+    """Register a public key with Flower's command; return the command's error, or an empty text."""
     command = [str(flower_command("flwr")), "supernode", "register", str(file), "hyperfl", "--name", name]
     done = subprocess.run(
         [*command, "--format", "json"], env=environment, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
     )  # fmt: skip
     text = plain_text(done.stdout)
-    start = text.find("{")
+    start = text.find("{")  # Flower may print other text before the JSON document
     try:
         document = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
     except ValueError:

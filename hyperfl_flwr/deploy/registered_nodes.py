@@ -1,4 +1,4 @@
-"""What the SuperLink's database says of a deployment's nodes; it is read only, and the SuperLink need not run."""
+"""Read the registered nodes of a deployment from the SuperLink's database; the SuperLink need not run."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from hyperfl_flwr.flower.superlink import database
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredNode:
-    """A node whose key the SuperLink knows.
+    """A node with a key that is registered with the SuperLink.
 
     Attributes:
-        flower_id: Flower's number of it, 0 .. 2^64-1, which it keeps.
-        online: Whether it is connected; a node that was killed counts for up to a minute.
+        flower_id: Flower's permanent id of the node, 0 .. 2^64-1.
+        online: Whether the node is connected; a killed node counts as online for up to a minute.
     """
 
     flower_id: int
@@ -23,10 +23,10 @@ class RegisteredNode:
 
 
 def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
-    """Return the registered nodes by their number.
+    """Return the registered nodes of a deployment by their number.
 
     Raises:
-        StateError: If the public key of a node is missing or damaged.
+        StateError: If the file of a node's public key is missing or damaged.
     """
     numbers = {}
     for number in range(deployment.num_nodes):

@@ -1,7 +1,7 @@
-"""Renders the files of a deployment (scripts, units, settings) from the templates in `templates`.
+"""Render the files of a deployment (scripts, units, settings) from the templates in `templates`.
 
-A value gets into a file only as a number or through a filter that quotes it for the file's syntax; a value without a
-filter is an error, as is one that was not given.
+A value is written only as a number or through a filter that quotes it for the file's syntax. A text without a filter
+and a missing value are errors, so that no value can inject commands or settings.
 """
 
 import re
@@ -19,7 +19,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 class _Quoted(str):
-    """A text that may stand in a file as it is."""
+    """A text that a filter has quoted, and that is written unchanged."""
 
 
 def render(template: str, **values: object) -> str:
@@ -27,7 +27,7 @@ def render(template: str, **values: object) -> str:
 
     Args:
         template: Name of a file in `TEMPLATES`.
-        values: What its placeholders stand for.
+        values: Values of its placeholders.
 
     Raises:
         jinja2.UndefinedError: If a value is missing.
@@ -38,11 +38,11 @@ def render(template: str, **values: object) -> str:
 
 @cache
 def jinja_environment() -> "Environment":
-    """Return what reads the templates: undefined values and values without a filter are errors."""
+    """Return the Jinja environment of the templates, in which missing and unquoted values are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # the process that follows a run needs none
 
     environment = Environment(
-        autoescape=False,  # noqa: S701 - escapes HTML, and none of the files is HTML: see `_FILTERS`
+        autoescape=False,  # noqa: S701 - escapes HTML only; these files are quoted by `_FILTERS`
         finalize=_refuse_unquoted,
         keep_trailing_newline=True,
         loader=FileSystemLoader(TEMPLATES),
@@ -57,7 +57,7 @@ def jinja_environment() -> "Environment":
 def _refuse_unquoted(value: object) -> object:
     from jinja2 import Undefined
 
-    if isinstance(value, int | _Quoted | Undefined):  # jinja2 raises its own error for what is undefined
+    if isinstance(value, int | _Quoted | Undefined):  # jinja2 raises its own error for undefined values
         return value
     raise ValueError(f"a value in a template must be a number or pass one of {', '.join(_FILTERS)}; got {value!r}")
 
@@ -65,49 +65,49 @@ def _refuse_unquoted(value: object) -> object:
 def _printable(value: object) -> str:
     text = str(value)
     if not text.isprintable():
-        raise ValueError(f"a value in a template must have printable characters only; got {text!r}")
+        raise ValueError(f"a value in a template must contain only printable characters; got {text!r}")
     return text
 
 
 def _bare(value: object) -> _Quoted:
-    """Return a name, an address or a path that every syntax reads as it is, without quotes."""
+    """Return a name, an address or a path of characters that need no quotes in any syntax."""
     text = str(value)
     if not re.fullmatch(r"[A-Za-z0-9._/-]+", text):
-        raise ValueError(f"a value without quotes must have letters, digits and ._/- only; got {text!r}")
+        raise ValueError(f"a value without quotes must contain only letters, digits and ._/-; got {text!r}")
     return _Quoted(text)
 
 
 def _shell(value: object) -> _Quoted:
-    """Return one word of a POSIX shell, whose quotes hold every character of a path."""
+    """Quote a value as one word of a POSIX shell, whose quotes hold every character of a path."""
     return _Quoted(shlex.quote(str(value)))
 
 
 def _toml(value: object) -> _Quoted:
-    """Return a TOML string."""
+    """Quote a value as a TOML string."""
     return _Quoted(as_toml(str(value)))
 
 
 def _nginx(value: object) -> _Quoted:
-    """Return a quoted string of nginx, which has no way to write a dollar sign."""
+    """Quote a value as a string of nginx, which cannot escape a dollar sign."""
     text = _printable(value)
     if "$" in text:
-        raise ValueError(f"a value for nginx must have no dollar sign; got {text!r}")
+        raise ValueError(f"a value for nginx must not contain a dollar sign; got {text!r}")
     return _Quoted('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
 
 
 def _systemd_value(value: object) -> _Quoted:
-    """Return a value that systemd takes without quotes, as of `User=`: only its specifiers (%h) are escaped."""
+    """Escape a value that systemd reads without quotes, such as `User=`: only specifiers (%h) need it."""
     return _Quoted(_printable(value).replace("%", "%%"))
 
 
 def _systemd_path(value: object) -> _Quoted:
-    """Return a quoted path of a systemd unit."""
+    """Quote a path in a systemd unit."""
     text = _printable(value).replace("\\", "\\\\").replace('"', '\\"')
     return _systemd_value(f'"{text}"')
 
 
 def _systemd_argument(value: object) -> _Quoted:
-    """Return a quoted argument of `ExecStart=`, in which systemd also replaces variables ($HOME)."""
+    """Quote an argument of `ExecStart=`, where systemd also expands variables ($HOME)."""
     return _Quoted(_systemd_path(value).replace("$", "$$"))
 
 

@@ -1,4 +1,4 @@
-"""Runs the app on a deployment: the SuperLink and the nodes are there already and stay."""
+"""Run the app on a deployment, with a SuperLink and nodes that are running already and keep running."""
 
 import contextlib
 import shlex
@@ -20,7 +20,7 @@ from hyperfl_flwr.launch.other_accounts import deployment_warning
 from hyperfl_flwr.launch.plans import Plan
 
 STOP_SECONDS = 15.0
-"""How long a run may take to stop; it needs about one second."""
+"""Seconds that a run may take to stop; it needs about one."""
 
 
 def deployment(folder: Path | str) -> Platform:
@@ -47,15 +47,15 @@ def launch_deployed(deployment: Deployment, planned: Plan, observer: Observer) -
     """Run the app on the deployment's SuperLink and wait for its end.
 
     Args:
-        deployment: Where it runs.
-        planned: What `hyperfl_flwr.launch.planning.plan_deployed` has checked.
-        observer: Hears of the run.
+        deployment: The deployment.
+        planned: A plan of `hyperfl_flwr.launch.planning.plan_deployed`.
+        observer: Receives rounds, log lines and notes of the run.
 
     Returns:
         The run's folder.
 
     Raises:
-        RunFailedError: If it could not start or failed, whatever Flower's commands said.
+        RunFailedError: If the run could not start or failed, whatever exit status Flower's commands returned.
     """
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")
@@ -69,15 +69,16 @@ def launch_deployed(deployment: Deployment, planned: Plan, observer: Observer) -
 
 
 def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, observer: Observer) -> int:
-    """Start a run of the app on a deployment as soon as a node is there; returns its id.
+    """Start a run of the app on a deployment as soon as a node is online; returns the run's id.
 
     Raises:
-        RunFailedError: If the SuperLink or all nodes are missing, another run is active, or Flower did not accept it.
+        RunFailedError: If the SuperLink does not run, no node comes online, another run is active, or Flower did not
+            accept the run.
     """
     superlink.require()
     superlink.require_free()
     _wait_for_a_node(superlink, deployment, float(planned.settings["node-timeout"]), observer)
-    with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hyperfl-") as folder:  # Flower copies the app when it is submitted
         app = build_app(Path(folder) / "app", planned.source)
         settings = Path(folder) / "settings.toml"
         settings.write_text(settings_text(planned.settings))
@@ -86,11 +87,11 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, 
 
 @contextlib.contextmanager
 def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Observer) -> Iterator[None]:
-    """Stop the run when the user interrupts this process, and wait until its folder can be used again."""
+    """Stop the run when the user interrupts this process, and wait until its folder is free for a resume."""
     try:
         yield
     except KeyboardInterrupt:
-        observer.on_note("the run is being stopped; the SuperLink and the nodes stay up")
+        observer.on_note("stopping the run; the SuperLink and the nodes keep running")
         superlink.stop(run_id)
         end = time.monotonic() + STOP_SECONDS
         while not superlink.status(run_id).finished and time.monotonic() < end:
@@ -99,10 +100,10 @@ def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Ob
 
 
 def _wait_for_a_node(superlink: DeployedSuperLink, deployment: Deployment, timeout: float, observer: Observer) -> None:
-    """Wait until a node is online; the run itself waits for the others, and tells for which.
+    """Wait until a node is online; the run itself waits for the other nodes, and reports which are missing.
 
     Raises:
-        RunFailedError: If none is there in time.
+        RunFailedError: If no node is online after `timeout` seconds.
     """
     end = time.monotonic() + timeout
     while True:
@@ -114,6 +115,6 @@ def _wait_for_a_node(superlink: DeployedSuperLink, deployment: Deployment, timeo
             raise RunFailedError(
                 f"no node of {deployment.folder} came online within node-timeout = {timeout:g} s; register the nodes' "
                 f"keys (`hyperfl deploy register`) and start each with the start.sh of its folder; `hyperfl deploy "
-                f"check` in a node's folder tells what is wrong there"
+                f"check` in a node's folder finds problems there"
             )
         time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Writes a data set, divided among clients, as folders of images: several owners' data to try a deployment with."""
+"""Write a data set, divided among clients, as folders of images: sample data of several owners for a deployment."""
 
 import re
 from collections import Counter
@@ -22,20 +22,20 @@ from hyperfl_flwr.runs.run_directory import refuse_used_directory
 def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: Progress) -> list[Path]:
     """Write `client-I/train/CLASS/NUMBER.png` and `client-I/test/CLASS/NUMBER.png` for each client of a federation.
 
-    The samples are those that the clients of a simulation with these settings hold. A class that a client has no
-    sample of has no folder. The number is the image's place in the data set, with -1, -2, ... where it is drawn again.
+    Each client gets the samples that it has in a simulation with these settings. A class without samples of a client
+    has no folder. NUMBER is the image's index in the data set, with the suffix -1, -2, ... for repeated draws.
 
     Args:
         changes: Settings that differ from the defaults: data set, number of clients, partition.
-        output: Folder to make; must not exist, or be empty.
-        progress: Shows how far it is.
+        output: Folder to create; it must not exist, or be empty.
+        progress: Progress display.
 
     Returns:
         The clients' folders.
 
     Raises:
-        ConfigError: If a setting is wrong, or the data set holds no 8-bit images of one or three channels.
-        DataError: If the data set cannot be had.
+        ConfigError: If a setting is wrong, or the data set does not have 8-bit images of one or three channels.
+        DataError: If the data set cannot be read or downloaded.
         RunDirectoryError: If the folder is in use.
     """
     config = RunConfig.from_flat({**default_settings(), **changes})
@@ -43,7 +43,8 @@ def write_image_folders(changes: Mapping[str, Scalar], output: Path, progress: P
     data = load_federated_data(config.data_settings())
     dataset = data.dataset
     if dataset.train.images.dtype != np.uint8 or dataset.input_shape[0] not in (1, 3):
-        raise ConfigError(f"{dataset.name} holds no 8-bit images of one or three channels; choose another data set")
+        raise ConfigError(f"{dataset.name} must have 8-bit images of one or three channels; choose another data set")
+    # Names of classes become names of folders.
     names = [re.sub(r"[^\w.-]+", "-", name) for name in class_names(dataset.name, dataset.num_classes)]
     folders = [output / f"client-{client}" for client in range(config.num_clients)]
     for client, folder in enumerate(progress.track(folders, description="writing images")):
@@ -62,7 +63,7 @@ def _write(folder: Path, split: Split, indices: IntArray, names: list[str]) -> N
 
 
 def _times_before(indices: IntArray) -> Iterator[int]:
-    """Yield of each sample how often it came before: a partition may draw one twice."""
+    """Yield for each sample how often it occurred before: a partition may draw a sample more than once."""
     seen: Counter[int] = Counter()
     for index in map(int, indices):
         yield seen[index]
@@ -70,5 +71,5 @@ def _times_before(indices: IntArray) -> Iterator[int]:
 
 
 def _picture(image: npt.NDArray[np.uint8]) -> Image.Image:
-    """Return an image [C, H, W] as Pillow has it."""
+    """Convert an image [C, H, W], C 1 or 3, to a Pillow image."""
     return Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))

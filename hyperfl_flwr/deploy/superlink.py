@@ -1,6 +1,7 @@
-"""Speaks to the running SuperLink of a deployment, from its own machine; SuperLink and nodes stay up whatever happens.
+"""Submit, follow and stop runs on the running SuperLink of a deployment, from the SuperLink's machine.
 
-A run there is executed by the SuperLink: it goes on when the terminal that started it is closed.
+The SuperLink executes the run: it continues when the terminal that started it is closed. Nothing here ends the
+SuperLink or a node.
 """
 
 import os
@@ -20,20 +21,21 @@ from hyperfl_flwr.deploy.registered_nodes import registered_nodes
 from hyperfl_flwr.launch.flower_client import FlowerClient, RunStatus
 
 HEALTH_SECONDS = 3.0
-"""How often it is asked whether the SuperLink still answers."""
+"""Seconds between two checks that the SuperLink still answers."""
 
 HEALTH_TIMEOUT_SECONDS = 5.0
-"""Longest wait for that answer."""
+"""Longest wait for the answer to such a check."""
 
 SILENT_SECONDS = 60.0
-"""How long a SuperLink whose port is open may leave questions unanswered, as it does when its machine is overloaded."""
+"""Seconds after which a SuperLink that does not answer, but has its port open, counts as ended; shorter silences occur
+on an overloaded machine."""
 
 
 class DeployedSuperLink:
-    """The SuperLink of a deployment, on this machine.
+    """Client of a deployment's SuperLink on this machine.
 
     Args:
-        deployment: Where everything lies.
+        deployment: The deployment.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -44,10 +46,10 @@ class DeployedSuperLink:
         self._asked = 0.0
 
     def require(self) -> None:
-        """Check that the SuperLink runs and that its database can be read.
+        """Check that the SuperLink runs and that its database is readable.
 
         Raises:
-            RunFailedError: If not, with what to do.
+            RunFailedError: If not, with the remedy.
         """
         start = shlex.quote(str(self._deployment.server / "start.sh"))
         check = f"hyperfl deploy check {shlex.quote(str(self._deployment.folder))}"
@@ -56,41 +58,41 @@ class DeployedSuperLink:
         except (httpx.HTTPError, OSError) as error:
             if is_refused(error):
                 raise RunFailedError(
-                    f"the SuperLink must run, but nothing answers at {self._address}; start it: {start}"
+                    f"the SuperLink is not running: nothing listens at {self._address}; start it: {start}"
                 ) from None
             raise RunFailedError(
-                f"the SuperLink must answer at {self._address}, but it does not ({error}); `{check}` tells more"
+                f"the SuperLink does not answer at {self._address} ({error}); `{check}` finds the cause"
             ) from None
         if not os.access(self._deployment.database, os.R_OK):
             raise RunFailedError(
-                f"the SuperLink's database {self._deployment.database} must be readable, but is not; work as the user "
+                f"the SuperLink's database {self._deployment.database} is not readable; run this command as the user "
                 f"who starts {start}, on the SuperLink's machine"
             )
 
     def nodes(self) -> dict[int, bool]:
-        """Return for each node of the deployment whether it is online; a node that is not registered is not."""
+        """Return for each node of the deployment whether it is online; False for a node that is not registered."""
         registered = registered_nodes(self._deployment)
         online = {number for number, node in registered.items() if node.online}
         return {number: number in online for number in range(self._deployment.num_nodes)}
 
     def news(self) -> Iterable[str]:
-        """Return which nodes have come and gone since the last call; the first time, which are there."""
+        """Return notes about nodes that went online or offline since the last call; at first, about all nodes."""
         before, now = self._told, self.nodes()
         self._told = now
         if before is None:
             missing = [number for number, online in now.items() if not online]
             there = [number for number, online in now.items() if online]
-            yield f"online: {_named(there)}" + (f"; not there: {_named(missing)}" if missing else "")
+            yield f"online: {_named(there)}" + (f"; offline: {_named(missing)}" if missing else "")
             return
         for number, online in now.items():
             if online != before.get(number, False):
                 yield f"node {number} is {'online' if online else 'offline'}"
 
     def require_free(self) -> None:
-        """Check that no other run is active; one whose server was killed with the SuperLink is ended.
+        """Check that no other run is active; stop a run that was abandoned when the SuperLink was killed.
 
         Raises:
-            RunFailedError: If one is, with how to stop it.
+            RunFailedError: If another run is active, with the command that stops it.
         """
         for run_id, settings in self._client.unfinished().items():
             folder = str(settings.get("resume") or settings.get("output") or "")
@@ -105,33 +107,37 @@ class DeployedSuperLink:
     def submit(self, app: Path, run_config: Path) -> int:
         """Start a run; returns its id.
 
+        Args:
+            app: The folder of the Flower app.
+            run_config: A TOML file with the settings to override.
+
         Raises:
-            RunFailedError: Flower did not accept it.
+            RunFailedError: If Flower did not accept the run.
         """
         return self._client.submit(app, run_config)
 
     def status(self, run_id: int) -> RunStatus:
-        """Return how a run stands.
+        """Return the status of a run.
 
         Raises:
-            RunFailedError: The SuperLink ended, or does not know the run.
+            RunFailedError: If the SuperLink ended, or does not know the run.
         """
         status = self._client.status(run_id)
         if not status.finished and not self._answers():
             start = shlex.quote(str(self._deployment.server / "start.sh"))
-            raise RunFailedError(f"The SuperLink ended in the middle of the run; start it again: {start}")
+            raise RunFailedError(f"The SuperLink ended during the run; start it again: {start}")
         return status
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
-        """Return what the run printed after `position`, and the position to go on from."""
+        """Return the run's output after `position`, and the position for the next call."""
         return self._client.read_log(run_id, position)
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
-        """Return the last lines that the run printed, for an error message."""
+        """Return the last lines of the run's output, for an error message."""
         return self._client.log_tail(run_id, lines)
 
     def stop(self, run_id: int) -> None:
-        """Stop a run; SuperLink and nodes stay up."""
+        """Stop a run; the SuperLink and the nodes keep running."""
         self._client.stop(run_id)
 
     @property
@@ -144,23 +150,24 @@ class DeployedSuperLink:
         ask_health("127.0.0.1", self._deployment.port, certificates, direct=True, seconds=HEALTH_TIMEOUT_SECONDS)
 
     def _answers(self) -> bool:
-        """Say whether the SuperLink is still there; asks it now and then."""
+        """Return whether the SuperLink still runs; sends a health request at most every `HEALTH_SECONDS`."""
         now = time.monotonic()
         if now - self._asked >= HEALTH_SECONDS:
             self._asked = now
             try:
                 self._health()
             except (httpx.HTTPError, OSError) as error:
+                # A closed port is final; a timeout may only mean that the machine is overloaded.
                 return not is_refused(error) and now - self._heard < SILENT_SECONDS
             self._heard = now
         return True
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Say whether a run has begun in a folder and nobody writes there any more."""
+    """Return whether a run has begun in a folder, and no process writes there any more."""
     if not (folder / "manifest.json").is_file():
         return False
-    try:
+    try:  # the server app holds this lock as long as it runs
         lock_folder(folder).close()
     except RunDirectoryError:
         return False

@@ -1,3 +1,3 @@
-"""Starts, follows and sizes runs on this machine."""
+"""Plan, start and follow runs on this machine."""
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+import hyperfl_flwr.core.guard_app  # noqa: F401 - must run before the packages that it guards are imported

@@ -1,4 +1,4 @@
-"""What is handed to Flower for a run: the app's files, and the commit they are from."""
+"""Bundle the app for Flower: copy its files, add a custom network, and record the commit."""
 
 import json
 import os
@@ -21,8 +21,11 @@ def build_app(folder: Path, source: Path | None = None) -> Path:
     """Copy the app (packages, pyproject.toml, LICENSE) from this installation to a folder that Flower can submit.
 
     Args:
-        folder: Does not exist yet.
-        source: File or folder of a custom network that goes with it.
+        folder: Folder to create; it must not exist.
+        source: File or folder of a custom network to include; None without one.
+
+    Returns:
+        The folder.
     """
     for pattern in included_files():
         for path in sorted(ROOT.glob(pattern)):
@@ -38,7 +41,7 @@ def build_app(folder: Path, source: Path | None = None) -> Path:
 
 
 def _add(app: Path, source: Path) -> None:
-    """Copy a module or package into an app and name it in `fab-include`, without which Flower leaves it out."""
+    """Copy a module or package into an app and add it to `fab-include`; Flower leaves out files not listed there."""
     custom_source.copy(source, app)
     project = app / "pyproject.toml"
     included = f"fab-include = {json.dumps([*included_files(), *custom_source.files_of(source)])}"
@@ -46,7 +49,7 @@ def _add(app: Path, source: Path) -> None:
 
 
 def included_files() -> list[str]:
-    """Return the patterns of the app's files, relative to the app's folder: what Flower sends to every node."""
+    """Return the glob patterns of the files that Flower sends to every node, relative to the app's folder."""
     patterns: list[str] = tomllib.loads(app_file("pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     return patterns
 
@@ -54,8 +57,8 @@ def included_files() -> list[str]:
 def worker_environment() -> dict[str, str]:
     """Return the environment of a process that runs the app without Flower's engine.
 
-    It knows the checkout's commit, and finds this project's packages without the working directory on its import path
-    (`python -P`), where other packages may have their names.
+    It passes on the checkout's commit. It adds this project's packages to the import path, because `python -P` leaves
+    the working directory out: packages there may have the same names.
     """
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
     return training_environment() | {COMMIT_VARIABLE: commit(), "PYTHONPATH": paths}
@@ -67,7 +70,7 @@ def commit() -> str:
         found = subprocess.run(
             ["git", "-C", str(ROOT), "rev-parse", "--show-toplevel", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.split()
-        if Path(found[0]).resolve() != ROOT:
+        if Path(found[0]).resolve() != ROOT:  # installed inside another project's repository
             return ""
         status = subprocess.run(
             ["git", "-C", str(ROOT), "status", "--porcelain"], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""What the parts of the command line share: two consoles, and settings as they are typed."""
+"""Consoles for standard output and standard error, and the parser of `--set`."""
 
 import sys
 import tomllib
@@ -9,17 +9,21 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 
 PIPE_WIDTH = 160
-"""Columns of a table that no terminal shows."""
+"""Width of tables in columns where standard output is not a terminal."""
 
 out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:
-    """Turn KEY=VALUE into a setting; VALUE is TOML, or else a text."""
+    """Parse KEY=VALUE into a setting; VALUE is read as TOML, or as a string if it is not TOML.
+
+    Raises:
+        ConfigError: If there is no equals sign or no key.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"--set takes KEY=VALUE, got {text!r}")
+        raise ConfigError(f"--set must be KEY=VALUE, got {text!r}")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

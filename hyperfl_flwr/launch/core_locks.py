@@ -1,7 +1,7 @@
-"""Counts the machine's cores once when several runs of one user share it.
+"""Share the machine's cores among the concurrent runs of one user, by file locks.
 
-Every core is a file; who holds the file's lock may use the core. The kernel gives a lock back when its holder ends,
-also by kill -9, and child processes do not inherit it.
+Each core has a lock file, and the process that holds the lock may use the core. The kernel releases a lock when its
+holder ends, also by kill -9, and child processes do not inherit it.
 """
 
 import fcntl
@@ -18,17 +18,17 @@ from typing import Self
 from hyperfl_flwr.core.errors import ConfigError, DeviceError
 
 POLL_SECONDS = 0.5
-"""How often a run that waits looks for a free core."""
+"""Seconds between two attempts of a waiting run to take a core."""
 
 WAITING = "all cores are taken by other runs; waiting"
-"""What people are told meanwhile."""
+"""Note for the user while a run waits."""
 
 
 def usable_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
-    """Return the numbers of the cores that this process may use; `HYPERFL_CORES` overrides how many they are.
+    """Return the numbers of the cores that this process may use; `HYPERFL_CORES` overrides their count.
 
     Raises:
-        ConfigError: `HYPERFL_CORES` is not a positive integer.
+        ConfigError: If `HYPERFL_CORES` is not a positive integer.
     """
     if sys.platform == "linux":
         cores = sorted(os.sched_getaffinity(0))
@@ -44,10 +44,10 @@ def usable_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
 
 
 def slots_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the locks, made if need be: one per user and machine.
+    """Return the folder of the lock files, one per user and machine; it is created if missing.
 
     Raises:
-        DeviceError: None of the usual places can be written to.
+        DeviceError: If none of the usual places is writable.
     """
     runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/nonexistent") / ".cache")
@@ -56,7 +56,7 @@ def slots_folder(environment: Mapping[str, str] = os.environ) -> Path:
         Path(cache) / "hyperfl" / "cores" / socket.gethostname(),  # a home may be shared by several machines
         Path(tempfile.gettempdir()) / f"hyperfl-{os.getuid()}" / "cores",
     ]
-    if not Path(runtime).is_dir():  # not ours to make
+    if not Path(runtime).is_dir():  # only the system may create it
         places.pop(0)
     for place in places:
         try:
@@ -65,11 +65,14 @@ def slots_folder(environment: Mapping[str, str] = os.environ) -> Path:
             continue
         if os.access(place, os.W_OK | os.X_OK) and place.stat().st_uid == os.getuid():
             return place
-    raise DeviceError(f"A folder for the locks of the cores must be writable, tried {', '.join(map(str, places))}.")
+    raise DeviceError(
+        f"No folder for the lock files of the cores is writable, tried {', '.join(map(str, places))}; "
+        f"set XDG_CACHE_HOME to a writable folder."
+    )
 
 
 class CoreSlots:
-    """Cores that this process may use alone among this user's runs.
+    """Reserve cores for this process among the user's runs.
 
     Example::
 
@@ -77,8 +80,8 @@ class CoreSlots:
             num_actors = slots.acquire(8)
 
     Args:
-        folder: Where the locks are; by default `slots_folder()`.
-        cores: The cores to share; by default `usable_cores()`.
+        folder: Folder of the lock files; by default `slots_folder()`.
+        cores: Numbers of the cores to share; by default `usable_cores()`.
     """
 
     def __init__(self, folder: Path | None = None, cores: list[int] | None = None) -> None:
@@ -100,21 +103,21 @@ class CoreSlots:
         self.release()
 
     def acquire(self, wanted: int, on_wait: Callable[[], None] | None = None) -> int:
-        """Take as many free cores as there are, up to `wanted`; wait while there is none.
+        """Take up to `wanted` free cores; wait while none is free.
 
         Args:
-            wanted: The most to take, at least 1.
-            on_wait: Called once if there is none at first.
+            wanted: Largest number of cores to take, at least 1.
+            on_wait: Called once if no core is free at first.
 
         Returns:
-            How many were taken, at least 1.
+            Number of cores taken, at least 1.
 
         Raises:
-            ValueError: `wanted` is less than 1, or cores are held already.
-            DeviceError: The locks' folder does not offer locks.
+            ValueError: If `wanted` is less than 1, or cores are held already.
+            DeviceError: If the folder's file system has no file locks.
         """
         if wanted < 1 or self._held:
-            raise ValueError(f"wanted must be 1 or more and none may be held, got {wanted} and {self.held}")
+            raise ValueError(f"wanted must be 1 or more and no core may be held, got {wanted} and {self.held}")
         told = False
         while not self._take(wanted):
             if not told and on_wait is not None:
@@ -141,8 +144,8 @@ class CoreSlots:
             except OSError as error:
                 os.close(descriptor)
                 raise DeviceError(
-                    f"The folder {self._folder} must offer file locks, got: {error}. "
-                    "Let XDG_RUNTIME_DIR name a folder on a local disk."
+                    f"The file system of {self._folder} must support file locks, got: {error}. "
+                    "Set XDG_RUNTIME_DIR to a folder on a local disk."
                 ) from error
             else:
                 self._held[core] = descriptor

@@ -1,4 +1,4 @@
-"""What this machine lacks for a simulation or a deployment: the installation, data sets, and who else is running."""
+"""Check a machine for simulations and deployments: installation, resources, data sets and running Flower processes."""
 
 import contextlib
 import os
@@ -25,28 +25,28 @@ from hyperfl_flwr.launch.flower_env import can_use_database_file, flower_command
 from hyperfl_flwr.launch.processes import Process, descendants, process_table
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation")
-"""Flower's programs that runs need."""
+"""Programs of Flower that runs need."""
 
 FLOWERS = re.compile(
     r"(?:^|[/ ])(flower-superlink|flower-supernode|flower-superexec|flwr-\w+app|flwr-simulation)(?: |$)"
 )
 RAYS = re.compile(r"(?:^|/)(raylet|gcs_server)(?: |$)")
 OURS = re.compile(r"hyperfl_flwr/launch/processes\.py --owner \d+")
-"""Commands of Flower's and Ray's processes, and of the supervisor below which this project's own live."""
+"""Command lines of Flower's and Ray's processes, and of the supervisor of this project's processes."""
 
 
 def examine(data_root: Path | None = None) -> Iterator[Finding]:
-    """Yield what there is to say about this machine, as it is found out.
+    """Run all checks of this machine, and yield each finding as soon as it is known.
 
     Args:
-        data_root: Folder of the data sets; None for this user's.
+        data_root: Folder of the data sets; None for this user's default.
     """
     root = (data_root or default_data_root()).absolute()
     project = tomllib.loads(app_file("pyproject.toml").read_text())["project"]
     folders = {"working folder": Path.cwd(), "cache": cache_directory(), "temporary files": machine.temporary_folder()}
     checks: list[Callable[[], Iterable[Finding]]] = [
         lambda: python_version(project["requires-python"]),
-        lambda: packages([*project["dependencies"], "ray"]),  # of flwr[simulation]
+        lambda: packages([*project["dependencies"], "ray"]),  # ray comes with flwr[simulation]
         own_packages,
         flowers_commands,
         machine.cores,
@@ -66,15 +66,15 @@ def examine(data_root: Path | None = None) -> Iterator[Finding]:
 
 
 def python_version(required: str, found: str = "{}.{}.{}".format(*sys.version_info)) -> Iterator[Finding]:
-    """Say whether Python fits."""
+    """Check the version of Python."""
     if SpecifierSet(required).contains(found):
         yield ok("Python", f"{found} at {sys.executable}")
     else:
-        yield error("Python", f"{found}, but {required} is needed", "install hyperfl-flwr with such a Python")
+        yield error("Python", f"{found}, but {required} is needed", "install hyperfl-flwr with such a version")
 
 
 def packages(required: Iterable[str], installed: Callable[[str], str] = version) -> Iterator[Finding]:
-    """Say which packages are missing or of another version than `pyproject.toml` admits."""
+    """Check that the required packages are installed, in versions that `pyproject.toml` allows."""
     fitting = []
     for line in required:
         requirement = Requirement(line)
@@ -89,11 +89,11 @@ def packages(required: Iterable[str], installed: Callable[[str], str] = version)
         else:
             text = f"{requirement.name} {found} is installed, but {requirement.specifier} is needed"
             yield error("packages", text, remedy)
-    yield ok("packages", ", ".join(fitting) or "none fits")
+    yield ok("packages", ", ".join(fitting) or "none has a suitable version")
 
 
 def own_packages() -> Iterator[Finding]:
-    """Say whether the project's packages are its own; their names are common ones."""
+    """Check that this project's packages are not shadowed: names such as `clients` are common."""
     try:
         refuse_foreign_packages(ALL)
         yield ok("own packages", f"{', '.join(ALL)} come from {ROOT}")
@@ -102,7 +102,7 @@ def own_packages() -> Iterator[Finding]:
 
 
 def flowers_commands(names: Iterable[str] = COMMANDS) -> Iterator[Finding]:
-    """Say whether Flower's programs stand where they are looked for."""
+    """Check that Flower's programs are installed next to this Python, and that they can use a database file."""
     try:
         folder = {flower_command(name).parent for name in names}.pop()
     except HyperFLError as problem:
@@ -111,12 +111,13 @@ def flowers_commands(names: Iterable[str] = COMMANDS) -> Iterator[Finding]:
         return
     yield ok("Flower's programs", f"in {folder}")
     if not can_use_database_file():
-        text = "a blank, comma or per cent sign in its path keeps the SuperLink from making a database file"
-        yield warning("Flower's programs", text, "a deployment cannot be resumed then; install into another folder")
+        text = "a blank, comma or per cent sign in Flower's path prevents the SuperLink from creating a database file"
+        remedy = "install into another folder; without a database file a deployment cannot be resumed"
+        yield warning("Flower's programs", text, remedy)
 
 
 def others(table: Mapping[int, Process]) -> Iterator[Finding]:
-    """Say which SuperLinks, nodes and Ray clusters are running, this project's own runs and others'."""
+    """List running SuperLinks, nodes and Ray clusters, and warn of those that belong to no run of this project."""
     supervisors = [process.pid for process in table.values() if OURS.search(process.command)]
     own = {*descendants(supervisors, table), *supervisors}
     if supervisors:
@@ -127,14 +128,14 @@ def others(table: Mapping[int, Process]) -> Iterator[Finding]:
         if found and process.pid not in own and process.pid != os.getpid():
             strange.setdefault(found[1], []).append(process.pid)
     for name, pids in sorted(strange.items()):
-        text = f"{name} as process(es) {_numbers(pids)}, not started by a run of hyperfl that lives"
-        yield warning("running", text, f"if nobody needs it: kill {' '.join(map(str, sorted(pids)))}")
+        text = f"{name} as process(es) {_numbers(pids)}, which belong to no running simulation of hyperfl"
+        yield warning("running", text, f"if it is not needed: kill {' '.join(map(str, sorted(pids)))}")
     if not supervisors and not strange:
         yield ok("running", "no SuperLink, node or Ray cluster")
 
 
 def data_sets(root: Path) -> Iterator[Finding]:
-    """Say which data sets lie below a data root; nothing is loaded or downloaded."""
+    """List the data sets that are present below a data root; nothing is loaded or downloaded."""
     present, absent = [], []
     for name, spec in DATASETS.items():
         if spec.load is None:
@@ -142,12 +143,12 @@ def data_sets(root: Path) -> Iterator[Finding]:
         if all(path.exists() for path in spec.files(root)):
             present.append(name)
         else:
-            how = f"{spec.download_mb} MB, downloaded on demand" if spec.download_mb else "to be copied there"
+            how = f"{spec.download_mb} MB, downloaded on demand" if spec.download_mb else "copy it there"
             absent.append(f"{name} ({how})")
-    yield ok("data", f"in {root}: {', '.join(present)}" + (f"; not there: {', '.join(absent)}" if absent else ""))
+    yield ok("data", f"in {root}: {', '.join(present)}" + (f"; missing: {', '.join(absent)}" if absent else ""))
     with contextlib.suppress(FileNotFoundError):
         if not os.access(root, os.R_OK | os.X_OK) and root.stat():
-            yield error("data", f"{root} may not be read", "change its mode, or choose another one with --data-root")
+            yield error("data", f"{root} is not readable", "change its mode, or choose another one with --data-root")
 
 
 def _numbers(pids: Iterable[int]) -> str:

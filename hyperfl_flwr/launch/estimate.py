@@ -1,4 +1,4 @@
-"""What a run will cost, before it runs: one client's round is really trained, the rest is arithmetic."""
+"""Estimate the time, memory, disk and traffic of a run: train one client, and extrapolate."""
 
 import tempfile
 from collections.abc import Mapping
@@ -25,25 +25,25 @@ from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
 
 STARTUP_SECONDS = 12.0
-"""What starting and stopping Flower's engine and Ray takes; measured on two cores."""
+"""Time to start and stop Flower's engine and Ray; measured on two cores."""
 
 SERVER_COPIES = 8
-"""Copies of what is shared that the server and Flower hold with two nodes, see docs/results/performance.md; replies of
-further nodes may have to wait."""
+"""Copies of the shared parameters that the server and Flower hold with two nodes, see docs/results/performance.md;
+each further node can add one copy while its reply waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run will cost.
+    """Estimated cost of a run.
 
     Attributes:
-        resolved: What `auto` becomes, see `hyperfl_flwr.app.resolved`.
-        bytes_per_client_round: A client's own payload in each direction.
-        bytes_on_wire_per_round: Between the server and all nodes, both directions.
-        disk_bytes: Checkpoints and private state.
-        memory_bytes: Resident memory of the server and the processes that train.
-        seconds: Wall time of all rounds, with the start.
-        client_seconds: One client's round, measured.
+        resolved: Values of the settings that are `auto`, see `hyperfl_flwr.app.resolved`.
+        bytes_per_client_round: Payload of one client in each direction.
+        bytes_on_wire_per_round: Bytes between the server and all nodes in a round, both directions.
+        disk_bytes: Size of checkpoints and private state.
+        memory_bytes: Resident memory of the server and the training processes.
+        seconds: Wall time of all rounds, including the start.
+        client_seconds: Measured time of one client's round.
     """
 
     resolved: Mapping[str, Any]
@@ -56,11 +56,11 @@ class Estimate:
 
 
 def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
-    """Estimate a planned run by training one client for one epoch and for two; the results are thrown away.
+    """Estimate a planned run by training one client for one epoch and for two; the results are discarded.
 
     Args:
-        planned: What `hyperfl_flwr.launch.planning.plan` has checked.
-        num_cores: Cores that may be used.
+        planned: A plan of `hyperfl_flwr.launch.planning.plan`.
+        num_cores: Number of usable cores.
     """
     asked, num_nodes = RunConfig.from_flat(planned.settings), planned.num_nodes
     config = resolved(asked)
@@ -76,13 +76,14 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     device = resolve_device(config.device)
     with tempfile.TemporaryDirectory() as folder:
         seconds = []
-        for epochs in (1, 1, 2):  # the first time is slower: libraries load, memory is mapped
+        for epochs in (1, 1, 2):  # the first is a warm-up: libraries load, memory is mapped
             short = config.model_copy(update={"local_epochs": epochs})
             client = client_of(config.method)(client_setting(short, data, 0, device, PrivateState(Path(folder), "", 0)))
             parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
             _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
             seconds.append(float(metrics["seconds"]))
         private = sum(path.stat().st_size for path in Path(folder).rglob("*.npz"))
+    # A fixed number of steps takes the same time whatever the number of epochs.
     per_epoch = 0.0 if client.epochs().steps else max(0.0, seconds[2] - seconds[1])
     client_seconds = seconds[1] + (config.local_epochs - 1) * per_epoch
     trained = max(1, round(config.fraction_train * config.num_clients))
@@ -104,7 +105,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
 
 
 def _federation(config: RunConfig, planned: SimulationPlan, data: FederatedData) -> Federation:
-    """Return one node that hosts all clients and answers as the nodes of the run would."""
+    """Return a federation of one node that hosts all clients, with the properties that the run's nodes would report."""
     clients = list(range(config.hosted_clients))
     of_process = {"device": planned.device, "threads": planned.threads}
     properties = data_properties(data, clients, simulated=True) | of_process

@@ -1,4 +1,4 @@
-"""What a check of a machine, a deployment or a node found: one line each, and what to do about it."""
+"""Findings of the checks of a machine, a deployment or a node: level, text and remedy, as a line or as JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,11 +10,11 @@ from rich.text import Text
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, but worse or less safely than it could."""
+    """It works, but slower or less safely than it could."""
     ERROR = "error"
     """It will not work."""
 
@@ -24,13 +24,16 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        level: How bad it is.
-        subject: What was looked at, in a word or two.
-        text: What was found.
-        remedy: What to do about it; a warning or an error must have one.
+        level: Severity.
+        subject: Subject of the check, in a word or two.
+        text: Observation.
+        remedy: Action to take; required for a warning or an error.
+
+    Raises:
+        ValueError: If a warning or an error has no remedy.
     """
 
     level: Level
@@ -40,31 +43,31 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.level is not Level.OK and not self.remedy:
-            raise ValueError(f"a finding of level {self.level} must say what to do; {self.subject!r} does not")
+            raise ValueError(f"a finding of level {self.level} needs a remedy; {self.subject!r} has none")
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Return that something is in order."""
+    """Return a finding that something is in order."""
     return Finding(level=Level.OK, subject=subject, text=text)
 
 
 def warning(subject: str, text: str, remedy: str) -> Finding:
-    """Return that something works, but worse or less safely than it could."""
+    """Return a finding that something works, but slower or less safely than it could."""
     return Finding(level=Level.WARNING, subject=subject, text=text, remedy=remedy)
 
 
 def error(subject: str, text: str, remedy: str) -> Finding:
-    """Return that something will not work."""
+    """Return a finding that something will not work."""
     return Finding(level=Level.ERROR, subject=subject, text=text, remedy=remedy)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return what a command that found this exits with: 1 if there is an error, else 0."""
+    """Return the exit code of a command with these findings: 1 if there is an error, else 0."""
     return int(any(finding.level is Level.ERROR for finding in findings))
 
 
 def print_finding(console: Console, finding: Finding) -> None:
-    """Print one finding as a line, never cut or broken: `level  subject: text; remedy`."""
+    """Print a finding as one line, without truncation or line breaks: `level  subject: text; remedy`."""
     line = Text(no_wrap=True, overflow="ignore")
     line.append(f"{finding.level.value:<8}", style=STYLES[finding.level])
     line.append(f"{finding.subject}: {_one_line(finding.text)}")

@@ -1,7 +1,8 @@
-"""Speaks to a SuperLink.
+"""Submit runs to a SuperLink, stop them, and read their status and output.
 
-The state and the output of a run are read from the SuperLink's database (`hyperfl_flwr.flower.superlink.database`).
-`flwr list` and `flwr log` give the same and are the fallback; each costs the better part of a second.
+Status and output are read from the SuperLink's database, opened read-only (`hyperfl_flwr.flower.superlink.database`):
+this takes half a millisecond and no import of Flower. Where there is no database file, `flwr list` and `flwr log` are
+called instead; each takes most of a second.
 """
 
 import json
@@ -17,16 +18,16 @@ from hyperfl_flwr.flower.superlink.database import run_log, run_status, unfinish
 from hyperfl_flwr.launch.flower_env import CONNECTION, flower_command, plain_text
 
 ASK_SECONDS = 5.0
-"""How often Flower's command is asked for a run's state, where it is not read from the database."""
+"""Seconds between two calls of `flwr list`, where a run's status is not read from the database."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """What Flower says about a run.
+    """Status of a run as Flower reports it.
 
     Attributes:
         status: "pending", "starting", "running", "finished:completed", "finished:failed" or "finished:stopped".
-        details: Why it failed, if it did.
+        details: Reason of a failure; empty otherwise.
     """
 
     status: str
@@ -34,29 +35,29 @@ class RunStatus:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the run has ended, in any way."""
         return self.status.startswith("finished")
 
     @property
     def completed(self) -> bool:
-        """Whether it came to its regular end."""
+        """Whether the run has ended regularly."""
         return self.status == "finished:completed"
 
 
 def write_connection(home: Path, address: str) -> None:
-    """Let Flower's commands with this FLWR_HOME find the SuperLink at an address, without TLS."""
+    """Configure a FLWR_HOME so that Flower's commands connect to the SuperLink at an address, without TLS."""
     text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
     (home / "config.toml").write_text(f'{text}address = "{address}"\ninsecure = true\n')
 
 
 class FlowerClient:
-    """Speaks to the SuperLink that the configuration of a FLWR_HOME names.
+    """Client of the SuperLink that is configured in a FLWR_HOME.
 
     Args:
         home: The FLWR_HOME; its `config.toml` has the SuperLink as the connection `CONNECTION`.
-        database: The SuperLink's database; there may be none.
+        database: The SuperLink's database file, which need not exist.
         environment: The environment for Flower's commands, see `hyperfl_flwr.launch.flower_env.flower_environment`.
-        within: Returns the command that runs another one where the SuperLink can be reached.
+        within: Returns the command that runs a given command in the SuperLink's network.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class FlowerClient:
 
     @property
     def reads_database(self) -> bool:
-        """Whether a run's state is read from the database, also of a SuperLink that has ended."""
+        """Whether a run's status is read from the database, which also works after the SuperLink has ended."""
         return self._database.is_file()
 
     def submit(self, app: Path, run_config: Path, federation: str = "") -> int:
@@ -84,44 +85,44 @@ class FlowerClient:
         Args:
             app: The folder of the Flower app.
             run_config: A TOML file with the settings to override.
-            federation: For a simulation: see `hyperfl_flwr.launch.flower_env.federation_config`.
+            federation: Federation config of a simulation, see `hyperfl_flwr.launch.flower_env.federation_config`.
 
         Returns:
             The run's id.
 
         Raises:
-            RunFailedError: Flower did not accept it.
+            RunFailedError: If Flower did not accept the run.
         """
         words = ["run", str(app.resolve()), CONNECTION, "--run-config", str(run_config.resolve()), "--format", "json"]
         said = self._flwr(*words, *(["--federation-config", federation] if federation else []))
         document = _json_in(said)
         if document.get("success") is not True or not str(document.get("run-id", "")).isdigit():
-            # Flower puts its warnings before the error and sets them off by an empty line.
+            # Flower prints warnings before the error, separated by an empty line.
             message = str(document.get("error-message", said)).strip().rpartition("\n\n")[2]
             raise RunFailedError(f"Flower did not accept the run: {plain_text(message).strip()}")
         return int(str(document["run-id"]))
 
     def stop(self, run_id: int) -> None:
-        """Stop a run; one that has ended stays as it is."""
+        """Stop a run; no effect on a run that has ended."""
         self._flwr("stop", str(run_id), CONNECTION)
 
     def unfinished(self) -> dict[int, dict[str, object]]:
-        """Return the settings of the runs that have not ended, from the database: run id -> settings.
+        """Return the runs that have not ended, from the database: run id -> overridden settings.
 
         Raises:
-            sqlite3.Error: The database cannot be read.
+            sqlite3.Error: If the database cannot be read.
         """
         return unfinished_runs(self._database)
 
     def status(self, run_id: int, *, now: bool = False) -> RunStatus:
-        """Return how a run stands.
+        """Return the status of a run.
 
         Args:
             run_id: The run's id.
-            now: Whether the answer must not be some seconds old, as it may be when Flower's command has to be asked.
+            now: Whether to bypass the answer of `flwr list`, which is cached for `ASK_SECONDS`.
 
         Raises:
-            RunFailedError: The SuperLink does not know the run.
+            RunFailedError: If the SuperLink does not know the run.
         """
         if not self.reads_database:
             asked, status = self._asked.get(run_id, (-ASK_SECONDS, RunStatus(status="pending")))
@@ -138,9 +139,9 @@ class FlowerClient:
         return RunStatus(status=found[0], details=found[1])
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
-        """Return what the run printed after `position`, and the position to go on from.
+        """Return the run's output after `position`, and the position for the next call.
 
-        Flower sends the output of the simulation's process to the SuperLink's database and nowhere else.
+        Flower writes the output of a simulation's process to the SuperLink's database only.
         """
         if not self.reads_database:
             said = plain_text(self._flwr("log", str(run_id), CONNECTION, "--show"))
@@ -148,16 +149,16 @@ class FlowerClient:
             return text[position:], len(text)
         try:
             text, position = run_log(self._database, run_id, position)
-        except sqlite3.Error:  # perhaps next time
+        except sqlite3.Error:  # locked or incomplete: the next call reads these lines
             return "", position
         return plain_text(text), position
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
-        """Return the last lines that the run printed, for an error message."""
+        """Return the last lines of the run's output, for an error message."""
         return "\n".join([line for line in self.read_log(run_id)[0].splitlines() if line.strip()][-lines:])
 
     def _ask_status(self, run_id: int) -> RunStatus:
-        """Ask Flower's command; a second slower than reading the database."""
+        """Return a run's status from `flwr list`, a second slower than from the database."""
         said = self._flwr("list", CONNECTION, "--run-id", str(run_id), "--format", "json")
         runs = _json_in(said).get("runs")
         if not isinstance(runs, list) or not runs:
@@ -166,7 +167,7 @@ class FlowerClient:
         return RunStatus(status=str(runs[0].get("status", "")), details="" if details == "N/A" else details)
 
     def _flwr(self, *words: str) -> str:
-        """Run a command of Flower's and return its output; with `--format json` it returns 0 also when it failed."""
+        """Run a `flwr` command and return its output; with `--format json` it exits with 0 even when it fails."""
         try:
             done = subprocess.run(
                 self._within([str(flower_command("flwr")), *words]),
@@ -174,12 +175,12 @@ class FlowerClient:
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise RunFailedError(f"`flwr {words[0]}` must end within two minutes, but did not.") from error
+            raise RunFailedError(f"`flwr {words[0]}` did not end within two minutes.") from error
         return done.stdout
 
 
 def _json_in(text: str) -> dict[str, object]:
-    """Return the JSON object in what a command printed; the first call prints other text before it."""
+    """Return the JSON object in a command's output; a user's first call prints other text before it."""
     try:
         document = json.JSONDecoder().raw_decode(text[text.index("{") :])[0]
     except ValueError:

@@ -1,8 +1,8 @@
-"""Flower's commands and the environment that they get.
+"""Locate Flower's commands and build their environment.
 
-Flower cannot make its tables in a database file if it is installed below a folder with a space, a comma or a percent
-sign in its name. Then the database is in memory, and Flower's commands are asked what otherwise is read
-from it, see `hyperfl_flwr.launch.flower_client`.
+Flower cannot create its tables in a database file if it is installed below a folder with a space, a comma or a percent
+sign in its name. Then the database is in memory, and the status of a run is read with Flower's commands instead, see
+`hyperfl_flwr.launch.flower_client`.
 """
 
 import importlib.util
@@ -18,10 +18,10 @@ from pathlib import Path
 from hyperfl_flwr.core.errors import InstallationError
 
 DEFAULT_PORT = 8000
-"""Of a deployment's SuperLink; Flower's own default."""
+"""Port of a deployment's SuperLink; Flower's default."""
 
 CONNECTION = "hyperfl"
-"""The name under which a SuperLink stands in the configuration of its FLWR_HOME."""
+"""Name of the connection to the SuperLink in the configuration of its FLWR_HOME."""
 
 _SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -32,10 +32,10 @@ _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name: on Linux, too, Ray listens on loopback only
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name, it also restricts Ray to loopback on Linux
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-# Freed blocks of tens of megabytes otherwise go back to the system and are zeroed page by page at the next use.
+# Without these, glibc returns freed blocks of tens of megabytes to the system, which zeroes their pages at each reuse.
 _MALLOC_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": "2000000000",
     "MALLOC_TOP_PAD_": "300000000",
@@ -49,13 +49,13 @@ def federation_config(num_nodes: int, num_actors: int, num_gpus: int = 0, gpu_fr
     """Return Flower's `--federation-config` for a simulation.
 
     Args:
-        num_nodes: Simulated nodes.
-        num_actors: Processes that run them, one core each.
-        num_gpus: GPUs of the machine to use; 0 leaves every GPU setting out.
-        gpu_fraction: What one node takes of a GPU, so that 1 / gpu_fraction of them share one.
+        num_nodes: Number of simulated nodes.
+        num_actors: Number of processes that run them, one core each.
+        num_gpus: Number of the machine's GPUs to use; 0 leaves out all GPU settings.
+        gpu_fraction: Share of a GPU for one process, in (0, 1]; 1 / gpu_fraction processes share a GPU.
 
     Raises:
-        ValueError: A number is out of range.
+        ValueError: If a number is out of range.
     """
     if num_nodes < 1 or num_actors < 1 or num_gpus < 0 or not 0 < gpu_fraction <= 1:
         raise ValueError(f"out of range: {num_nodes=} {num_actors=} {num_gpus=} {gpu_fraction=}")
@@ -72,19 +72,19 @@ def federation_config(num_nodes: int, num_actors: int, num_gpus: int = 0, gpu_fr
 
 
 def flower_environment(home: Path, temporary: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a private SuperLink and of the commands that talk to it.
+    """Return the environment of a private SuperLink and of the commands that connect to it.
 
     Args:
-        home: Its FLWR_HOME.
-        temporary: Where Ray keeps its sockets and logs; a short path, for the system limits a socket's to 107 bytes.
-        base: The environment to start from.
+        home: The SuperLink's FLWR_HOME.
+        temporary: Folder of Ray's sockets and logs; a short path, because the system limits a socket's to 107 bytes.
+        base: Environment to start from.
     """
     environment = {**base, **_SETTINGS, "FLWR_HOME": str(home), "RAY_TMPDIR": str(temporary)}
-    # Ray runs what anybody sends to its ports unless its processes ask for a token.
+    # Without a token, Ray executes what any user sends to its ports.
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):  # of another cluster
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):  # would connect to another cluster
         environment.pop(name, None)
-    # SuperExec looks its helpers up in PATH: this installation's must be found first.
+    # SuperExec finds its helper programs by PATH: this installation's must come first.
     environment["PATH"] = os.pathsep.join([str(flower_command("flwr-simulation").parent), base.get("PATH", os.defpath)])
     for name in ("NO_PROXY", "no_proxy"):
         environment[name] = ",".join(filter(None, [base.get(name, ""), "127.0.0.1", "localhost"]))
@@ -97,8 +97,8 @@ def training_environment(*, keeps_memory: bool = True, base: Mapping[str, str] =
     """Return the environment of a process that trains on one thread, without Flower's own settings.
 
     Args:
-        keeps_memory: Whether glibc is told to keep freed memory, as in a simulation; if not, it is told nothing.
-        base: The environment to start from.
+        keeps_memory: Whether to make glibc keep freed memory, as in a simulation; if not, no malloc setting is passed.
+        base: Environment to start from.
     """
     environment = {name: value for name, value in base.items() if keeps_memory or not name.startswith("MALLOC_")}
     environment |= {name: value for name, value in _SETTINGS.items() if name.endswith("_NUM_THREADS")}
@@ -108,23 +108,27 @@ def training_environment(*, keeps_memory: bool = True, base: Mapping[str, str] =
 
 
 def flower_command(name: str) -> Path:
-    """Return the path of a command of this Python's installation, whatever PATH says."""
+    """Return the path of a command in this Python's installation, independent of PATH.
+
+    Raises:
+        InstallationError: If the command is not installed there.
+    """
     for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))):
         if (folder / name).is_file():
             return folder / name
     raise InstallationError(
-        f"Flower's command {name} must stand beside {sys.executable}, but does not. "
+        f"Flower's command {name} is not installed next to {sys.executable}. "
         'Install the project again, or: python -m pip install "flwr[simulation]>=1.41.0,<1.42"'
     )
 
 
 def can_use_database_file() -> bool:
-    """Return whether Flower, where it is installed, can make its tables in a database file."""
+    """Return whether Flower can create its tables in a database file, given the path of its installation."""
     found = importlib.util.find_spec("flwr")
     folders = [] if found is None else list(found.submodule_search_locations or [])
     return not any(re.search("[ ,%]", str(Path(folder).resolve())) for folder in folders)
 
 
 def plain_text(text: str) -> str:
-    """Return `text` without the escape sequences that colour it."""
+    """Return `text` without ANSI colour sequences."""
     return _COLOURS.sub("", text)

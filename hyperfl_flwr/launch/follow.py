@@ -1,4 +1,4 @@
-"""Follows a run that Flower executes, to its end."""
+"""Follow a run to its end, and report its rounds, log lines and notes to an observer."""
 
 import contextlib
 import shlex
@@ -19,29 +19,29 @@ POLL_SECONDS = 0.5
 
 
 class Followed(Protocol):
-    """The SuperLink on which a run can be followed."""
+    """Interface of a SuperLink or process on which a run can be followed."""
 
     def status(self, run_id: int) -> RunStatus:
-        """Return how a run stands."""
+        """Return the status of a run."""
 
     def news(self) -> Iterable[str]:
-        """Return what is worth telling and was not told yet."""
+        """Return new notes for the user since the last call."""
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
-        """Return what the run printed after `position`, and the position to go on from."""
+        """Return the run's output after `position`, and the position for the next call."""
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
-        """Return the last lines that the run printed."""
+        """Return the last lines of the run's output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observer:
-    """What a caller wants to hear of a run; each is called from the caller's own thread.
+    """Callbacks for the events of a run; all are called from the caller's own thread.
 
     Attributes:
-        on_round: (last finished round, number of rounds, mean own accuracy of that round or None).
-        on_log: New lines of Flower's and the server's log.
-        on_note: One line for people.
+        on_round: Called with the last finished round, the number of rounds, and that round's mean own accuracy or None.
+        on_log: Called with new lines of Flower's and the server's log.
+        on_note: Called with one line for the user.
     """
 
     on_round: Callable[[int, int, float | None], None] = lambda *_: None
@@ -71,20 +71,20 @@ Platform = Callable[[Mapping[str, Scalar]], ReadyRun]
 
 
 def watch(superlink: Followed, run_id: int, observer: Observer, look: Callable[[], None] = lambda: None) -> None:
-    """Tell an observer what a run prints and what its SuperLink tells, until it has ended.
+    """Report a run's log lines and its SuperLink's news to an observer until the run has ended.
 
     Args:
-        superlink: Where it runs.
-        run_id: Flower's name for it.
-        observer: Hears of log lines and notes.
-        look: Is called now and then.
+        superlink: SuperLink or process that executes the run.
+        run_id: Flower's id of the run.
+        observer: Receives log lines and notes.
+        look: Called every `POLL_SECONDS`.
 
     Raises:
         RunFailedError: If the run failed.
     """
     position = 0
     while True:
-        status = superlink.status(run_id)
+        status = superlink.status(run_id)  # before the log, so that the last lines of an ended run are read
         lines, position = superlink.read_log(run_id, position)
         if lines:
             observer.on_log(lines)
@@ -100,19 +100,19 @@ def watch(superlink: Followed, run_id: int, observer: Observer, look: Callable[[
 
 
 def follow(superlink: Followed, run_id: int, planned: Plan, observer: Observer) -> Path:
-    """Tell an observer of a training run until it has ended.
+    """Report a training run's progress to an observer until the run has ended.
 
     Args:
-        superlink: Where it runs.
-        run_id: Flower's name for it.
-        planned: Its settings.
-        observer: Hears of rounds, log lines and what else the SuperLink tells.
+        superlink: SuperLink or process that executes the run.
+        run_id: Flower's id of the run.
+        planned: Plan of the run.
+        observer: Receives rounds, log lines and notes.
 
     Returns:
         The run's folder.
 
     Raises:
-        RunFailedError: If the run failed, whatever Flower calls it.
+        RunFailedError: If the run failed, or left no summary although Flower reports it as completed.
     """
     directory = planned.directory
     rounds = _Rounds(directory)
@@ -127,21 +127,24 @@ def follow(superlink: Followed, run_id: int, planned: Plan, observer: Observer) 
 
     watch(superlink, run_id, observer, look)
     if not (directory / "summary.json").is_file():
-        raise RunFailedError(f"Flower calls the run completed, but it left no summary in {directory}")
+        raise RunFailedError(f"Flower reports the run as completed, but there is no summary.json in {directory}")
     return directory
 
 
 @contextlib.contextmanager
 def explained(planned: Plan, observer: Observer, words: str = "") -> Iterator[None]:
-    """Add the command that goes on with the run to whatever ends it early.
+    """Add the command that resumes the run to a failure, and show it when the user interrupts.
 
     Args:
-        planned: The run's settings.
-        observer: Is told if the user ends it.
-        words: What the command needs besides.
+        planned: Plan of the run.
+        observer: Receives the command as a note when the user interrupts.
+        words: Further options of the command.
+
+    Raises:
+        RunFailedError: If the run failed, with the command.
     """
     directory = planned.directory
-    plain = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"  # as the server says
+    plain = f"resume with: hyperfl run --resume {shlex.quote(str(directory))}"  # the same words as in the server's log
     hint = f"{plain} {words}".rstrip()
     try:
         yield
@@ -156,11 +159,11 @@ def explained(planned: Plan, observer: Observer, words: str = "") -> Iterator[No
 
 
 class _Rounds:
-    """What a run's metrics tell of its progress.
+    """Progress of a run, read from its metrics.
 
     Attributes:
-        last: The last finished round.
-        accuracy: Its mean own accuracy.
+        last: Last finished round.
+        accuracy: Mean own accuracy of that round; None if there is none.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -169,7 +172,7 @@ class _Rounds:
         self.accuracy: float | None = None
 
     def read_on(self) -> None:
-        """Read what was added."""
+        """Read the lines that were added since the last call."""
         for record in self._records.read()[0]:
             if record["kind"] == "train":
                 self.last, self.accuracy = record["round"], record.get("own_accuracy")

@@ -1,8 +1,7 @@
-"""Runs the app's nodes one after the other in this process.
+"""Run the app's nodes one after the other in this process.
 
-Called as `python -P -m hyperfl_flwr.launch.in_process_app SETTINGS NODES`.
-`SETTINGS` is a TOML file of all settings. If the run fails, the reason is written beside it
-(`hyperfl_flwr.launch.in_process_run.problem_file`).
+Called as `python -P -m hyperfl_flwr.launch.in_process_app SETTINGS NODES`, where `SETTINGS` is a TOML file of all
+settings. If the run fails, the reason is written to `hyperfl_flwr.launch.in_process_run.problem_file`.
 """
 
 import sys

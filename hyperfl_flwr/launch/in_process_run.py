@@ -1,6 +1,7 @@
-"""A run without Flower's engine and without Ray: the nodes take turns in one process, which opens no port.
+"""Run a simulation without Flower's engine and Ray: the nodes take turns in one process, which opens no port.
 
-It offers what `hyperfl_flwr.launch.local_superlink.LocalSuperLink` offers to `hyperfl_flwr.launch.follow`.
+`InProcessRun` has the same interface for `hyperfl_flwr.launch.follow` as
+`hyperfl_flwr.launch.local_superlink.LocalSuperLink`.
 """
 
 import shutil
@@ -21,12 +22,12 @@ from hyperfl_flwr.launch.flower_env import plain_text
 
 
 def problem_file(settings: Path) -> Path:
-    """Return the file beside a run's settings that holds the reason why the run failed."""
+    """Return the file with the reason of a failure, in the same folder as the run's settings."""
     return settings.with_name("problem.txt")
 
 
 class InProcessRun:
-    """A process that runs the app, for as long as the `with` block lasts.
+    """Run the app in a subprocess for the duration of a `with` block.
 
     Args:
         settings: The run's settings by dotted key.
@@ -44,7 +45,7 @@ class InProcessRun:
         self._folder = Path(tempfile.mkdtemp(prefix="hyperfl-"))
         settings = self._folder / "settings.toml"
         settings.write_text(settings_text(self._settings))
-        # -P keeps the working directory off the import path: packages there may have the names of ours.
+        # -P keeps the working directory off the import path: packages there may have the same names as this project's.
         command = [
             sys.executable,
             "-P",
@@ -60,7 +61,7 @@ class InProcessRun:
             log=self._log,
             remove=[self._folder],
         )
-        self._printed = self._log.open("rb")  # open, since the supervisor removes the folder when the run has ended
+        self._printed = self._log.open("rb")  # opened now, because the supervisor removes the folder when the run ends
         return self
 
     def __exit__(
@@ -74,22 +75,22 @@ class InProcessRun:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def status(self, run_id: int) -> RunStatus:
-        """Return the state of the run; there is only one, whatever its id."""
+        """Return the status of the run; there is only one, so the id is ignored."""
         code = None if self._process is None else self._process.poll()
         if code is None:
             return RunStatus(status="running")
         if code == 0:
             return RunStatus(status="finished:completed")
         problem = problem_file(self._folder / "settings.toml")
-        details = problem.read_text() if problem.is_file() else f"its process ended with exit code {code}"
+        details = problem.read_text() if problem.is_file() else f"the run's process ended with exit code {code}"
         return RunStatus(status="finished:failed", details=details)
 
     def news(self) -> Iterable[str]:
-        """Return nothing: the nodes come and go with the run."""
+        """Return no news: the nodes start and end with the run."""
         return ()
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
-        """Return what the run printed after `position`, and the position to go on from, in bytes."""
+        """Return the run's output after `position`, and the position for the next call, in bytes."""
         if self._printed is None:
             return "", position
         self._printed.seek(position)
@@ -97,7 +98,7 @@ class InProcessRun:
         return plain_text(printed.decode(errors="replace")), position + len(printed)
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
-        """Return the last lines that the run printed."""
+        """Return the last lines of the run's output."""
         return "\n".join(self.read_log(run_id)[0].splitlines()[-lines:])
 
     @property

@@ -1,10 +1,10 @@
-"""A Flower SuperLink of its own for every run, which leaves no process behind however the run ends.
+"""Start a private Flower SuperLink for each simulation, and end all of its processes however the run ends.
 
-Flower's default is one SuperLink per user that stays for ever, keeps the environment and the working directory of the
-first run, and is found by its port alone, by every user of the machine. Here each run has a private FLWR_HOME, a free
-port in a network of its own where the system offers that (`hyperfl_flwr.launch.private_network`), an empty working
-directory, and a supervisor (`hyperfl_flwr.launch.processes`) that ends the whole process tree when the run is stopped,
-when an exception or Ctrl-C leaves the `with` block, and also when this process is killed and can do nothing any more.
+By default, Flower starts one SuperLink per user. It never ends, keeps the environment and working directory of the
+first run, and is reachable at its port by every user of the machine. Here each run gets a private FLWR_HOME, a free
+port in a private network where the system supports it (`hyperfl_flwr.launch.private_network`), an empty working
+directory, and a supervisor (`hyperfl_flwr.launch.processes`). The supervisor ends the whole process tree when the run
+is stopped, when an exception or Ctrl-C leaves the `with` block, and also when this process is killed.
 """
 
 import os
@@ -29,11 +29,11 @@ from hyperfl_flwr.launch.flower_env import (
 )
 
 STOP_SECONDS = 15.0
-"""How long the supervisor may take to end everything; it needs 1 to 5 seconds."""
+"""Seconds that the supervisor may take to end the process tree; it needs 1 to 5."""
 
 
 class LocalSuperLink:
-    """A SuperLink with the simulation engine, for as long as the `with` block lasts.
+    """Run a SuperLink with the simulation engine for the duration of a `with` block.
 
     Example::
 
@@ -43,9 +43,9 @@ class LocalSuperLink:
                 time.sleep(1)
 
     Args:
-        home: Its private FLWR_HOME, kept afterwards with its logs; by default a temporary folder that is removed.
-        start_timeout: Seconds after which a SuperLink that does not answer is given up.
-        private: Whether it gets a network of its own; None is yes where the system offers that.
+        home: Its FLWR_HOME, which is kept with its logs; None for a temporary folder that is removed.
+        start_timeout: Seconds to wait for the SuperLink to answer.
+        private: Whether it gets a private network; None for yes if the system supports it.
     """
 
     def __init__(self, home: Path | None = None, *, start_timeout: float = 60.0, private: bool | None = None) -> None:
@@ -62,12 +62,12 @@ class LocalSuperLink:
 
     @property
     def address(self) -> str:
-        """The address it listens on."""
+        """The address on which it listens, as HOST:PORT."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def log_file(self) -> Path:
-        """The SuperLink's own log; a run's output is not in it, see `read_log`."""
+        """The SuperLink's log file; it does not contain a run's output, see `read_log`."""
         return self.home / "superlink.log"
 
     def __enter__(self) -> Self:
@@ -95,44 +95,44 @@ class LocalSuperLink:
             The run's id.
 
         Raises:
-            RunFailedError: Flower did not accept it.
+            RunFailedError: If Flower did not accept the run.
         """
         return self._running().submit(app, run_config, federation)
 
     def status(self, run_id: int) -> RunStatus:
-        """Return how a run stands; cheap enough to ask several times a second.
+        """Return the status of a run; cheap enough to call several times a second.
 
         Raises:
-            RunFailedError: The SuperLink ended, or does not know the run.
+            RunFailedError: If the SuperLink ended, or does not know the run.
         """
         client = self._running()
         alive = self._supervisor_lives()
         status = client.status(run_id) if alive or client.reads_database else RunStatus(status="lost")
         if not status.finished and not alive:
-            raise RunFailedError(f"The SuperLink ended in the middle of the run.\n{self._own_log()}")
+            raise RunFailedError(f"The SuperLink ended during the run.\n{self._own_log()}")
         if status.status == "running" and not self._simulation_lives():
-            status = client.status(run_id, now=True)  # it may have ended regularly in between
-            if not status.finished:  # Flower itself notices after a minute
+            status = client.status(run_id, now=True)  # the run may have ended regularly in between
+            if not status.finished:  # Flower itself notices only after a minute
                 return RunStatus(status="finished:failed", details="The simulation's process was killed.")
         return status
 
     def news(self) -> Iterable[str]:
-        """Return nothing: a simulation's nodes come and go with the run."""
+        """Return no news: a simulation's nodes start and end with the run."""
         return ()
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
-        """Return what the run printed after `position`, and the position to go on from."""
+        """Return the run's output after `position`, and the position for the next call."""
         return self._running().read_log(run_id, position)
 
     def log_tail(self, run_id: int, lines: int = 20) -> str:
-        """Return the last lines that the run printed, for an error message."""
+        """Return the last lines of the run's output, for an error message."""
         return self._running().log_tail(run_id, lines)
 
     def stop(self) -> None:
-        """End the SuperLink and every process that came of it; may be called at any time and more than once."""
+        """End the SuperLink and its whole process tree; may be called at any time and more than once."""
         supervisor = self._supervisor
         if supervisor is not None:
-            supervisor.terminate()  # first of all: from here on everything ends even if we are interrupted
+            supervisor.terminate()  # first: from here on everything ends even if this process is interrupted
             self._below()
             try:
                 supervisor.wait(timeout=STOP_SECONDS)
@@ -140,28 +140,29 @@ class LocalSuperLink:
                 processes.kill_all(self._below)
                 supervisor.kill()
                 supervisor.wait()
-            processes.kill_all(self._leftovers)  # a supervisor that was itself killed leaves some
+            processes.kill_all(self._leftovers)  # a supervisor that was killed leaves processes
         self._close_network()
         while self._temporary:
             shutil.rmtree(self._temporary.pop(), ignore_errors=True)
 
     def _start(self) -> None:
         if self._supervisor is not None:
-            raise ValueError("a LocalSuperLink can be entered only once")
+            raise ValueError("this LocalSuperLink was entered before; create another one")
         if self._wanted_home is None:
             self._temporary.append(Path(tempfile.mkdtemp(prefix="hyperfl-")))
         self.home = (self._wanted_home or self._temporary[0]).resolve()
         (self.home / "empty").mkdir(parents=True, exist_ok=True)
-        short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes a folder of our own in it
+        # Ray's socket paths are limited to 107 bytes, so its folder must have a short path.
+        short = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes a private folder in it
         self._temporary.append(Path(tempfile.mkdtemp(prefix="hf-", dir=short)))
         environment = flower_environment(self.home, self._temporary[-1])
-        for _attempt in range(3):  # somebody may take the free port before the SuperLink does
+        for _attempt in range(3):  # another program may take the free port before the SuperLink does
             self._launch(environment)
             if self._wait_until_ready():
                 return
             if "address already in use" not in self._own_log():
                 break
-        raise RunFailedError(f"Flower's SuperLink must start, but it ended.\n{self._own_log()}")
+        raise RunFailedError(f"Flower's SuperLink ended while it started.\n{self._own_log()}")
 
     def _launch(self, environment: Mapping[str, str]) -> None:
         self._close_network()
@@ -188,8 +189,8 @@ class LocalSuperLink:
                 self._network = private_network.Network(self._supervisor.pid, self._supervisor_lives)
             except OSError as error:
                 raise RunFailedError(
-                    f"Flower's SuperLink must have a network of its own, but: {error}\n{self._own_log()}\n"
-                    f"Set {private_network.SHARED}=1 if nobody else uses this machine."
+                    f"Flower's SuperLink could not get a private network: {error}\n{self._own_log()}\n"
+                    f"If no other user has access to this machine, set {private_network.SHARED}=1."
                 ) from error
 
     def _close_network(self) -> None:
@@ -197,7 +198,7 @@ class LocalSuperLink:
             self._network.close()
 
     def _within(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs `command` where the SuperLink's port can be reached."""
+        """Return the command that runs `command` in the SuperLink's network."""
         return list(command) if self._network is None else self._network.entered_by(command)
 
     def _wait_until_ready(self) -> bool:
@@ -213,20 +214,18 @@ class LocalSuperLink:
             return False
         if ready:
             return True
-        raise RunFailedError(
-            f"Flower's SuperLink must answer within {self._start_timeout:g} s, but did not.\n{self._own_log()}"
-        )
+        raise RunFailedError(f"Flower's SuperLink did not answer within {self._start_timeout:g} s.\n{self._own_log()}")
 
     def _running(self) -> FlowerClient:
         if self._client is None:
-            raise ValueError("a LocalSuperLink can be used only inside its `with` block")
+            raise ValueError("this LocalSuperLink is not running; use it inside its `with` block")
         return self._client
 
     def _supervisor_lives(self) -> bool:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def _below(self) -> list[processes.Process]:
-        """Return the processes of the tree, and remember them in case the supervisor is killed."""
+        """Return the processes below the supervisor, and remember them in case the supervisor is killed."""
         roots = [] if self._supervisor is None else [self._supervisor.pid]
         below = processes.descendants(roots, processes.process_table())
         self._seen.update(below)
@@ -236,7 +235,7 @@ class LocalSuperLink:
         return any("flwr-simulation" in process.command for process in self._below())
 
     def _leftovers(self) -> Iterable[processes.Process]:
-        """Return those we have seen that still run, those that use our network or port, and all below them."""
+        """Return the remembered processes that still run, those in this network or at this port, and all below them."""
         table = processes.process_table()
         ours = [p for p in table.values() if self._was_seen(p) or self._uses_network(p)]
         return [*ours, *processes.descendants([p.pid for p in ours], table).values()]
@@ -246,8 +245,8 @@ class LocalSuperLink:
         return seen is not None and seen.started == process.started
 
     def _uses_network(self, process: processes.Process) -> bool:
-        """Return whether a process is in the private network, or is this user's, of Flower, and names our port."""
-        if self._private:  # another run's port may have the same number
+        """Return whether a process is in the private network, or is this user's Flower process with this port."""
+        if self._private:  # in another network, the same port number belongs to another run
             return self._network is not None and self._network.contains(process.pid)
         if not processes.is_own(process):
             return False
@@ -258,5 +257,5 @@ class LocalSuperLink:
 
     def _own_log(self, lines: int = 15) -> str:
         if not self.log_file.is_file():
-            return "It wrote no log."
+            return "The SuperLink wrote no log."
         return "\n".join(plain_text(self.log_file.read_text(errors="replace")).splitlines()[-lines:])

@@ -1,4 +1,4 @@
-"""What a machine offers a run: cores, memory, GPUs, disks, shared memory, open files and ports."""
+"""Check a machine's resources for a run: cores, memory, GPUs, disks, shared memory, open files and ports."""
 
 import os
 import re
@@ -19,16 +19,16 @@ from hyperfl_flwr.launch.sizing import NODE_BYTES
 GIGABYTE = 1e9
 
 LITTLE_DISK, NO_DISK = 5 * GIGABYTE, 0.5 * GIGABYTE
-"""Free bytes below which a folder is a warning or an error; checkpoints and Ray's logs need them."""
+"""Free bytes below which a folder gets a warning or an error; checkpoints and Ray's logs need the space."""
 
 LITTLE_SHARED = 1 * GIGABYTE
-"""Free bytes of /dev/shm below which Ray may move its object store to the disk: all messages in flight lie there."""
+"""Free bytes of /dev/shm below which Ray may move its object store, with all messages in flight, to the disk."""
 
 FEW_FILES = 4_096
-"""Open files below which Ray warns; each of its processes holds some hundreds."""
+"""Limit of open files below which Ray warns; each of its processes holds some hundreds."""
 
 NODE_PORT, LOCAL_PORT = 9094, 39091
-"""A SuperNode's for its own processes, and that of the SuperLink that `flwr run` leaves running."""
+"""Port of a SuperNode for its own processes, and of the SuperLink that `flwr run` leaves running."""
 
 PORTS = {
     DEFAULT_PORT: "a deployment's SuperLink",
@@ -38,31 +38,31 @@ PORTS = {
 
 
 def temporary_folder() -> Path:
-    """Return where temporary files go."""
+    """Return the folder of temporary files."""
     return Path(tempfile.gettempdir())
 
 
 def cores(group: Path = Path("/sys/fs/cgroup")) -> Iterator[Finding]:
-    """Say how many cores a run gets.
+    """Check how many cores a run can use.
 
     Args:
-        group: Where Linux tells what a container may use.
+        group: The cgroup folder with a container's limits (Linux, cgroup v2).
     """
     usable, physical = len(usable_cores()), os.cpu_count() or 1
     yield ok("cores", f"{usable} of {physical} can be used")
     quota = _words(group / "cpu.max")
     if len(quota) == 2 and quota[0].isdigit() and int(quota[0]) / int(quota[1]) < usable:
         share = int(quota[0]) / int(quota[1])
-        text = f"the container may use {share:.2g} cores' time, but sees {usable}"
+        text = f"the container is limited to {share:.2g} cores, but sees {usable}"
         yield warning("cores", text, f"set HYPERFL_CORES={max(1, int(share))}")
 
 
 def memory(group: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
-    """Say how much memory is left, against what one training process needs.
+    """Check how many training processes fit into the free memory.
 
     Args:
-        group: Where Linux tells what a container may use.
-        table: Where it tells what is free.
+        group: The cgroup folder with a container's limits (Linux, cgroup v2).
+        table: Linux's table of total and free memory.
     """
     rows = dict(re.findall(r"^(\w+): +(\d+) kB$", table.read_text(), flags=re.M)) if table.is_file() else {}
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -73,34 +73,35 @@ def memory(group: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/memin
     processes = int(free / NODE_BYTES)
     text = f"{free / GIGABYTE:.1f} GB are free, enough for {processes} training processes of about 1 GB"
     if processes == 0:
-        yield error("memory", f"{free / GIGABYTE:.1f} GB are free, one training process takes about 1 GB", "free some")
+        text = f"{free / GIGABYTE:.1f} GB are free, but one training process needs about 1 GB"
+        yield error("memory", text, "end other programs")
     elif processes < len(usable_cores()):
-        yield warning("memory", text, f"give a simulation --num-nodes {processes}, or free some")
+        yield warning("memory", text, f"run simulations with --num-nodes {processes}, or end other programs")
     else:
         yield ok("memory", text)
 
 
 def threads(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Say what the environment makes of the number of threads."""
+    """Check the environment variables that set the number of threads."""
     names = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name in environment]
     usable = len(usable_cores())
     for name in names:
         value = environment[name]
         if not value.isdigit() or int(value) < 1:
-            yield warning("threads", f"{name}={value!r} is no number of threads", f"unset {name}")
+            yield warning("threads", f"{name}={value!r} is not a positive integer", f"unset {name}")
         elif int(value) > usable:
             yield warning("threads", f"{name}={value}, but {usable} cores can be used", f"unset {name}")
         else:
             yield ok("threads", f"{name}={value}; simulations set their own")
     if not names:
-        yield ok("threads", f"not set in the environment; a node with an owner uses {torch.get_num_threads()}")
+        yield ok("threads", f"not set in the environment; a deployed node uses {torch.get_num_threads()}")
 
 
 def gpus(driver: Path = Path("/proc/driver/nvidia/version")) -> Iterator[Finding]:
-    """Say which GPUs torch can use, and why it cannot where there are some; each computes something.
+    """Check which GPUs torch can use, by a computation on each, and explain why it cannot use the others.
 
     Args:
-        driver: Where NVIDIA's driver tells its version.
+        driver: File with the version of NVIDIA's driver.
     """
     found = re.search(r"Module[^\n]*?(\d+\.\d+(?:\.\d+)?)", driver.read_text()) if driver.is_file() else None
     build = f"torch {torch.__version__}" + (f" for CUDA {torch.version.cuda}" if torch.version.cuda else " for CPUs")
@@ -112,9 +113,9 @@ def gpus(driver: Path = Path("/proc/driver/nvidia/version")) -> Iterator[Finding
         text = f"the machine has NVIDIA's driver {found[1]}, but {build} cannot use it"
         yield warning("GPU", text, "install a build of torch for CUDA")
     elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        yield warning("GPU", "CUDA_VISIBLE_DEVICES is empty and hides all", "unset it")
+        yield warning("GPU", "CUDA_VISIBLE_DEVICES is empty, which hides all GPUs", "unset it")
     else:
-        text = f"{build} sees none under NVIDIA's driver {found[1]}"
+        text = f"{build} finds no GPU with NVIDIA's driver {found[1]}"
         yield warning("GPU", text, "install the build of torch for the driver's CUDA version (nvidia-smi shows it)")
 
 
@@ -124,83 +125,85 @@ def _gpu(number: int, build: str) -> Finding:
         free, total = torch.cuda.mem_get_info(number)
         right = bool((torch.ones(8, 8, device=f"cuda:{number}") @ torch.ones(8, 8, device=f"cuda:{number}") == 8).all())
     except RuntimeError as problem:  # no kernel for this GPU, no memory, a driver that is too old
-        text = f"cuda:{number} does not compute with {build}: {str(problem).splitlines()[0]}"
-        return error("GPU", text, "install a build of torch for it, or set device=cpu")
+        text = f"cuda:{number} cannot compute with {build}: {str(problem).splitlines()[0]}"
+        return error("GPU", text, "install a build of torch for this GPU, or set device=cpu")
     if not right:
-        return error("GPU", f"cuda:{number} computes wrongly with {build}", "set device=cpu")
+        return error("GPU", f"cuda:{number} returns wrong results with {build}", "set device=cpu")
     sizes = f"{free / GIGABYTE:.1f} of {total / GIGABYTE:.1f} GB free"
     return ok("GPU", f"cuda:{number} {properties.name}, {sizes}, {build}")
 
 
 def disks(folders: Mapping[str, Path]) -> Iterator[Finding]:
-    """Say how much room folders have, and whether they can be written to; those to be made count as their parents.
+    """Check that folders are writable and have free space; a folder that does not exist is checked by its parent.
 
     Args:
-        folders: By what they are for.
+        folders: The folders by purpose.
     """
     for purpose, folder in folders.items():
         there = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(there).free
         text = f"{folder} has {free / GIGABYTE:.1f} GB free"
         if not os.access(there, os.W_OK | os.X_OK):
-            yield error(purpose, f"{there} cannot be written to", "choose another folder, or change its mode")
+            yield error(purpose, f"{there} is not writable", "choose another folder, or change its mode")
         elif free < NO_DISK:
-            yield error(purpose, text, "make room")
+            yield error(purpose, text, "free disk space")
         elif free < LITTLE_DISK:
-            yield warning(purpose, text, "make room for checkpoints and logs")
+            yield warning(purpose, text, "free disk space for checkpoints and logs")
         else:
             yield ok(purpose, text)
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - it is Linux's own
-    """Say whether Ray finds shared memory for the messages of a simulation."""
+def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - Linux's own folder
+    """Check that Ray finds shared memory for the messages of a simulation."""
     if not folder.is_dir():
         yield ok("shared memory", f"no {folder}; Ray uses files")
         return
     free = shutil.disk_usage(folder).free
     text = f"{folder} has {free / GIGABYTE:.2f} GB free for the messages of a simulation"
     if free < LITTLE_SHARED:
-        yield warning("shared memory", text, "start the container with --shm-size=2g; Ray uses slow files else")
+        yield warning("shared memory", text, "start the container with --shm-size=2g; otherwise Ray uses slow files")
     else:
         yield ok("shared memory", text)
 
 
 def open_files() -> Iterator[Finding]:
-    """Say whether a process may open as many files as Ray wants."""
+    """Check that a process may open as many files as Ray needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     text = f"a process may open {'any number of' if unlimited else soft} files"
     if unlimited or soft >= FEW_FILES:
         yield ok("open files", text)
     elif hard == resource.RLIM_INFINITY or hard >= FEW_FILES:
-        yield warning("open files", text, f"ulimit -n {FEW_FILES}")
+        yield warning("open files", text, f"run: ulimit -n {FEW_FILES}")
     else:
         yield warning("open files", f"{text}, {hard} at most", "raise the limit in /etc/security/limits.conf")
 
 
 def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
-    """Say whether ports are free on loopback, where a simulation takes any and a deployment these.
+    """Check that loopback ports are free: any port for a simulation, those of `wanted` for a deployment.
 
     Args:
-        wanted: What each is for.
+        wanted: Port -> its purpose.
     """
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 0))
         except OSError as problem:
-            text = f"no port of 127.0.0.1 can be had: {problem.strerror}"
-            yield error("ports", text, "let programs listen on loopback: a simulation's SuperLink does")
+            text = f"no port of 127.0.0.1 can be opened: {problem.strerror}"
+            yield error("ports", text, "allow programs to listen on loopback, as a simulation's SuperLink does")
             return
     free = []
     for port, purpose in wanted.items():
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, after one that has just ended
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as servers do: ports of connections that have just ended count as free
             try:
                 probe.bind(("127.0.0.1", port))
                 free.append(str(port))
             except OSError:
-                text = f"{port}, for {purpose}, is taken"
-                yield warning("ports", text, "end what listens there, or choose another one; simulations do not mind")
+                text = f"{port}, for {purpose}, is in use"
+                yield warning("ports", text, "end the program that listens there, or choose another port")
     if free:
         yield ok("ports", f"{', '.join(free)} are free, and others for simulations")
 

@@ -1,8 +1,8 @@
-"""Detects other people who use this machine now, and can reach the loopback ports of programs that run here.
+"""Detect other users of this machine, who can reach the loopback ports of programs that run here.
 
-What protects from them: simulations run in a network namespace where the system offers one
-(`hyperfl_flwr.launch.private_network`) and Ray asks for a token. A SuperLink or SuperNode of a deployment must reach
-other machines; Flower gives their local ports no login.
+Simulations are protected by a network namespace where the system supports it
+(`hyperfl_flwr.launch.private_network`), and by Ray's token. A SuperLink or SuperNode of a deployment is not: it must
+reach other machines, and Flower's local ports require no login.
 """
 
 import contextlib
@@ -17,29 +17,29 @@ from hyperfl_flwr.launch import private_network
 from hyperfl_flwr.launch.findings import Finding, ok, warning
 
 FIRST_USER_ID = 500 if sys.platform == "darwin" else 1000
-"""Accounts below it are the system's own."""
+"""Accounts with smaller ids belong to the system."""
 
 NOBODY = 65534
-"""An account of the system above `FIRST_USER_ID`; on macOS it has an id beyond 2^31."""
+"""Id of a system account above `FIRST_USER_ID`; on macOS its id is beyond 2^31."""
 
-UNSEEN = "perhaps others, whose processes this system hides"
+UNSEEN = "unknown, because this system hides the processes of other users"
 
 
 def other_accounts(running: Iterable[int] | None = None) -> list[str]:
-    """Return the names of the other people who have processes on this machine now.
+    """Return the names of the other users who have running processes on this machine.
 
     Args:
-        running: User ids of the running processes; None looks them up.
+        running: User ids of the running processes; None to look them up.
 
     Returns:
-        Names of the accounts, sorted, without the current user's and the system's; `UNSEEN` alone where the system
-        hides the processes of others.
+        Sorted account names, without the current user's and the system's; `UNSEEN` alone if the system hides the
+        processes of other users.
     """
     if running is None and Path("/proc/self").exists() and not Path("/proc/1").exists():  # mounted with hidepid
         return [UNSEEN]
     found = set()
     for user in set(_running_users() if running is None else running) - {os.getuid(), NOBODY}:
-        with contextlib.suppress(KeyError):  # a container's user, without an account here
+        with contextlib.suppress(KeyError):  # a user of a container has no account here
             if FIRST_USER_ID <= user < 2**31:
                 found.add(pwd.getpwuid(user).pw_name)
     return sorted(found)
@@ -60,34 +60,34 @@ def _running_users() -> Iterator[int]:
 
 
 def simulation_warning() -> str:
-    """Return what the user should know before a simulation opens ports; empty if nobody else can reach them."""
+    """Return the warning to show before a simulation opens ports; empty if no other user can reach them."""
     obstacle = private_network.obstacle()
     names = other_accounts() if obstacle else []
     if not names:
         return ""
     return (
         f"other users of this machine ({_listed(names)}) can reach the ports of this simulation's SuperLink and run "
-        f"programs as you, since it has no network namespace of its own ({obstacle}); use --engine in-process, or a "
+        f"programs as you, because it has no private network namespace ({obstacle}); use --engine in-process, or a "
         f"container"
     )
 
 
 def deployment_warning() -> str:
-    """Return what an operator or owner should know before a SuperLink or SuperNode opens ports; empty if nothing."""
+    """Return the warning to show before a SuperLink or SuperNode opens ports; empty if there are no other users."""
     names = other_accounts()
     if not names:
         return ""
     return (
-        f"other users of this machine ({_listed(names)}) can reach the loopback ports by which Flower's programs "
-        f"talk to each other, and act in your name; run them in a container or on a machine of their own"
+        f"other users of this machine ({_listed(names)}) can reach the loopback ports over which Flower's programs "
+        f"communicate, and act in your name; run these programs in a container or on a separate machine"
     )
 
 
 def simulations() -> Iterator[Finding]:
-    """Yield whether other users can reach a simulation's ports."""
+    """Check whether other users can reach a simulation's ports."""
     obstacle = private_network.obstacle()
     if not obstacle:
-        yield ok("isolation", "simulations have a network namespace of their own, which other users cannot enter")
+        yield ok("isolation", "simulations have a private network namespace, which other users cannot enter")
     elif not (problem := simulation_warning()):
         yield ok("isolation", f"no network namespace for simulations ({obstacle}); no other user has processes here")
     else:
@@ -96,14 +96,14 @@ def simulations() -> Iterator[Finding]:
 
 
 def deployments() -> Iterator[Finding]:
-    """Yield whether other users can reach the loopback ports of a SuperLink or SuperNode."""
+    """Check whether other users can reach the loopback ports of a SuperLink or SuperNode."""
     if problem := deployment_warning():
         text, _, remedy = problem.partition("; ")
         yield warning("other users", text, remedy)
     else:
         yield ok(
             "other users",
-            "no other user has processes here and could reach the loopback ports of Flower's programs",
+            "no other user has processes here that could reach the loopback ports of Flower's programs",
         )
 
 

@@ -1,7 +1,7 @@
-"""Checks everything that can be checked before a run starts: settings, data, device and folders.
+"""Check everything that can be checked before a run starts: settings, data, device and folders.
 
-This takes torch, the data set and the method, some 600 MB in all, of which nothing is needed any more when the run has
-started. The commands therefore plan in a subprocess, see `hyperfl_flwr.launch.subprocess_call`.
+Planning loads torch, the data set and the method, some 600 MB in total, which are not needed once the run has started.
+The commands therefore plan in a subprocess, see `hyperfl_flwr.launch.subprocess_call`.
 """
 
 from collections.abc import Mapping
@@ -29,28 +29,31 @@ from hyperfl_flwr.runs.run_directory import is_simulation
 
 
 def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: str = RAY) -> SimulationPlan:
-    """Check everything that can be checked before a simulation starts.
+    """Check everything that can be checked before a simulation starts, and choose its nodes and threads.
 
     Args:
-        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
-        num_nodes: Number of simulated nodes P; None is what suits the machine (`hyperfl_flwr.launch.sizing`), or that
-            of the resumed run.
+        changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
+        num_nodes: Number of simulated nodes P; None for a number that suits the machine
+            (`hyperfl_flwr.launch.sizing`), or that of the resumed run.
         engine: `RAY` or `IN_PROCESS`.
 
     Returns:
-        The run's settings and number of nodes.
+        The plan of the run.
 
     Raises:
-        HyperFLError: With all problems of the settings, or the first of data, device and directories.
+        HyperFLError: With all problems of the settings, or the first problem of data, device and folders.
     """
     if engine not in (RAY, IN_PROCESS):
-        raise ConfigError(f"the engine must be {RAY} or {IN_PROCESS}, got {engine}")
+        raise ConfigError(f"--engine must be {RAY} or {IN_PROCESS}, got {engine}")
     config = requested(changes)
     if config.resume:
         num_nodes = _resumed_nodes(config, num_nodes)
     if ":" in config.device:
         index = config.device.partition(":")[2]
-        raise DeviceError(f"a simulation takes its GPUs from Ray: set CUDA_VISIBLE_DEVICES={index} and device=cuda")
+        raise DeviceError(
+            f"device={config.device} cannot be used in a simulation, where Ray assigns the GPUs; "
+            f"set CUDA_VISIBLE_DEVICES={index} and device=cuda"
+        )
     resolve_device(config.device)
     data = load_federated_data(config.data_settings())
     check_run(config, data.dataset.input_shape, data.dataset.num_classes)
@@ -58,14 +61,14 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: st
 
 
 def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, engine: str) -> SimulationPlan:
-    """Choose the nodes and threads that the caller has not."""
+    """Choose the nodes and threads that were not given."""
     device = resolve_device(config.device)
     machine = Machine.here(device)
     chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
     if num_nodes is None and engine == IN_PROCESS:
         num_nodes = 1
     if num_nodes is None:
-        # The handshake needs every node, and the last round trains all clients; a usual round trains a sample.
+        # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
         state = PrivateState(Path(), "", 0)
         client = client_of(config.method)(client_setting(resolved(config), data, 0, device, state))
@@ -73,11 +76,12 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
     if config.threads != "auto":
         threads = config.threads
-    else:  # one process: other programs share its cores, and threads that wait for each other are slow then
+    else:  # in one process, threads slow each other down when other programs use the same cores
         threads = suitable_threads(machine, num_nodes) if engine == RAY else 1
     config = config.model_copy(update={"threads": threads})
     samples = [len(data.train_indices(client)) for client in range(config.num_clients)]
-    leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []  # of images
+    # Reconstruction is of images only.
+    leaks = leak_warnings(config, samples) if len(data.dataset.input_shape) == 3 else []
     warnings = [*strategy_of(config.method).warnings(resolved(config)), *leaks]
     return SimulationPlan(
         settings=config.flat(),
@@ -97,8 +101,8 @@ def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:
     manifest = check_resume(config)
     if not is_simulation(manifest):
         raise RunDirectoryError(
-            f"{config.resume} is the run of a deployment, whose nodes have the clients' private state; add "
-            f"--deployment DIR to the command"
+            f"{config.resume} is a run of a deployment, and the clients' private state is on its nodes; resume it with "
+            f"--deployment DIR"
         )
     if num_nodes is not None:
         refuse_other_nodes(manifest, num_nodes)
@@ -106,36 +110,42 @@ def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:
 
 
 def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
-    """Check everything that can be checked before a deployment's run starts; its nodes' data are known when it does.
+    """Check everything that can be checked before a run on a deployment starts; the nodes' data are not known yet.
 
     Args:
-        num_nodes: The deployment's.
-        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
+        num_nodes: Number of nodes of the deployment.
+        changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
             Without `num-clients` each node hosts one client.
 
+    Returns:
+        The plan of the run.
+
     Raises:
-        HyperFLError: With all problems of the settings, or the first of the directories.
+        HyperFLError: With all problems of the settings, or the first problem of the folders.
     """
     if not changes.get("resume"):
         changes = {"num-clients": num_nodes, **changes}
     config = requested(changes, deployed=True)
     if config.resume and is_simulation(check_resume(config)):
         raise RunDirectoryError(
-            f"{config.resume} is the run of a simulation; a deployment's nodes do not have its clients' private state: "
-            f"resume it without --deployment"
+            f"{config.resume} is a run of a simulation, and a deployment's nodes do not have its clients' private "
+            f"state; resume it without --deployment"
         )
     warnings = strategy_of(config.method).warnings(resolved(config))
     return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
 
 
 def plan_personalized(run: Path) -> Plan:
-    """Check that a run makes models on demand, before the novel clients of a deployment are asked.
+    """Check that a trained run can create models on demand, before the novel clients of a deployment are contacted.
 
     Args:
-        run: The folder of an it-pfl run; an absolute path.
+        run: Folder of an it-pfl run; an absolute path.
+
+    Returns:
+        The plan for `hyperfl personalize`.
 
     Raises:
-        HyperFLError: If it does not.
+        HyperFLError: If the run cannot create models on demand.
     """
     notes = open_run(run).notes
     config = RunConfig.from_flat(default_settings() | {"personalize.run": str(run)})

@@ -1,4 +1,4 @@
-"""Runs that can start, as plain records: a process that only starts and follows a run needs nothing that trains."""
+"""Checked runs as plain records, so that a process that only starts and follows a run need not import torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from hyperfl_flwr.core.setting_types import Scalar
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run whose settings have been checked, see `hyperfl_flwr.launch.planning`.
+    """A run with checked settings, see `hyperfl_flwr.launch.planning`.
 
     Attributes:
         settings: All settings by dotted key, with an absolute folder.
-        source: File or folder of a custom network that travels with the app; None where there is none to hand over.
-        warnings: What its owner should know before it starts.
+        source: File or folder of a custom network to send with the app; None if there is none to send.
+        warnings: Warnings to show before the run starts.
     """
 
     settings: Mapping[str, Scalar]
@@ -47,14 +47,14 @@ IN_PROCESS: Final = "in-process"
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationPlan(Plan):
-    """A simulation that can start.
+    """A simulation with checked settings.
 
     Attributes:
         num_nodes: Number of simulated nodes P.
         threads: torch threads of each process, as in the settings.
-        device: `cpu` or `cuda`, where the clients train.
-        num_gpus: GPUs of the machine; 0 for training on the CPU.
-        chosen_for: The machine for which nodes or threads were chosen; empty if the caller gave both.
+        device: Device on which the clients train, `cpu` or `cuda`.
+        num_gpus: Number of the machine's GPUs; 0 for training on the CPU.
+        chosen_for: Machine for which nodes or threads were chosen; empty if the caller gave both.
         engine: `RAY` or `IN_PROCESS`.
     """
 

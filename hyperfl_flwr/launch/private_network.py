@@ -1,11 +1,11 @@
-"""Runs programs in a network namespace of their own, where no other user of the machine can reach their ports.
+"""Run programs in a private network namespace, where no other user of the machine can reach their ports.
 
-Flower's SuperLink for simulations and Ray listen on loopback ports. The SuperLink asks for no login, so whoever can
-connect to its port can run programs as the user who has started it. Linux gives a group of processes a loopback
-interface of its own: their ports exist in that namespace only, and only root and the same user can enter it. An
-unprivileged user gets a network namespace together with a user namespace, in which no account but the user's exists.
+Flower's SuperLink for simulations and Ray listen on loopback ports. The SuperLink requires no login, so any user who
+can connect to its port can run programs as the user who has started it. A Linux network namespace has a separate
+loopback interface: ports opened in it exist in that namespace only, and only root and the same user can enter it. An
+unprivileged user can create a network namespace only together with a user namespace, in which no other account exists.
 
-This file is also the program that starts in a namespace or enters it (`main`); it imports the standard library only.
+This file is also the program that creates or enters a namespace (`main`); it imports the standard library only.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Self
 
 SHARED = "HYPERFL_SHARE_NETWORK"
-"""Environment variable: with the value 1, simulations use the machine's network, and others can reach their ports."""
+"""Environment variable; if it is 1, simulations use the machine's network, and other users can reach their ports."""
 
 POLL_SECONDS = 0.02
 
 ENTER_SECONDS = 30.0
-"""How long a process may take to get its namespace; it needs some hundredths."""
+"""Seconds that a process may take to enter its namespace; it needs some hundredths."""
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
@@ -37,7 +37,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
 def obstacle(environment: Mapping[str, str] = os.environ) -> str:
-    """Return why simulations cannot have a network namespace of their own; empty if they can."""
+    """Return why simulations cannot have a private network namespace; empty if they can."""
     if environment.get(SHARED) == "1":
         return f"{SHARED}=1"
     return _kernel_obstacle()
@@ -45,7 +45,7 @@ def obstacle(environment: Mapping[str, str] = os.environ) -> str:
 
 @functools.cache
 def _kernel_obstacle() -> str:
-    """Make a namespace, enter it from outside, and leave it; return the error."""
+    """Create a namespace and enter it from another process, as a simulation does; return the error, or empty."""
     if not sys.platform.startswith("linux"):
         return "only Linux has network namespaces"
     wait = in_new_network([sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"])
@@ -61,36 +61,35 @@ def _kernel_obstacle() -> str:
 
 
 def in_new_network(command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` in a new network namespace, in the same process."""
+    """Return the command that creates a network namespace and runs `command` in it, under the same process id."""
     return [*_program(), "--new", "--", *command]
 
 
 def health_check(port: int) -> list[str]:
-    """Return a command that ends with exit code 0 as soon as `http://127.0.0.1:PORT/health` answers."""
+    """Return a command that waits until `http://127.0.0.1:PORT/health` answers, and then exits with code 0."""
     return [*_program(), "--wait-for", str(port)]
 
 
 class Network:
-    """The network namespace of a process that was started with `in_new_network`.
+    """Handle of the network namespace of a process that was started with `in_new_network`.
 
-    It is held open: the kernel gives the number of a namespace that has ended to the next one, and the process's id to
-    another process.
+    The namespace is held open, because the kernel reuses the number of a namespace that has ended, and the process id.
 
     Args:
-        pid: The process.
+        pid: Id of the process.
         is_alive: Returns whether the process still runs.
 
     Raises:
-        OSError: The process ended, is another user's, or has no namespace of its own after `ENTER_SECONDS`.
+        OSError: If the process ended, is another user's, or has no private namespace after `ENTER_SECONDS`.
     """
 
     def __init__(self, pid: int, is_alive: Callable[[], bool] = lambda: True) -> None:
-        # Root has no user namespace of its own here, and must never enter another user's.
+        # Root needs no user namespace, and must never enter another user's.
         self._names = ["net"] if os.geteuid() == 0 else ["user", "net"]
         deadline = time.monotonic() + ENTER_SECONDS
         while any(_identity(f"/proc/{pid}/ns/{name}") == _identity(f"/proc/self/ns/{name}") for name in self._names):
             if not is_alive() or time.monotonic() > deadline:
-                raise ProcessLookupError(f"process {pid} must have a network namespace of its own, but has none")
+                raise ProcessLookupError(f"process {pid} has no private network namespace")
             time.sleep(POLL_SECONDS)
         self._files = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in self._names]
 
@@ -101,7 +100,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Let the namespace end with its last process."""
+        """Release the namespace; it ends with its last process."""
         while self._files:
             os.close(self._files.pop())
 
@@ -123,10 +122,10 @@ def _program() -> list[str]:
 
 
 def _enter_new() -> None:
-    """Move this process into a new network namespace, with a user namespace unless it is root's.
+    """Move this process into a new network namespace, and unless it is root's into a new user namespace.
 
     Raises:
-        OSError: The kernel does not allow it.
+        OSError: If the kernel does not allow it.
     """
     user, group = os.geteuid(), os.getegid()
     if user == 0:
@@ -136,17 +135,17 @@ def _enter_new() -> None:
         Path("/proc/self/setgroups").write_text("deny")  # required before an unprivileged user maps a group
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    with socket.socket() as control:
+    with socket.socket() as control:  # a new namespace's loopback interface is down
         request = struct.pack("16sh14x", b"lo", 0)
         (flags,) = struct.unpack("16xh14x", fcntl.ioctl(control, _SIOCGIFFLAGS, request))
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
 
 
 def _enter(paths: Sequence[str]) -> None:
-    """Move this process into namespaces, in their order: a user namespace gives the right to enter the network's.
+    """Move this process into namespaces, in this order: the user namespace gives the right to enter the network's.
 
     Raises:
-        OSError: One is another user's, or no namespace.
+        OSError: If a file is another user's namespace, or not a namespace.
     """
     for path in paths:
         with Path(path).open() as file:
@@ -154,7 +153,7 @@ def _enter(paths: Sequence[str]) -> None:
 
 
 def _identity(file: int | str) -> tuple[int, int]:
-    """Return what tells an open or existing namespace from all others that exist."""
+    """Return device and inode, which identify a namespace among all existing ones."""
     found = os.stat(file)  # noqa: PTH116 - a path or a descriptor
     return found.st_dev, found.st_ino
 
@@ -181,10 +180,10 @@ def _wait_for(port: int) -> None:
 
 
 def main() -> int:
-    """Enter a network namespace and become a command there, or wait for a port; returns the exit code."""
+    """Enter a network namespace and execute a command there, or wait for a port; returns the exit code."""
     parser = argparse.ArgumentParser(description="Run a command in a network namespace.")
-    parser.add_argument("--new", action="store_true", help="a new one")
-    parser.add_argument("--enter", action="append", default=[], metavar="FILE", help="the namespace of a file")
+    parser.add_argument("--new", action="store_true", help="create a namespace")
+    parser.add_argument("--enter", action="append", default=[], metavar="FILE", help="enter this namespace")
     parser.add_argument("--wait-for", type=int, metavar="PORT", help="wait until a SuperLink answers on a port")
     parser.add_argument("command", nargs="*")
     arguments = parser.parse_args()
@@ -196,7 +195,7 @@ def main() -> int:
         sys.stderr.write(f"{error.strerror or error}\n")
         return 1
     if arguments.wait_for is None:
-        os.execvp(arguments.command[0], arguments.command)  # noqa: S606 - in the place of this program
+        os.execvp(arguments.command[0], arguments.command)  # noqa: S606 - replaces this program
     _wait_for(arguments.wait_for)
     return 0
 

@@ -1,8 +1,8 @@
-"""Process trees: seeing one, ending one, and a supervisor that outlives its owner for just long enough to end one.
+"""List and end process trees, and run a command below a supervisor that ends its tree when the owner dies.
 
-Flower starts its helpers in sessions of their own and Ray's processes change parents, so neither a process group nor a
-list of children reaches all of them. On Linux the supervisor is the reaper of every orphan below it, so that walking
-down from it finds them all; elsewhere it remembers whom it has seen.
+Flower starts its helpers in new sessions and Ray's processes change parents, so neither a process group nor a list of
+children reaches all of them. On Linux the supervisor is the reaper of every orphan below it, so its descendants are
+the whole tree; elsewhere it remembers the processes that it has seen.
 
 This file is also the program that runs as the supervisor (`main`). It imports the standard library only.
 """
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_SECONDS = 0.2
-"""How often the supervisor looks whether its owner still lives."""
+"""Seconds between two checks of the supervisor that its owner still runs."""
 
 SCAN_SECONDS = 2.0
-"""How often it writes down whom it has to end, where the system offers no reaper of orphans."""
+"""Seconds between two scans for processes to end, where the system has no reaper of orphans."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,7 +52,7 @@ def _rows_from_proc() -> Iterator[Process]:
         try:
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:  # it ended in between
+        except OSError:  # the process ended in between
             continue
         if fields[0] not in ("Z", "X"):
             yield Process(pid=int(folder.name), parent=int(fields[1]), started=fields[19], command=command)
@@ -71,7 +71,7 @@ def _rows_from_ps() -> Iterator[Process]:
 
 
 def is_own(process: Process) -> bool:
-    """Return whether a process is the current user's; False if that cannot be seen."""
+    """Return whether a process belongs to the current user; False if its owner cannot be determined."""
     try:
         return Path(f"/proc/{process.pid}").stat().st_uid == os.getuid()
     except OSError:
@@ -95,26 +95,26 @@ def descendants(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int,
 
 
 def send(signal_number: int, processes: Iterable[Process]) -> None:
-    """Send a signal to those of `processes` that still run; one that took over an old process id is left alone."""
+    """Send a signal to those of `processes` that still run; a new process with a reused id is left alone."""
     table = process_table()
     for process in processes:
         now = table.get(process.pid)
         if now is not None and now.started == process.started and process.pid != os.getpid():
             try:
                 os.kill(process.pid, signal_number)
-            except (ProcessLookupError, PermissionError):  # it ended, or has become another user's
+            except (ProcessLookupError, PermissionError):  # it ended, or now belongs to another user
                 continue
 
 
 def kill_all(find: Callable[[], Iterable[Process]], *, timeout: float = 5.0) -> list[Process]:
-    """Kill what `find` returns until it returns nothing, because a process may start others while it is being killed.
+    """Kill the processes that `find` returns until it returns none; a process may start others before it is killed.
 
     Args:
-        find: Looks up the processes to end.
+        find: Returns the processes to end.
         timeout: Seconds after which to give up.
 
     Returns:
-        The processes that are left, normally none.
+        The processes that still run, normally none.
     """
     deadline = time.monotonic() + timeout
     while left := list(find()):
@@ -126,11 +126,11 @@ def kill_all(find: Callable[[], Iterable[Process]], *, timeout: float = 5.0) -> 
 
 
 class Supervisor:
-    """Runs a command and ends its whole tree when told to by SIGTERM, when the command ends or when the owner is gone.
+    """Run a command, and end its whole tree on SIGTERM, when the command ends or when the owner dies.
 
     Args:
-        command: What to run.
-        owner: The process that must be this process's parent; when it is not, it has died.
+        command: The command to run.
+        owner: Id of this process's parent; a changed parent means that the owner has died.
         polite: Text in the command lines of processes that get SIGTERM, and time to act on it, before all others.
     """
 
@@ -144,7 +144,7 @@ class Supervisor:
         self._known: dict[int, Process] = {}
 
     def run(self) -> int:
-        """Run until there is a reason to stop; return the command's exit code, or 0 when it was ended by us."""
+        """Run until there is a reason to stop; return the command's exit code, or 0 if the supervisor ended it."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stop", True))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -152,6 +152,7 @@ class Supervisor:
         child = subprocess.Popen(self._command, preexec_fn=_restore_signals_and_die_with_parent)
         self._child = child.pid
         next_scan = 0.0
+        # An orphan gets another parent, so the parent's id shows whether the owner still runs.
         while not self._stop and self._exit_code is None and os.getppid() == self._owner:
             time.sleep(POLL_SECONDS)
             self._reap()
@@ -176,7 +177,7 @@ class Supervisor:
                 self._exit_code = os.waitstatus_to_exitcode(status)
 
     def _look(self) -> list[Process]:
-        """Return the processes of the tree that run now: those below us, and those once seen below us."""
+        """Return the running processes of the tree: those below the supervisor now, and those seen below it before."""
         table = process_table()
         below = descendants([os.getpid(), *self._known], table)
         seen = {pid: p for pid, p in self._known.items() if pid in table and table[pid].started == p.started}
@@ -184,7 +185,7 @@ class Supervisor:
         return list(self._known.values())
 
     def _end(self) -> None:
-        """End the tree: first those that want to be asked, then the command, then by force whatever is left."""
+        """End the tree: SIGTERM to the polite processes, then to the command, and SIGKILL to all that are left."""
         polite = [p for p in self._look() if self._polite and self._polite in p.command]
         self._ask(polite, seconds=2.0)
         self._ask([p for p in self._look() if p.pid == self._child], seconds=2.0)
@@ -201,7 +202,7 @@ class Supervisor:
 
 
 def _prctl(option: int, argument: int) -> bool:
-    """Set a property of this process where the system knows it; return whether it does."""
+    """Set a property of this process; return False where the system does not support it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -226,19 +227,19 @@ def start_supervised(
     remove: Iterable[Path] = (),
     within: Callable[[list[str]], list[str]] = list,
 ) -> "subprocess.Popen[bytes]":
-    """Start `command` below a supervisor, which ends all that comes of it when this process ends, however it ends.
+    """Start `command` below a supervisor, which ends its process tree when this process ends in any way.
 
     Args:
-        command: What to run.
-        environment: Its whole environment.
+        command: The command to run.
+        environment: Its complete environment.
         folder: Its working directory.
-        log: Where its output goes.
+        log: File to which its output is appended.
         polite: See `Supervisor`.
         remove: Folders that the supervisor removes after it was stopped or its owner died.
-        within: Returns the command that runs the supervisor, and so all below it, in an environment of its own.
+        within: Returns the command that runs the supervisor, and thus the whole tree, in a network namespace.
 
     Returns:
-        The supervisor: terminate it to end the whole tree.
+        The supervisor's process; terminate it to end the whole tree.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), "--owner", str(os.getpid())]
     program += ["--polite", polite, *(word for path in remove for word in ("--remove", str(path))), "--", *command]
@@ -263,7 +264,7 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     code = Supervisor(arguments.command, owner=arguments.owner, polite=arguments.polite).run()
-    if code == 0:  # a command that failed by itself leaves its log for the owner to read
+    if code == 0:  # after a failure of the command, the owner reads the log in these folders
         for folder in arguments.remove:
             shutil.rmtree(folder, ignore_errors=True)
     return code

@@ -1,4 +1,4 @@
-"""Shows a run on standard error while it goes on: a bar in a terminal, lines elsewhere."""
+"""Show the progress of a run on standard error: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hyperfl_flwr.launch.console import err
 from hyperfl_flwr.launch.follow import Observer
 
 SHOWN = ("is left out", "novel client", "warning:")
-"""Lines of the server's log with one of these are shown with the progress."""
+"""Parts of the server's log lines that are always shown, even with `--quiet`."""
 
 _NODE = re.compile(r"\bnode \d+ (takes part|runs|is missing|is away|is back|joins|is refused)|\bwaiting (for|up to) ")
 _ROUND = re.compile(r"\bround \d+/\d+")
@@ -18,13 +18,13 @@ _LEVEL = re.compile(r"^(INFO|WARNING) *: *")
 
 
 class ShownProgress:
-    """Shows a run's progress on standard error.
+    """Show a run's progress on standard error while the `with` block lasts; yields the observer of the run.
 
     Args:
-        title: What is run.
-        verbose: Whether the whole log is shown.
-        quiet: Whether only warnings are.
-        rounds: Whether each round gets a line, for an operator's log.
+        title: Label of the progress bar.
+        verbose: Show the whole log.
+        quiet: Show only warnings.
+        rounds: Print a line for each round, for an operator's log.
     """
 
     def __init__(self, title: str, *, verbose: bool = False, quiet: bool = False, rounds: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""The first thing that a newcomer runs: HyperFL beside FedAvg and local-only, on data that need no download.
+"""The quickstart: compare HyperFL with FedAvg and local-only training, on data that need no download.
 
-Each method trains at its own learning rate, and with two seeds: of the second one the clients' data are another split,
-too, so that the spread covers both. Settings are in `quickstart.toml`.
+Each method trains at its own learning rate and with two seeds. The seed also sets the split of the data among clients,
+so that the spread over seeds covers both. The settings are in `quickstart.toml`.
 """
 
 import json
@@ -25,7 +25,7 @@ SEEDS = (0, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A number over the seeds."""
+    """Mean and range of a number over the seeds."""
 
     mean: float
     least: float
@@ -33,19 +33,19 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Return that of some values."""
+        """Compute the spread of some values."""
         return cls(mean=statistics.fmean(values), least=min(values), largest=max(values))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a method reached.
+    """Results of one method.
 
     Attributes:
-        method: Its name.
-        learning_rate: What `learning-rate = auto` became.
-        test_samples: Number of test images of all clients, of each seed.
-        summaries: The summaries of its runs, see `hyperfl_flwr.runs.summary`, in the order of the seeds.
+        method: Name of the method.
+        learning_rate: Value to which `learning-rate = auto` was resolved.
+        test_samples: Number of test images of all clients, for each seed.
+        summaries: Summaries of its runs, see `hyperfl_flwr.runs.summary`, in the order of the seeds.
     """
 
     method: str
@@ -54,18 +54,18 @@ class Result:
     summaries: Sequence[dict[str, Any]]
 
     def spread(self, number: str) -> Spread:
-        """Return a number of the summaries over the seeds."""
+        """Return the spread over the seeds of a number in the summaries."""
         return Spread.of([summary[number] for summary in self.summaries])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quickstart:
-    """What came of it.
+    """Outcome of the quickstart.
 
     Attributes:
-        folder: Holds a folder for each method, and in it a run folder for each seed.
-        picture: Accuracy over the rounds.
-        results: Of each method.
+        folder: Folder with one folder for each method, which holds a run folder for each seed.
+        picture: File of the plot of accuracy over the rounds.
+        results: Results of each method.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class Quickstart:
 
 
 def quickstart_settings(method: str, seed: int) -> dict[str, Scalar]:
-    """Return what a run of the quickstart changes of the defaults, but for its rounds and its folder."""
+    """Return the settings of a quickstart run that differ from the defaults, except its rounds and its folder."""
     changes = flatten(tomllib.loads(Path(__file__).with_name("quickstart.toml").read_text()))
     return changes | {"method": method, "seed": seed, "data.seed": seed}
 
@@ -83,9 +83,12 @@ def quickstart(output: Path | None, num_rounds: int, display: Display) -> Quicks
     """Run the three methods with each seed, one after the other, and compare them.
 
     Args:
-        output: Folder of the runs; None makes a new one below `runs` in the working directory.
+        output: Folder of the runs; None for a new folder below `runs` in the working directory.
         num_rounds: Number of federated rounds.
         display: Shows each run.
+
+    Returns:
+        The results, and the paths of the runs and of the plot.
 
     Raises:
         HyperFLError: If a run cannot start, or fails.
@@ -106,7 +109,7 @@ def quickstart(output: Path | None, num_rounds: int, display: Display) -> Quicks
 
 def plan_methods(output: Path | None, num_rounds: int) -> list[SimulationPlan]:
     """Plan the runs of the three methods with each seed, see `quickstart`."""
-    from hyperfl_flwr.launch.planning import plan  # with torch, which the process that follows the runs does without
+    from hyperfl_flwr.launch.planning import plan  # imports torch, which the caller's process does not need
     from hyperfl_flwr.runs.run_directory import new_run_name, refuse_used_directory
 
     folder = output or Path.cwd() / "runs" / new_run_name("quickstart", "digits", seed=0)

@@ -1,4 +1,4 @@
-"""The settings of a run that was asked for, checked as far as they can be without data and nodes."""
+"""Assemble and check a run's settings, as far as possible without data and nodes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,18 +22,18 @@ from hyperfl_flwr.runs.run_directory import (
 
 
 def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunConfig:
-    """Return the settings of a run, with the absolute folder of its output.
+    """Assemble and check the settings of a run, with the absolute path of its output folder.
 
     Args:
-        changes: Settings that differ from the defaults, or, where `resume` is one of them, from the resumed run's.
-        deployed: Whether the run is for nodes of a deployment, whose owners may name other data.
+        changes: Settings that differ from the defaults or, if `resume` is one of them, from the resumed run's.
+        deployed: Whether the run is for a deployment, where the nodes' owners may name other data.
 
     Raises:
-        HyperFLError: With all problems of the settings, or because the folder is in use.
+        HyperFLError: If settings are wrong (all problems are listed), or the folder is in use.
     """
     settings, resume = default_settings(), str(changes.get("resume", ""))
     if resume and changes.get("output"):
-        raise ConfigError("a resumed run goes on in its own folder; give resume or output, not both")
+        raise ConfigError("a resumed run continues in its own folder; give resume or output, not both")
     if resume:
         settings = _settings_to_resume(Path(resume), changes)
     settings |= changes
@@ -43,7 +43,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         settings["output"] = str(Path.cwd() / "runs" / name)
     config = RunConfig.from_flat(settings)
     if config.personalize.run:
-        raise ConfigError("personalize.run makes models with a run that was trained; use `hyperfl personalize`")
+        raise ConfigError("personalize.run must not be set for training; use `hyperfl personalize`")
     if not resume:
         refuse_used_directory(Path(config.output))
     find_model(config.target, Path(resume) if resume else None)
@@ -51,7 +51,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
 
 
 def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings of a run that is resumed; an `auto` that means something else today is the number it was."""
+    """Return the settings of a run to resume; an `auto` that resolves to another value now keeps its old value."""
     asked = default_settings()
     asked |= {key: value for key, value in read_manifest(run)["settings"].items() if key in asked}
     was, now = settings_of(run), resolved(RunConfig.from_flat({**asked, **changes})).flat()
@@ -60,14 +60,14 @@ def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, S
 
 
 def check_resume(config: RunConfig) -> dict[str, Any]:
-    """Return the manifest of a run that can be resumed.
+    """Check that a run can be resumed with these settings, and return its manifest.
 
     Raises:
-        HyperFLError: If it cannot.
+        HyperFLError: If it cannot be resumed.
     """
     path = Path(config.resume)
     manifest = read_manifest(path)
     refuse_other_model(manifest, config.target)
-    RunDirectory(path).close()  # refused while another process is writing
+    RunDirectory(path).close()  # raises if another process is writing there
     resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
     return manifest

@@ -1,4 +1,4 @@
-"""Runs the app on a SuperLink of its own and follows it to the end."""
+"""Run a simulation, on Flower's engine or in one process, and follow it to its end."""
 
 import math
 from collections.abc import Mapping
@@ -31,17 +31,17 @@ def simulation(num_nodes: int | None = None, engine: str = RAY) -> Platform:
 
 
 def launch(planned: SimulationPlan, observer: Observer) -> Path:
-    """Run the app in the planned engine and wait for its end.
+    """Run the app on the planned engine and wait for its end.
 
     Args:
-        planned: What `hyperfl_flwr.launch.planning.plan` has checked.
-        observer: Hears of the run.
+        planned: A plan of `hyperfl_flwr.launch.planning.plan`.
+        observer: Receives rounds, log lines and notes of the run.
 
     Returns:
         The run's folder.
 
     Raises:
-        RunFailedError: If the run failed, whatever Flower's commands said.
+        RunFailedError: If the run failed, whatever exit status Flower's commands returned.
     """
     for warning in planned.warnings:
         observer.on_note(f"warning: {warning}")
@@ -65,7 +65,7 @@ def launch(planned: SimulationPlan, observer: Observer) -> Path:
 
 
 def _where(planned: SimulationPlan, actors: int) -> str:
-    """Say where a run trains, and how to have it otherwise."""
+    """Describe where a run trains, and how to change it."""
     text = (
         f"{planned.settings['num-clients']} clients on {planned.num_nodes} nodes in {actors} process(es), "
         f"{planned.threads} thread(s) each, on {planned.device}"

@@ -1,8 +1,8 @@
-"""Calls a function in a subprocess, so that this process stays small and the memory is given back at the end.
+"""Call a function in a subprocess, so that this process stays small and the memory is freed afterwards.
 
-A process that has imported torch keeps 600 MB for as long as it lives. A notebook keeps the modules that it has
-imported, a network of the user's among them; a subprocess imports them as they are now. The function gets and returns
-plain values and records, which travel as pickles between this process and its own child.
+A process that has imported torch keeps 600 MB until it ends. A notebook keeps the modules that it has imported, such as
+a user's network; a subprocess imports their current source. The function takes and returns plain values and records,
+which are pickled between this process and its own child.
 
 This module is also the program of the subprocess (`main`); it imports nothing that takes time or memory.
 """
@@ -19,28 +19,28 @@ from typing import Any
 from hyperfl_flwr.core.errors import HyperFLError, RunFailedError
 
 END_SECONDS = 5.0
-"""How long an interrupted subprocess may take to remove its temporary files."""
+"""Seconds that an interrupted subprocess may take to remove its temporary files."""
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from hyperfl_flwr.launch.subprocess_call import main; main()"
 
 
-def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the function
+def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - the function's result
     """Call a function in a subprocess, which has this process's import path and nothing else of it.
 
     Args:
-        name: `package.module:function`.
-        *arguments: What it is called with.
+        name: The function, as `package.module:function`.
+        *arguments: Its arguments.
 
     Returns:
-        What it returns.
+        The function's result.
 
     Raises:
-        HyperFLError: As the function raises it; RunFailedError if the subprocess dies or fails in another way, after
+        HyperFLError: If the function raises it; RunFailedError if the subprocess dies or fails in another way, with
             the traceback on standard error.
-        OSError: As the function raises it of a file.
+        OSError: If the function raises it with a file name.
     """
-    # -P and the same import path: nothing is imported from a working directory in which this process would not look.
-    # A session of its own: Ctrl-C comes to this process alone, which ends the other in an orderly way.
+    # -P and the same import path: the child imports nothing from a working directory that this process does not use.
+    # A new session: Ctrl-C reaches only this process, which then ends the child in an orderly way.
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM, *sys.path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
@@ -48,13 +48,13 @@ def call_in_subprocess(name: str, *arguments: object) -> Any:  # noqa: ANN401 - 
     with child:
         try:
             answer = _exchange(child, pickle.dumps((name, *arguments)))
-            child.wait()  # before its standard input is closed, which would cut a traceback short
+            child.wait()  # before closing its standard input, which would end it in the middle of a traceback
         except BaseException:
             _end(child)
             raise
     if not answer:
         raise RunFailedError(f"the process that ran {name} ended without a result, with exit status {child.returncode}")
-    returned, value = pickle.loads(answer)  # noqa: S301 - of our own child
+    returned, value = pickle.loads(answer)  # noqa: S301 - from this process's own child
     if not returned:
         raise value
     return value
@@ -80,7 +80,7 @@ def _exchange(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:
         raise ValueError("the child has no pipes")
     try:
         child.stdin.write(request)
-        child.stdin.flush()  # stays open: the child ends when it is closed, by kill -9 of this process, too
+        child.stdin.flush()  # stays open: the child ends when it closes, also by kill -9 of this process
     except BrokenPipeError:
         return b""
     return child.stdout.read()
@@ -89,10 +89,10 @@ def _exchange(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:
 def main() -> None:
     """Run as the subprocess."""
     with os.fdopen(os.dup(1), "wb") as answers, os.fdopen(0, "rb", closefd=False) as requests:
-        os.dup2(2, 1)  # whatever else is printed
+        os.dup2(2, 1)  # the function's own output must not mix with the answer
         try:
-            request = pickle.load(requests)  # noqa: S301 - of our own parent
-        except EOFError:  # it was interrupted while it started this process
+            request = pickle.load(requests)  # noqa: S301 - from this process's own parent
+        except EOFError:  # the parent was interrupted while it started this process
             return
         threading.Thread(target=_end_with_parent, daemon=True).start()
         try:
@@ -108,11 +108,11 @@ def main() -> None:
             sys.exit(130)
         pickle.dump(answer, answers)
     sys.stderr.flush()
-    os._exit(0)  # at once: with torch, Python takes most of a second to take itself down
+    os._exit(0)  # skips Python's shutdown, which takes most of a second with torch
 
 
 def _end_with_parent() -> None:
-    """End the process when its parent has gone."""
+    """End this process when its parent has ended, which closes standard input."""
     while os.read(0, 1):
         pass
     os._exit(1)

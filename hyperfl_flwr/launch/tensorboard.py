@@ -1,7 +1,7 @@
-"""A run's metrics as TensorBoard's event files, in the run's folder `tensorboard`.
+"""Write a run's metrics as TensorBoard event files, in the folder `tensorboard` of the run's folder.
 
-They are made of metrics.jsonl and of nothing else. When that begins anew, because a resumed run drops the rounds after
-its checkpoint, so do the event files: no step is there twice.
+The event files are written from metrics.jsonl only. A resumed run rewrites metrics.jsonl without the rounds after its
+checkpoint; then the event files are rewritten, too, so that no step occurs twice.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ FILES = "events.out.tfevents.*"
 NO_SCALARS = ("kind", "round", "client", "clients", "failed")
 
 SECTIONS = ("accuracy", "loss", "bytes", "seconds")
-"""TensorBoard's sections, by a word of the metric's name; the rest is in `other`."""
+"""Sections in TensorBoard, chosen by a word of the metric's name; other metrics are in `other`."""
 
 
 def require_tensorboard(find: Callable[[str], object] = importlib.util.find_spec) -> None:
     """Check that TensorBoard is installed.
 
     Raises:
-        InstallationError: If it is not.
+        InstallationError: If it is not installed.
     """
     if find("tensorboard") is None:
         raise InstallationError(
@@ -45,7 +45,7 @@ def require_tensorboard(find: Callable[[str], object] = importlib.util.find_spec
 
 
 def tag(name: str) -> str:
-    """Return where a metric is shown: `own_accuracy` in `accuracy/own`, `bytes_on_wire` in `bytes/on_wire`."""
+    """Return TensorBoard's tag of a metric: `accuracy/own` for `own_accuracy`, `bytes/on_wire` for `bytes_on_wire`."""
     words = name.split("_")
     section = next((word for word in SECTIONS if word in words), "other")
     rest = "_".join(word for word in words if word != section) or "all"
@@ -53,11 +53,11 @@ def tag(name: str) -> str:
 
 
 class EventFiles:
-    """The event files of one run.
+    """Writer of one run's event files.
 
     Args:
-        run: Its folder, which need not exist yet.
-        per_client: Whether each client gets curves of its own.
+        run: Folder of the run, which need not exist yet.
+        per_client: Whether to write curves of each client.
 
     Raises:
         InstallationError: If TensorBoard is not installed.
@@ -71,7 +71,7 @@ class EventFiles:
         self._writer: SummaryWriter | None = None
 
     def update(self) -> None:
-        """Write what metrics.jsonl tells more than before."""
+        """Write the new lines of metrics.jsonl."""
         records, is_anew = self._records.read()
         if is_anew:
             self._begin()
@@ -82,7 +82,7 @@ class EventFiles:
         self._writer.flush()
 
     def finish(self) -> None:
-        """Write the rest, and of a run that has ended its settings with its result, for TensorBoard's HPARAMS."""
+        """Write the remaining metrics, and for a completed run its settings and result for TensorBoard's HPARAMS."""
         self.update()
         if self._writer is None:
             return
@@ -94,13 +94,13 @@ class EventFiles:
         self._writer = None
 
     def _begin(self) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter  # an extra
+        from torch.utils.tensorboard.writer import SummaryWriter  # needs the optional package tensorboard
 
         if self._writer is not None:
             self._writer.close()
         for old in self.folder.glob(FILES):
             old.unlink()
-        # A TensorBoard that looks on forgets what it has read of the files before.
+        # purge_step makes a running TensorBoard discard the steps that it has read from the old files.
         self._writer = SummaryWriter(str(self.folder), purge_step=0)
 
     def _write(self, record: Record, writer: "SummaryWriter") -> None:
@@ -128,11 +128,11 @@ class EventFiles:
 
 @contextlib.contextmanager
 def written_along(run: Path, observer: Observer) -> Iterator[Observer]:
-    """Write a run's event files while it goes on; yields the observer that its rounds must be told to.
+    """Write a run's event files during the run; yields the observer to follow the run with.
 
     Args:
-        run: The run's folder, which need not exist yet.
-        observer: Hears of the run as before.
+        run: Folder of the run, which need not exist yet.
+        observer: Observer that still receives everything.
 
     Raises:
         InstallationError: If TensorBoard is not installed.
@@ -150,14 +150,14 @@ def written_along(run: Path, observer: Observer) -> Iterator[Observer]:
 
 
 def write_event_files(run: Path, *, per_client: bool = False) -> Path:
-    """Write the event files of a run, in place of those that are there.
+    """Write the event files of a run, replacing old ones.
 
     Returns:
-        Their folder.
+        The folder of the event files.
 
     Raises:
         InstallationError: If TensorBoard is not installed.
-        RunDirectoryError: If the folder is no run's, or the run has not recorded anything.
+        RunDirectoryError: If the folder is not a run's, or the run has not recorded anything.
     """
     files = EventFiles(run, per_client=per_client)
     read_manifest(run)

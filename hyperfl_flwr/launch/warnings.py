@@ -1,7 +1,8 @@
-"""Settings that are known to give private images away, told before a run starts.
+"""Warn before a run starts if its settings are known to leak private images.
 
-What is known is what `hyperfl audit` has measured (docs/privacy/audit.md): a handful of samples can be rebuilt from one
-upload, 600 samples in 60 steps have not been. Nobody should read the absence of a warning as a promise.
+The thresholds come from measurements with `hyperfl audit` (docs/privacy/audit.md): its attacks have reconstructed
+images from the upload of a client with a few samples, and none from a client with 600 samples and 60 steps. The
+absence of a warning is not a guarantee of privacy.
 """
 
 from collections.abc import Sequence
@@ -11,18 +12,18 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods import METHODS
 
 FEW_SAMPLES = 8
-"""The most samples of a client whose images attacks of this project have rebuilt from one upload."""
+"""Largest number of samples of a client from which this project's attacks have reconstructed images."""
 
 ENOUGH_NOISE = 0.03
-"""The smallest noise multiplier at which they have not, whatever the prior."""
+"""Smallest noise multiplier at which they have reconstructed none, with any prior."""
 
 
 def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
-    """Return what a run's owner should know before it starts; usually nothing.
+    """Return the warnings for a run in which images can be reconstructed from uploads; usually none.
 
     Args:
         config: The run's settings.
-        samples: Training samples of each client.
+        samples: Number of training samples of each client.
     """
     attacks = [name for name in attacks_on(METHODS[config.method].sent(config, 1)) if name != "ig-paper"]
     protected = config.privacy.clip_norm > 0 and config.privacy.noise_multiplier >= ENOUGH_NOISE
@@ -30,7 +31,7 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
     if not attacks or protected or not few:
         return []
     return [
-        f"{few} of {len(samples)} clients have {FEW_SAMPLES} training samples or fewer: whoever sees such a client's "
-        f"upload can rebuild images from it (hyperfl audit --method {config.method} --attacks {attacks[0]}); give "
+        f"{few} of {len(samples)} clients have {FEW_SAMPLES} training samples or fewer: images can be reconstructed "
+        f"from the upload of such a client (hyperfl audit --method {config.method} --attacks {attacks[0]}); give "
         f"clients more samples (data.train-samples), or set privacy.clip-norm and privacy.noise-multiplier=0.1"
     ]

@@ -1,3 +1,3 @@
-"""Uses of a finished run: report, export, join, personalize."""
+"""Use a finished run: report, export, join, personalize."""
 
-import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards
+import hyperfl_flwr.core.guard_app  # noqa: F401 - must run before the packages that it guards are imported

@@ -1,12 +1,13 @@
-"""A client's model out of a run's folder, or out of a node's own folder of private state, as plain tensors.
+"""Export a client's model from a run's folder, or from a node's folder of private state, as plain tensors.
 
-Two states of a client's model are measured in a run (docs/concepts.md), and either can be had where it is stored:
+A run measures two states of a client's model (docs/concepts.md). Either can be exported where it is stored:
 
-- `own`: after the client's last local training. `metrics.jsonl` has its accuracy as the client's `own_accuracy` of the
-  round whose private state the last checkpoint names. Of `hyperfl`, `local` and `priv-hfl` the private state tells it;
-  a node keeps it of every method (`hyperfl_flwr.node.saved_models`).
-- `aggregate`: what the last checkpoint holds, with the client's private parts: its `aggregate_accuracy` after the last
-  round. Every run folder of a simulation has it.
+- `own`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
+  `own_accuracy` of that round, which is the version of the private state in the last checkpoint. The private state of
+  `hyperfl`, `local` and `priv-hfl` contains this model; a node stores it for every method
+  (`hyperfl_flwr.node.saved_models`).
+- `aggregate`: the shared parameters of the last checkpoint, with the client's private parts. Its accuracy is the
+  `aggregate_accuracy` after the last round. Every run folder of a simulation contains it.
 """
 
 import math
@@ -38,24 +39,24 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 State = Literal["own", "aggregate"]
 
 _NUMBERS = {"own": ("client", "own_accuracy"), "aggregate": ("client-aggregate", "aggregate_accuracy")}
-"""Kind of line and name of the number in metrics.jsonl, by state."""
+"""Kind of line and name of the accuracy in metrics.jsonl, by state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A model and what it is.
+    """A model with its description.
 
     Attributes:
-        tensors: Values of the target network by name.
-        recipe: How it is used.
-        client: Whose it is; None for one that is the same for all.
-        state: See the module's docstring.
-        round: The federated round after which it was so.
-        method: Of the run.
-        dataset: What the run was trained on.
+        tensors: Parameters and buffers of the target network by name.
+        recipe: Network, input and classes, as needed to use the model.
+        client: Id of the client; None for a model that is the same for all clients.
+        state: `own` or `aggregate`, see the module's docstring.
+        round: Federated round after which the model had these values.
+        method: Method of the run.
+        dataset: Data set of the run.
         experiment: Identity of the run.
-        accuracy: That the run recorded of it on the client's test data; None if it recorded none.
-        notes: What people should know of it.
+        accuracy: Accuracy on the client's test data as recorded by the run; None if it was not recorded.
+        notes: Notes for the user.
     """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -70,7 +71,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
     def about(self) -> dict[str, Any]:
-        """Return what a model's document is to tell besides its recipe."""
+        """Return the entries of a model's JSON description, without the recipe."""
         names = ("client", "state", "round", "method", "dataset", "experiment", "accuracy")
         return {name: getattr(self, name) for name in names}
 
@@ -89,31 +90,29 @@ def model_of_run(
     Args:
         run: The folder.
         client: The client's id; None for the global model, which only some methods have.
-        state: Which; None for `own` where the private state tells it, else `aggregate`.
+        state: State of the model; None for `own` if the private state contains it, else `aggregate`.
         changes: Settings of this machine (`data-root`).
 
     Raises:
-        RunDirectoryError: If the run has no such model, or not here.
+        RunDirectoryError: If the run has no such model, or does not store it in its folder.
         HyperFLError: If a file is missing or damaged.
     """
     found = restored(run, changes)
     if client is None:
         return _global_model(found, state)
     if not 0 <= client < found.config.num_clients:
-        raise RunDirectoryError(f"the clients of {run} are 0 to {found.config.num_clients - 1}, got {client}")
+        raise RunDirectoryError(f"--client must be 0 to {found.config.num_clients - 1} for {run}, got {client}")
     _refuse_absent(found, client)
     member = restored_client(found, client)
     version = found.strategy.progress.versions[client]
-    own = (
-        member.own_model(_private(member, version))
-        if state != "aggregate" and client_of(found.config.method).private
-        else None
-    )
+    # Only private state can contain the model after local training; the server never receives it.
+    keeps = bool(client_of(found.config.method).private)
+    own = member.own_model(_private(member, version)) if state != "aggregate" and keeps else None
     if own is None:
         if state == "own":
             raise RunDirectoryError(
-                f"{run} does not hold the model that client {client} of {found.config.method} had after its local "
-                f"training, only a SuperNode keeps it; leave out --state own"
+                f"{run} does not hold the model of client {client} after local training: with {found.config.method} "
+                f"only a SuperNode keeps it; leave out --state own"
             )
         member.receive(found.strategy.evaluated(found.arrays, client), version)
         return _exported(found, client, "aggregate", found.round, member.target_state())
@@ -129,7 +128,7 @@ def _global_model(found: Restored, state: State | None) -> Exported:
             f"0 to {found.config.num_clients - 1}"
         )
     if state == "own":
-        raise RunDirectoryError("only a client has a model of its own (--state own); give --client, or leave --state")
+        raise RunDirectoryError("--state own requires a client; give --client, or leave out --state")
     member = restored_client(found, 0)
     member.receive(found.strategy.evaluated(found.arrays, 0), INITIAL)
     return _exported(found, None, "aggregate", found.round, member.target_state())
@@ -140,15 +139,15 @@ def _refuse_absent(found: Restored, client: int) -> None:
     private = client_of(found.config.method).private
     if private and not found.simulated:
         raise RunDirectoryError(
-            f"the private parts of client {client} ({', '.join(private)}) stay at its node; its owner can export the "
-            f"model there: hyperfl export STATE_DIR --client {client} --run {found.experiment}"
+            f"the private parts of client {client} ({', '.join(private)}) are on its node; the node's owner can export "
+            f"the model there: hyperfl export STATE_DIR --client {client} --run {found.experiment}"
         )
     if private and found.strategy.progress.versions.get(client, INITIAL) == INITIAL:
-        raise RunDirectoryError(f"client {client} was not trained up to round {found.round}; resume the run")
+        raise RunDirectoryError(f"client {client} has not been trained up to round {found.round}; resume the run")
 
 
 def restored_client(found: Restored, client: int) -> BaseClient:
-    """Return a client of a run, without any data, on the CPU."""
+    """Build a client of a run on the CPU, without data, to restore its model."""
     shape, nobody = found.recipe.input_shape, torch.zeros(0, dtype=torch.int64)
     nothing = torch.zeros(0, *shape)
     data = ClientData(
@@ -162,7 +161,7 @@ def restored_client(found: Restored, client: int) -> BaseClient:
             data=data,
             device=torch.device("cpu"),
             state=PrivateState(found.run / "clients", found.experiment, client),
-            mixing_key=seed_for(found.config.seed, "mixing").to_bytes(8, "big"),  # a simulation's
+            mixing_key=seed_for(found.config.seed, "mixing").to_bytes(8, "big"),  # the key of a simulation
             mean=found.recipe.mean,
             std=found.recipe.std,
             round=found.round,
@@ -193,26 +192,26 @@ def _exported(
 
 
 def _recorded(run: Path, client: int, state: State, server_round: int) -> float | None:
-    """Return the accuracy that a run has recorded of a client's model; None if there is none."""
+    """Return the recorded accuracy of a client's model; None if it was not recorded."""
     kind, name = _NUMBERS[state]
     for line in read_metrics(run):
         if (line["kind"], line["round"], line.get("client")) == (kind, server_round, client):
             value = float(line[name])
-            return None if math.isnan(value) else value
+            return None if math.isnan(value) else value  # NaN: the client has no test data
     return None
 
 
 def model_of_node(states: Path, client: int, experiment: str | None = None) -> Exported:
-    """Return the model that a node has kept of one of its clients.
+    """Return the model that a node has stored for one of its clients.
 
     Args:
         states: The node's folder of private state (`state-dir`), or its folder of one run.
         client: The client's id.
-        experiment: Identity of the run, or its first digits; None if there is but one.
+        experiment: Identity of the run, or its first digits; None if there is only one run.
 
     Raises:
-        RunDirectoryError: If there is no such model.
-        StateError: If it is damaged.
+        RunDirectoryError: If there is no such model, or several runs have one.
+        StateError: If the model's file is damaged.
     """
     folder = _folder_of(states, client, experiment)
     kept = KeptModel.read(folder)
@@ -223,14 +222,14 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
         state="own",
         round=kept.round,
         method=kept.method,
-        dataset=title_of(kept.dataset),  # which has a path if an earlier version has kept it
+        dataset=title_of(kept.dataset),  # earlier versions stored a path here, which must not leave the node
         experiment=kept.experiment,
         accuracy=None if math.isnan(kept.accuracy) else kept.accuracy,
     )
 
 
 def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
-    """Return a client's folder with a model."""
+    """Find the folder with the stored model of a client."""
     name = f"client-{client:05d}"
     runs = {path.parent.parent.name: path.parent for path in sorted(states.glob(f"*/{name}/model.npz"))}
     if not runs and (states / name / "model.npz").is_file():
@@ -241,7 +240,7 @@ def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
         return next(iter(runs.values()))
     if runs:
         raise RunDirectoryError(
-            f"{states} has models of client {client} of the runs {', '.join(runs)}; name one: --run"
+            f"{states} has models of client {client} of several runs ({', '.join(runs)}); choose one with --run"
         )
     there = sorted({path.parent.relative_to(states).as_posix() for path in states.glob("**/client-*/model.npz")})
     raise RunDirectoryError(
@@ -255,21 +254,23 @@ def _folder_of(states: Path, client: int, experiment: str | None) -> Path:
 
 
 def write_exported(found: Exported, output: Path) -> list[Path]:
-    """Write a model for plain torch, readable by its owner alone; returns the files' paths.
+    """Write a model for plain torch, readable by its owner only; returns the files' paths.
 
     Args:
         found: The model.
-        output: The parameters' file, `*.safetensors`; its document and script go beside it.
+        output: File of the parameters, `*.safetensors`; JSON description and script are written to the same folder.
 
     Raises:
-        RunDirectoryError: If the name is another one, or one of the files exists.
+        RunDirectoryError: If the file's name is not allowed, or one of the files exists or cannot be written.
     """
     if output.suffix != ".safetensors":
-        raise RunDirectoryError(f"the output must end with .safetensors, got {output.name}; choose another name")
-    if unfit := sorted(set(re.findall(r"[^\w .+-]", output.stem))):  # the name stands in the script
-        raise RunDirectoryError(f"the output's name must have no {' '.join(unfit)}, got {output.name}; choose another")
+        raise RunDirectoryError(f"the output's name must end with .safetensors, got {output.name}")
+    if unfit := sorted(set(re.findall(r"[^\w .+-]", output.stem))):  # the name is written into the script's code
+        raise RunDirectoryError(
+            f"the output's name must not contain {' '.join(unfit)}, got {output.name}; choose another"
+        )
     if used := [name for name in file_names(output.stem) if (output.parent / name).exists()]:
-        raise RunDirectoryError(f"{output.parent} holds {', '.join(used)} already; choose another output")
+        raise RunDirectoryError(f"{output.parent} already holds {', '.join(used)}; choose another output")
     try:
         output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return write_model(output.parent, found.tensors, found.recipe, found.about(), output.stem)

@@ -1,7 +1,7 @@
-"""A new client joins a finished run: it trains what it keeps to itself, with what is shared as a constant.
+"""Join a finished run as a new client: train only the client's private parts; the shared parameters stay constant.
 
-What is shared comes from the run's folder, or in a deployment from a file that the operator has written
-(`hyperfl export RUN --shared`): nothing private is in it, and it tells the settings that the training takes.
+The shared parameters come from the run's folder, or in a deployment from a file that the operator has written
+(`hyperfl export RUN --shared`). The file contains nothing private, and the settings that the training needs.
 """
 
 import json
@@ -41,19 +41,20 @@ TAKEN = (
     "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
     "hyperfl.", "fedrep.",
 )  # fmt: skip
-"""Settings that a joining client takes from the run, whole or by their section; paths are not among them."""
+"""Settings that a joining client takes from the run: names, and sections that end with a dot. No paths are among them,
+since they belong to the operator's machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What a run's clients share.
+    """Shared parameters of a run, with all that a new client needs to join it.
 
     Attributes:
-        config: The settings that a joining client takes, the others as by default.
-        arrays: The shared groups, keyed `group/name`.
-        recipe: What the models take.
+        config: The run's settings in `TAKEN`; all other settings have their defaults.
+        arrays: Arrays of the shared groups, keyed `group/name`.
+        recipe: Network, input and classes of the models.
         experiment: Identity of the run.
-        round: The checkpoint's.
+        round: Round of the checkpoint.
     """
 
     config: RunConfig
@@ -65,15 +66,15 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """What came of joining.
+    """Result of joining a run.
 
     Attributes:
-        before: Accuracy on the client's test data with the private parts that a run starts with.
-        after: After training them.
+        before: Accuracy on the client's test data with initial private parts.
+        after: Accuracy on the client's test data after training them.
         train_examples: Number of training samples.
         test_examples: Number of test samples.
-        seconds: Of the training.
-        files: The model's.
+        seconds: Duration of the training.
+        files: Paths of the model's files.
     """
 
     before: float
@@ -85,10 +86,10 @@ class Joined:
 
 
 def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shared:
-    """Read what a run's clients share, from its folder or from the file that `write_shared` wrote.
+    """Read the shared parameters of a run, from its folder or from a file written by `write_shared`.
 
     Raises:
-        RunDirectoryError: If no client can join a run of this method.
+        RunDirectoryError: If clients cannot join a run of this method.
         HyperFLError: If a file is missing or damaged.
     """
     if source.suffix == ".safetensors":
@@ -108,8 +109,8 @@ def _refuse_others(found: Restored) -> None:
     if not client_of(found.config.method).joins:
         able = ", ".join(name for name in METHODS if client_of(name).joins)
         raise RunDirectoryError(
-            f"{found.run} is a run of {found.config.method}, which no client can join by training private parts alone; "
-            f"{able} can be joined"
+            f"{found.run} is a run of {found.config.method}, which a client cannot join by training private parts "
+            f"only; use a run of {able}"
         )
 
 
@@ -118,20 +119,20 @@ def _is_taken(key: str) -> bool:
 
 
 def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
-    """Return what a joining client takes of a run's settings, the others as by default."""
+    """Return the settings of a joining client: the run's settings in `TAKEN`, and defaults for all others."""
     taken = {key: value for key, value in settings.items() if _is_taken(key)}
     return resolved(RunConfig.from_flat(default_settings() | taken))
 
 
 def write_shared(shared: Shared, output: Path) -> None:
-    """Write what a run's clients share to one file, with all that joining takes.
+    """Write the shared parameters of a run to one file, with all that a new client needs to join the run.
 
     Raises:
-        RunDirectoryError: If the file exists, has another ending, or cannot be written.
+        RunDirectoryError: If the file exists, does not end with .safetensors, or cannot be written.
     """
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"
-        raise RunDirectoryError(f"the output {output} {problem}; choose another one")
+        raise RunDirectoryError(f"the output {output} {problem}; choose another file")
     settings = {key: value for key, value in shared.config.flat().items() if _is_taken(key)}
     told = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
     tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
@@ -147,7 +148,7 @@ def _read(path: Path) -> Shared:
     try:
         with safe_open(path, framework="np") as file:
             told = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         return Shared(
             config=_config_of(told["settings"]),
             arrays=arrays,
@@ -156,13 +157,15 @@ def _read(path: Path) -> Shared:
             round=int(told["round"]),
         )
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}; have it written by `hyperfl export RUN --shared`") from None
+        raise StateError(f"{path} cannot be read: {error}; write it with `hyperfl export RUN --shared`") from None
+    # The file comes from another party: any malformed content must end in this one error.
     except (
         SafetensorError, KeyError, ValueError, AttributeError, TypeError, RecursionError, HyperFLError,
     ) as error:  # fmt: skip
         reason = " ".join(str(error).split())
         raise StateError(
-            f"{path} is damaged, or not written by `hyperfl export RUN --shared` ({type(error).__name__}: {reason})"
+            f"{path} is damaged or not a file of `hyperfl export RUN --shared` ({type(error).__name__}: {reason}); "
+            f"write it again"
         ) from None
 
 
@@ -170,11 +173,14 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
     """Train a new client's private parts on its own labelled data, and write its model.
 
     Args:
-        shared: What it joins.
-        dataset: `npz:FILE` or `folder:PATH`; all its training samples are the client's, test samples measure.
+        shared: Shared parameters of the run to join.
+        dataset: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
         output: Folder of the result, new or empty.
         rounds: Number of local rounds.
-        device: Where to compute.
+        device: Device for training.
+
+    Returns:
+        The accuracies before and after training, and the model's files.
 
     Raises:
         HyperFLError: If the data do not fit, or the folder is in use.
@@ -185,7 +191,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
     try:
         member.receive(shared.arrays, INITIAL)
     except ValueError as error:
-        raise StateError(f"what is shared does not fit a {shared.config.target} network: {error}") from None
+        raise StateError(f"the shared parameters do not fit a {shared.config.target} network: {error}") from None
     before = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
     began = time.perf_counter()
     member.join(rounds, numpy_generator(shared.config.seed, "joining"))
@@ -209,7 +215,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
 
 
 def _data_of(shared: Shared, name: str) -> ClientData:
-    """Read the client's data as the run's clients see theirs: the same classes, shape and normalisation."""
+    """Read the client's data with the classes, shape and normalisation of the run."""
     recipe = shared.recipe
     shape = recipe.input_shape
     is_image = len(shape) == 3
@@ -228,7 +234,7 @@ def _data_of(shared: Shared, name: str) -> ClientData:
 
 
 def _as_one_client(dataset: Dataset) -> ClientData:
-    """Return all samples as one client's."""
+    """Return all samples of a data set as the data of one client."""
     (train, test) = (
         normalised(part.scaled(torch.arange(len(part)).numpy()), dataset.mean, dataset.std)
         for part in (dataset.train, dataset.test)
@@ -247,7 +253,7 @@ def _member(shared: Shared, data: ClientData, output: Path, device: torch.device
             client=0,
             data=data.to(device),
             device=device,
-            state=PrivateState(output, shared.experiment, 0),  # nothing is stored
+            state=PrivateState(output, shared.experiment, 0),  # joining stores no private state
             mean=shared.recipe.mean,
             std=shared.recipe.std,
             classes=shared.recipe.classes,

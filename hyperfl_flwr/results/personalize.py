@@ -1,4 +1,4 @@
-"""A novel client and the server that makes its model, in one process."""
+"""Create a model for a novel client, with the client and the server in one process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from strategies.novel.on_demand import Served
 
 @dataclass(frozen=True, kw_only=True)
 class Personalized:
-    """What came of it.
+    """Result of creating a model for a novel client.
 
     Attributes:
-        served: What the server saw and sent.
-        notes: What the novel client's owner should know.
+        served: Data that the server saw and sent.
+        notes: Notes for the novel client's owner.
     """
 
     served: Served
@@ -29,17 +29,18 @@ class Personalized:
 
 
 def personalize(run: Path, owner: NovelOwner, changes: Mapping[str, Scalar]) -> Personalized:
-    """Play the novel client and the server; the owner's output folder gets what the client keeps.
+    """Run the novel client and the server in this process; the client's files are written to the owner's output folder.
 
-    All that can be wrong with the owner's wishes is found before a message is sent.
+    The run, the samples and the output folder are checked before a message is sent.
 
     Args:
-        run: The folder of a run.
-        owner: The novel client's.
+        run: Folder of the trained run.
+        owner: Data, privacy, output and device of the novel client.
         changes: Settings of this machine (`data-root`, `device`).
 
     Raises:
-        HyperFLError: If the run makes no models on demand, the samples do not fit it, or the output folder is in use.
+        HyperFLError: If the run cannot create models on demand, the samples do not fit it, or the output folder is in
+            use.
     """
     source = open_run(run, changes)
     notes = (*source.notes, *notes_on(owner, samples_of(owner, source.recipe)))
@@ -57,13 +58,13 @@ def personalize(run: Path, owner: NovelOwner, changes: Mapping[str, Scalar]) -> 
 
 
 def refuse_finished(output: Path) -> None:
-    """Check that a folder is new, empty, or holds a descriptor whose model has not been used yet.
+    """Check that a folder is new, empty, or holds only the files of an unfinished request, which can be repeated.
 
     Raises:
-        RunDirectoryError: If it is in use.
+        RunDirectoryError: If the folder is in use.
     """
     if output.exists() and not output.is_dir():
-        raise RunDirectoryError(f"the output directory {output} exists and is no directory; choose another one")
+        raise RunDirectoryError(f"the output directory {output} exists and is not a directory; choose another one")
     unfinished = {RELEASE, PARAMETERS, FACTS, SCRIPT}  # predictions are written last
     if output.is_dir() and any(path.name not in unfinished for path in output.iterdir()):
         raise RunDirectoryError(f"the output directory {output} exists and is not empty; choose another one")

@@ -1,4 +1,4 @@
-"""The page about a run: its result, its curves, what was sent, its settings and its failures."""
+"""Write the HTML report of a run: results, curves, traffic, settings and failures."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, traine
 from hyperfl_flwr.runs.summary import summarise
 
 MOST_FAILURES = 100
-"""Failures that the page lists; a run of many rounds may have thousands, and all are in its folder."""
+"""Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
 
 ACCURACIES = {
     "test_accuracy_std": "standard deviation of own accuracy over the clients",
@@ -34,23 +34,23 @@ GLOBAL_ACCURACIES = {
 
 
 def write_report(path: Path, output: Path | None = None) -> Path:
-    """Write the page.
+    """Write the report of a run.
 
     Args:
-        path: A run folder with at least one recorded round.
-        output: The file; None is `report.html` in the run folder.
+        path: Folder of a run with at least one recorded round.
+        output: File to write; None for `report.html` in the run's folder.
 
     Returns:
         The file.
 
     Raises:
-        RunDirectoryError: If the folder is no run folder, or no round was recorded.
+        RunDirectoryError: If the folder is not a run's, or no round was recorded.
     """
     manifest = read_manifest(path)
     try:
         summary = summarise(path)
     except ValueError as error:
-        raise RunDirectoryError(f"{error}, so there is nothing to report yet") from None
+        raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
     file, client, data = output or path / "report.html", client_of(summary["method"]), RunData.read(manifest)
     write_page(
         file,
@@ -82,7 +82,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
 
 
 def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    known = {"completed": "is complete", "running": "is still going on", "stopped": "was stopped"}
+    known = {"completed": "is complete", "running": "is still running", "stopped": "was stopped"}
     state = known.get(manifest["status"], f"has {manifest['status']}")
     clients, nodes = counted(summary["num_clients"], "client"), counted(summary["num_nodes"], "node")
     return f"The run {state}: {counted(summary['rounds'], 'round')}, {clients} on {nodes}."
@@ -114,7 +114,7 @@ def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
-    """Return captions and figures of the run's accuracy and loss."""
+    """Draw the run's accuracy and loss; returns (caption, figure) pairs."""
     last = "own test accuracy of each client after the last round"
     drawn = {**run_panels(path), last: clients_figure(summary["test_accuracy_per_client"])}
     return [
@@ -124,7 +124,7 @@ def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]
 
 
 def _labels(manifest: Mapping[str, Any]) -> Markup | None:
-    """Return the label distribution, which only a simulation's manifest holds."""
+    """Draw the label distribution, which only a simulation's manifest contains; None without it."""
     if "label_counts" not in manifest:
         return None
     figure = labels_figure(manifest["label_counts"]["train"])

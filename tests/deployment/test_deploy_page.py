@@ -184,8 +184,8 @@ def test_both_sides_are_in_order(machines: Machines) -> None:
     operator, owner = machines.said["hyperfl deploy check fl"], machines.said["hyperfl deploy check node-0"]
     assert "error" not in operator + owner
     assert "nodes: 1 (0) connected, 1 (1) away" in operator
-    assert "it runs with an older certificate" in operator  # the page has renewed it
-    assert "key: it is registered at the SuperLink" in owner
+    assert "running with an older certificate" in operator  # the page has renewed it
+    assert "key: it is registered with the SuperLink" in owner
     assert "error" not in machines.said["hyperfl deploy check node-0 --set data.input-shape=1x64x64"]
     assert machines.said["hyperfl deploy register fl"].splitlines() == ["node-0: registered", "node-1: registered"]
 
@@ -199,13 +199,13 @@ def test_a_run_leaves_its_results_on_both_sides(machines: Machines) -> None:
     newest = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 0][-1]
     assert json.loads(exported.with_suffix(".json").read_text())["accuracy"] == newest["own_accuracy"]
     told = next(said for command, said in machines.said.items() if command.startswith("hyperfl ledger"))
-    assert "These groups are private and have stayed: classifier, embedding" in told
+    assert "These groups are private and stayed on the node: classifier, embedding" in told
 
 
 def test_registering_again_changes_nothing(machines: Machines) -> None:
     before = registered_nodes(machines.deployment)
     code, said = machines.finish("hyperfl deploy register fl", machines.folder / "operator")
-    assert (code, said.splitlines()) == (0, ["node-0: was registered before", "node-1: was registered before"])
+    assert (code, said.splitlines()) == (0, ["node-0: is already registered", "node-1: is already registered"])
     assert registered_nodes(machines.deployment) == before
 
 
@@ -215,10 +215,10 @@ def test_a_node_with_an_unregistered_key_is_refused(machines: Machines) -> None:
     write_node_key(place, "stranger")
     code, said = machines.finish("hyperfl deploy check .", place)
     assert code == 1
-    assert "error   key: it is not registered at the SuperLink" in said
+    assert "error   key: it is not registered with the SuperLink" in said
     code, said = machines.finish("sh start.sh", place)
     assert code == 2
-    assert "error: this node's key is not registered at the SuperLink; its operator runs `hyperfl deploy" in said
+    assert "error: this node's key is not registered with the SuperLink; ask the operator to run" in said
     said = refused_by_the_superlink(machines, "--root-certificates ca.crt --auth-supernode-private-key node.key", place)
     assert "[code: 2004] Failed to activate SuperNode." in said
 
@@ -270,7 +270,7 @@ def test_a_node_that_trusts_another_authority_is_told(machines: Machines) -> Non
     shutil.copy(machines.folder / "other" / "server" / "ca.crt", place / "ca.crt")
     code, said = machines.finish("hyperfl deploy check .", place)
     assert code == 1
-    assert "is by another authority" in said
+    assert "was issued by another authority" in said
 
 
 def test_a_wrong_setting_keeps_the_node_from_starting(machines: Machines) -> None:

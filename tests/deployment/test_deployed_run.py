@@ -91,7 +91,7 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
         [HYPERFL, "run", "--resume", output, "--num-rounds", "3"], capture_output=True, text=True, check=False
     )
     assert refused.returncode == 2
-    assert "is the run of a deployment" in refused.stderr
+    assert "is a run of a deployment" in refused.stderr
     code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 3, "--resume", output, "--verbose"))
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
@@ -161,7 +161,7 @@ def test_a_killed_superlink_loses_nothing(two_nodes: LocalDeployment, straight: 
     two_nodes.server.kill9_alone()
     code, out, err = finished(process)
     assert (code, out) == (1, "")
-    assert "The SuperLink ended in the middle of the run; start it again" in err
+    assert "The SuperLink ended during the run; start it again" in err
     command = re.search(r"resume with: hyperfl run --resume (.*) --deployment (.*)", err)
     assert command is not None, err
     assert command.groups() == (str(output), str(two_nodes.folder))
@@ -184,7 +184,7 @@ def test_without_nodes_and_without_a_superlink(tmp_path: Path) -> None:
         made.start_server()
         code, _, err = finished(made.hyperfl("run", "--set", "node-timeout=1"))
         assert (code, "no node of" in err) == (1, True), err
-        assert "online: no node; not there: nodes 0, 1" in err
+        assert "online: no node; offline: nodes 0, 1" in err
 
 
 def test_a_simulation_is_not_resumed_by_nodes_that_do_not_have_its_state(
@@ -192,6 +192,6 @@ def test_a_simulation_is_not_resumed_by_nodes_that_do_not_have_its_state(
 ) -> None:
     shutil.copytree(straight, tmp_path / "run")
     code, _, err = finished(two_nodes.hyperfl("run", "--resume", tmp_path / "run", "--num-rounds", 4))
-    assert (code, "is the run of a simulation" in err) == (2, True), err
+    assert (code, "is a run of a simulation" in err) == (2, True), err
     code, _, err = finished(two_nodes.hyperfl("run", "--num-nodes", 3))
     assert (code, "a deployment has its own nodes" in err) == (2, True), err

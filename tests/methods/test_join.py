@@ -85,8 +85,8 @@ def test_other_methods_cannot_be_joined(mine: Path, tmp_path: Path, call: Call) 
     ):
         code, _, err = call(*words)
         assert code == 2
-        assert "is a run of fedavg, which no client can join" in err
-        assert "fedrep, hyperfl, hyperfl-frozen can be joined" in err
+        assert "is a run of fedavg, which a client cannot join" in err
+        assert "use a run of fedrep, hyperfl, hyperfl-frozen" in err
 
 
 def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mine: Path, call: Call) -> None:
@@ -107,7 +107,7 @@ def test_bad_input(run: Path, mine: Path, call: Call) -> None:
         ((run, "--data", "npz:large.npz", "-o", "a"), "must have the shape 1x8x8"),
         ((run, "--data", "npz:eleven.npz", "-o", "a"), "classes"),
         ((run, "--data", npz, "-o", "used"), "used exists and is not empty"),
-        (("torn.safetensors", "--data", npz, "-o", "a"), "is damaged, or not written by"),
+        (("torn.safetensors", "--data", npz, "-o", "a"), "is damaged or not a file of"),
         (("gone.safetensors", "--data", npz, "-o", "a"), "cannot be read"),
         ((run.parent, "--data", npz, "-o", "a"), "is not a run directory"),
     ):

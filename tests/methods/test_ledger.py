@@ -240,7 +240,7 @@ def test_the_command_shows_every_message(make_settings: MakeSettings, tmp_path: 
     ]
     assert "hypernetwork/head_weight" in shown
     assert "metric/own-accuracy=[" in shown
-    assert shown.rstrip().endswith("These groups are private and have stayed: classifier, embedding, last.")
+    assert shown.rstrip().endswith("These groups are private and stayed on the node: classifier, embedding, last.")
     node = tmp_path / "node"  # as `hyperfl deploy init` makes it
     node.mkdir()
     (node / "node.toml").write_text(f'state-dir = "{folder}"\n')
@@ -265,4 +265,4 @@ def test_the_command_fails_if_a_private_array_has_left(make_settings: MakeSettin
     path.write_text(path.read_text().replace("hypernetwork/head_bias", "classifier/head_bias"))
     code, shown, _ = call("ledger", str(grid.folders[0]))
     assert code == 1
-    assert "ERROR: arrays of private groups have left: classifier/head_bias" in shown
+    assert "ERROR: arrays of private groups have left the node: classifier/head_bias" in shown

@@ -31,7 +31,7 @@ BAD = {
     "several problems": (["--method", "x", "--seed", "-1", "--set", "device=a"], ["3 settings", "seed", "device"]),
     "more clients than samples": (["--num-clients", "5000"], ["at most the number of training samples 1347", "5000"]),
     "a file that is not there": (["--dataset", "npz:gone.npz"], ["gone.npz", "must be an existing .npz file"]),
-    "no value": (["--set", "seed"], ["--set takes KEY=VALUE, got 'seed'"]),
+    "no value": (["--set", "seed"], ["--set must be KEY=VALUE, got 'seed'"]),
     "a configuration that is not there": (["--config", "gone.toml"], ["gone.toml", "cannot be read"]),
     "no run to resume": (["--resume", "gone"], ["gone is not a run directory"]),
     "an index of a GPU": (["--set", "device=cuda:1"], ["CUDA_VISIBLE_DEVICES=1"]),

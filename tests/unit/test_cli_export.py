@@ -105,7 +105,7 @@ def test_an_operator_without_data_exports_what_is_shared(federate: Federate, tmp
     assert (told["input_shape"], told["mean"], told["std"]) == ([1, 8, 8], [0.25], [0.125])
     code, out, err = call("export", run, "--client", "0", "-o", "model.safetensors")
     assert (code, out) == (2, "")
-    assert "stay at its node; its owner can export the model there: hyperfl export STATE_DIR --client 0 --run" in err
+    assert "the node's owner can export the model there: hyperfl export STATE_DIR --client 0 --run" in err
 
 
 def test_the_owner_may_keep_none(federate: Federate, tmp_path: Path, call: Call) -> None:
@@ -131,7 +131,7 @@ def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: 
     names = sorted(read_manifest(run)["experiment"] for run in runs)
     code, _, err = call("export", states, "--client", "0", "-o", "model.safetensors")
     assert code == 2
-    assert f"has models of client 0 of the runs {', '.join(names)}; name one: --run" in err
+    assert f"has models of client 0 of several runs ({', '.join(names)}); choose one with --run" in err
     files = []
     for words in (("--run", names[0][:12]), ()):  # its first digits will do
         source = states if words else states / names[0]
@@ -147,7 +147,7 @@ def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: 
 
 BAD = {
     "no client": ((), "has no model that is the same for all clients; name one with --client, 0 to 4"),
-    "unknown client": (("--client", "5"), "are 0 to 4, got 5"),
+    "unknown client": (("--client", "5"), "--client must be 0 to 4 for"),
     "unknown state": (("--client", "1", "--state", "best"), "--state must be own or aggregate, got 'best'"),
 }
 
@@ -166,10 +166,10 @@ def test_bad_places(run: Path, call: Call) -> None:
     assert (code, "must end with .safetensors, got model.pt" in err) == (2, True)
     for name in ('a"b', "a\\b", "a'b"):  # a script of such a name would be no Python
         code, _, err = call("export", run, "--client", "1", "-o", f"{name}.safetensors")
-        assert (code, f"the output's name must have no {name[1]}, got" in err) == (2, True)
+        assert (code, f"the output's name must not contain {name[1]}, got" in err) == (2, True)
     Path("model.json").write_text("{}")
     code, _, err = call("export", run, "--client", "1", "-o", "model.safetensors")
-    assert (code, "holds model.json already; choose another output" in err) == (2, True)
+    assert (code, "already holds model.json; choose another output" in err) == (2, True)
     code, _, err = call("export", "gone", "--client", "1", "-o", "b.safetensors")
     assert (code, "gone is not a run directory" in err) == (2, True)
     if os.geteuid():
@@ -181,7 +181,7 @@ def test_bad_places(run: Path, call: Call) -> None:
 def test_a_nodes_folder_has_own_models_only(call: Call, tmp_path: Path) -> None:
     (states := tmp_path / "states").mkdir()
     code, _, err = call("export", states, "-o", "a.safetensors")
-    assert (code, "--client must say whose model of a node is meant" in err) == (2, True)
+    assert (code, "--client is required with a node's state-dir" in err) == (2, True)
     code, _, err = call("export", states, "--client", "1", "--state", "aggregate", "-o", "a.safetensors")
     assert (code, "--state must be own on a node" in err) == (2, True)
     (folder := states / "e" / "client-00001").mkdir(parents=True)

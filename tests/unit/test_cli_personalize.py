@@ -68,7 +68,7 @@ def test_noise_is_named_and_the_numbers_are_not_printed(runs: Path, data: Path, 
     assert code == 0, err
     lines = out.splitlines()
     assert "computed from 4 samples" in lines[0]
-    assert lines[1] == "its noise makes it (2, 0.001)-private for each sample"
+    assert lines[1] == "its noise makes it (2, 0.001)-differentially private for each sample"
     assert Path(lines[2]).parent.parent == Path.cwd() / "runs"
     assert "note: labels in labelled.npz are not used" in err
     assert "no noise" not in err

@@ -63,7 +63,7 @@ def test_waits_and_tells_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
         assert second.acquire(1, on_wait=release) == 1
         assert (second.held, told) == ([4], [1])
-        with pytest.raises(ValueError, match="none may be held"):
+        with pytest.raises(ValueError, match="no core may be held"):
             second.acquire(1)
         second.release()
         second.release()

@@ -81,29 +81,29 @@ def running(deployment: Deployment) -> Iterator[Deployment]:
 def test_a_new_deployment_only_lacks_its_superlink(deployment: Deployment) -> None:
     found = look(deployment.folder)
     assert errors(found) == {}
-    assert warnings(found) == {"superlink": "it is not running", "nodes": "2 (0, 1) not registered"}
+    assert warnings(found) == {"superlink": "not running", "nodes": "2 (0, 1) not registered"}
 
 
 def test_another_program_has_the_port(deployment: Deployment) -> None:
     with https_server(None, port=deployment.port):
         (port,) = errors(look(deployment.folder)).items()
-        told = f"{deployment.port} is in use by another program: 127.0.0.1:{deployment.port} speaks no TLS"
+        told = f"{deployment.port} is in use by another program: 127.0.0.1:{deployment.port} does not use TLS"
         assert port == ("port", told)
     with https_server(deployment.server, port=deployment.port, status=404):
-        assert "is no SuperLink" in errors(look(deployment.folder))["port"]
+        assert "is not a SuperLink" in errors(look(deployment.folder))["port"]
 
 
 def test_another_deployments_superlink_has_the_port(deployment: Deployment, tmp_path: Path) -> None:
     write_authority(tmp_path)
     write_server_certificate(tmp_path, tmp_path, "127.0.0.1")
     with https_server(tmp_path, port=deployment.port):
-        assert "is by another authority" in errors(look(deployment.folder))["certificate"]
+        assert "was issued by another authority" in errors(look(deployment.folder))["certificate"]
 
 
 def test_a_certificate_that_was_renewed_while_the_superlink_runs(running: Deployment) -> None:
     assert "superlink" not in warnings(look(running.folder))
     renew(running)
-    assert warnings(look(running.folder))["superlink"] == "it runs with an older certificate than server.crt"
+    assert warnings(look(running.folder))["superlink"] == "running with an older certificate than server.crt"
 
 
 def _expire(deployment: Deployment) -> None:
@@ -136,9 +136,9 @@ def _damage(deployment: Deployment) -> None:
 @pytest.mark.parametrize(
     ("fault", "level", "text"),
     [
-        (_expire, Level.ERROR, "has expired"),
+        (_expire, Level.ERROR, "the certificate expired"),
         (_expire_soon, Level.WARNING, "the certificate expires on"),
-        (_move, Level.ERROR, "and not for localhost.localdomain"),
+        (_move, Level.ERROR, "but not for localhost.localdomain"),
         (_sign_by_another, Level.ERROR, "by another authority than ca.crt"),
         (_mix_keys, Level.ERROR, "is not the key of server.crt"),
         (_damage, Level.ERROR, "is damaged"),
@@ -176,7 +176,7 @@ def test_the_nodes_keys_do_not_stay_with_the_operator_of_a_real_host(deployment:
     shutil.rmtree(deployment.node(1))
     found = warnings(look(deployment.folder))
     assert found["handing over"] == "the private keys of the nodes 0 are still here"
-    assert "does not find fl.invalid" in found["host"]
+    assert "cannot resolve fl.invalid" in found["host"]
 
 
 def test_other_users_of_the_machine_are_a_warning_on_both_sides(
@@ -202,7 +202,7 @@ def test_which_nodes_are_there_is_read_from_the_database(running: Deployment) ->
 def test_a_node_whose_superlink_is_away(deployment: Deployment) -> None:
     found = look(deployment.node(0))
     assert list(errors(found)) == ["connection"]
-    assert warnings(found) == {"data": "none are named; the data set that the server names is used"}
+    assert warnings(found) == {"data": "not set in node.toml; the node uses the data set of the run"}
 
 
 def _settings(deployment: Deployment, text: str) -> Path:
@@ -253,7 +253,7 @@ def test_a_node_with_other_versions(deployment: Deployment) -> None:
     text = file.read_text()
     name = text.splitlines()
     file.write_text("\n".join('flwr = "1.40.0"' if line.startswith("flwr") else line for line in name))
-    assert "the operator had 1.40.0 when this folder was made" in errors(look(deployment.node(0)))["versions"]
+    assert "the operator had 1.40.0 when this folder was created" in errors(look(deployment.node(0)))["versions"]
     file.write_text("\n".join('torch = "1.0"' if line.startswith("torch") else line for line in name))
     assert "the operator had 1.0" in warnings(look(deployment.node(0)))["versions"]
     file.write_text(text.replace('"\n', '+cu129"\n'))
@@ -271,14 +271,14 @@ def test_a_damaged_key_and_an_open_one(running: Deployment) -> None:
 
 def test_a_state_folder_that_cannot_be_written(deployment: Deployment) -> None:
     folder = _settings(deployment, 'state-dir = "/proc/state"')  # no file can be made there, not even by root
-    assert "cannot be written to" in errors(look(folder))["state"]
+    assert "is not writable" in errors(look(folder))["state"]
 
 
 def test_a_state_folder_that_others_can_use(deployment: Deployment, tmp_path: Path) -> None:
     """The one that node.toml names, wherever it is."""
     (tmp_path / "elsewhere").mkdir(mode=0o755)
     folder = _settings(deployment, f'state-dir = "{tmp_path / "elsewhere"}"')
-    assert f"others can use {tmp_path / 'elsewhere'} (mode 755)" in errors(look(folder))["state"]
+    assert f"other users have access to {tmp_path / 'elsewhere'} (mode 755)" in errors(look(folder))["state"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")

@@ -24,14 +24,14 @@ def test_names_and_addresses_are_taken(host: str, tmp_path: Path) -> None:
     ["", "999.1.1.1", "1.2.3", "a..b", "a.", "-a", "a-.b", "a_b", "::1", f"{'a' * 64}.b", ".".join(["a" * 60] * 5)],
 )
 def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="host must be a name or an IPv4 address"):
+    with pytest.raises(ConfigError, match="host must be a host name or an IPv4 address"):
         Deployment(folder=tmp_path, host=host, port=1, num_nodes=1)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (None, "make one with `hyperfl deploy init`"),
+        (None, "create one with `hyperfl deploy init`"),
         ("host = ", "is damaged"),
         ('host = "a"\nport = 1', "nodes"),
         ('host = "a"\nport = "1"\nnodes = 2', "whole numbers"),

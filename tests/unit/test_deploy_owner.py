@@ -136,10 +136,10 @@ def test_an_owner_cannot_change_the_node_s_place(tmp_path: Path, key: str) -> No
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     folder = node_folder(tmp_path / "node", "data = ")
-    with pytest.raises(ConfigError, match=r"node\.toml is no TOML"):
+    with pytest.raises(ConfigError, match=r"node\.toml is not valid TOML"):
         read_settings(folder)
     (folder / "node.toml").write_bytes(b'data = "\xff"')
-    with pytest.raises(ConfigError, match=r"node\.toml is no TOML"):
+    with pytest.raises(ConfigError, match=r"node\.toml is not valid TOML"):
         read_settings(folder)
     (folder / "node.toml").unlink()
     with pytest.raises(ConfigError, match=r"node\.toml cannot be read"):

@@ -42,7 +42,10 @@ def told(host: str, port: int, root: Path) -> tuple[str, str]:
 def test_an_expired_certificate(folder: Path, tmp_path: Path) -> None:
     write_server_certificate(folder, tmp_path, "127.0.0.1", days=-0.01)
     with https_server(tmp_path) as port:
-        assert told("127.0.0.1", port, folder / "ca.crt") == ("certificate", f"that of 127.0.0.1:{port} has expired")
+        assert told("127.0.0.1", port, folder / "ca.crt") == (
+            "certificate",
+            f"the certificate of 127.0.0.1:{port} has expired",
+        )
 
 
 def test_a_certificate_by_another_authority(folder: Path, tmp_path: Path) -> None:
@@ -50,7 +53,7 @@ def test_a_certificate_by_another_authority(folder: Path, tmp_path: Path) -> Non
     with https_server(folder) as port:
         subject, text = told("127.0.0.1", port, tmp_path / "ca.crt")
     assert subject == "certificate"
-    assert "is by another authority" in text
+    assert "was issued by another authority" in text
 
 
 def test_a_certificate_for_another_host(folder: Path) -> None:
@@ -60,12 +63,12 @@ def test_a_certificate_for_another_host(folder: Path) -> None:
     with https_server(folder) as port:
         subject, text = told("127.1", port, folder / "ca.crt")  # another way to write 127.0.0.1: the same server
     assert subject == "certificate"
-    assert "is not for 127.1" in text
+    assert "is not valid for 127.1" in text
 
 
 def test_a_server_without_tls(folder: Path) -> None:
     with https_server(None) as port:
-        assert told("127.0.0.1", port, folder / "ca.crt") == ("connection", f"127.0.0.1:{port} speaks no TLS")
+        assert told("127.0.0.1", port, folder / "ca.crt") == ("connection", f"127.0.0.1:{port} does not use TLS")
 
 
 def test_a_port_that_nobody_has(folder: Path) -> None:
@@ -73,7 +76,7 @@ def test_a_port_that_nobody_has(folder: Path) -> None:
 
 
 def test_a_name_that_nobody_has(folder: Path) -> None:
-    assert "cannot find" in told("nowhere.invalid", 8000, folder / "ca.crt")[1]
+    assert "cannot resolve" in told("nowhere.invalid", 8000, folder / "ca.crt")[1]
 
 
 def test_a_program_that_says_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +87,7 @@ def test_a_program_that_says_nothing(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_web_server_that_is_no_superlink(folder: Path) -> None:
     with https_server(folder, status=404) as port:
-        assert "is no SuperLink (HTTP status 404)" in told("127.0.0.1", port, folder / "ca.crt")[1]
+        assert "is not a SuperLink (HTTP status 404)" in told("127.0.0.1", port, folder / "ca.crt")[1]
 
 
 def test_an_authority_that_cannot_be_read(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_it_does_not_wait_for_what_the_supernode_waits_for(answer: Registration 
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [(Registration.UNKNOWN, "its operator runs `hyperfl deploy register`"), (Registration.REFUSED, "clocks")],
+    [(Registration.UNKNOWN, "ask the operator to run `hyperfl deploy register`"), (Registration.REFUSED, "clocks")],
 )
 def test_what_waiting_does_not_mend_is_told(answer: Registration, text: str, wait: Answers) -> None:
     with pytest.raises(StateError, match=text):

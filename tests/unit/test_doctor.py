@@ -132,8 +132,8 @@ def test_data_sets_are_found_without_being_read(tmp_path: Path) -> None:
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{name}-ubyte").touch()
     text = the_only(doctor.data_sets(tmp_path)).text
-    assert f"in {tmp_path}: digits, mnist; not there: fashion-mnist (31 MB, downloaded on demand)" in text
-    assert "omniglot (to be copied there)" in text
+    assert f"in {tmp_path}: digits, mnist; missing: fashion-mnist (31 MB, downloaded on demand)" in text
+    assert "omniglot (copy it there)" in text
 
 
 def test_a_taken_port_is_told() -> None:
@@ -143,7 +143,7 @@ def test_a_taken_port_is_told() -> None:
         port = server.getsockname()[1]
         finding = the_only(machine_checks.ports({port: "a test"}))
         assert finding.level is Level.WARNING
-        assert finding.text == f"{port}, for a test, is taken"
+        assert finding.text == f"{port}, for a test, is in use"
     assert levels(machine_checks.ports({port: "a test"})) == [Level.OK]
 
 
@@ -199,7 +199,7 @@ def test_memory_of_a_container_and_of_fewer_processes_than_cores(
     table.write_text("MemAvailable:   99000000 kB\n")
     finding = the_only(machine_checks.memory(tmp_path, table))
     assert finding.level is Level.WARNING
-    assert finding.remedy == "give a simulation --num-nodes 2, or free some"
+    assert finding.remedy == "run simulations with --num-nodes 2, or end other programs"
 
 
 def test_threads_of_the_environment() -> None:

@@ -51,5 +51,5 @@ def test_json_has_every_field() -> None:
 
 @pytest.mark.parametrize("level", [Level.WARNING, Level.ERROR])
 def test_what_is_wrong_must_say_what_to_do(level: Level) -> None:
-    with pytest.raises(ValueError, match="must say what to do"):
+    with pytest.raises(ValueError, match="needs a remedy"):
         Finding(level=level, subject="disk", text="full")

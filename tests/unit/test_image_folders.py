@@ -87,5 +87,5 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "features.npz"
     np.savez(file, features=np.ones((40, 5), np.float32), labels=np.arange(40) % 2)
-    with pytest.raises(ConfigError, match="no 8-bit images"):
+    with pytest.raises(ConfigError, match="must have 8-bit images"):
         invoke(str(tmp_path / "out"), "--dataset", f"npz:{file}")

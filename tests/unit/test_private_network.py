@@ -98,7 +98,7 @@ def test_a_network_that_is_held_open_is_not_taken_for_a_later_one() -> None:
 @needs_namespaces
 def test_a_process_without_a_network_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_network, "ENTER_SECONDS", 0.1)
-    with pytest.raises(ProcessLookupError, match="must have a network namespace of its own"):
+    with pytest.raises(ProcessLookupError, match="has no private network namespace"):
         Network(os.getpid())
     monkeypatch.setattr(private_network, "ENTER_SECONDS", 1e6)
     with pytest.raises(ProcessLookupError):

@@ -1,11 +1,11 @@
-"""Whether a SuperLink takes a node with a key: asked as the node itself.
+"""Query whether a SuperLink accepts a node's key, with a request signed as by the node itself.
 
-Flower has no such question. A SuperNode activates itself for a heartbeat interval; an interval of 0 is refused for its
-length if the key is known, and as any other activation if it is not. A known key is refused, too, while a SuperNode
-that has it counts as online: for a minute if it was killed.
+Flower has no such query. A SuperNode activates itself with a heartbeat interval. With an interval of 0, the SuperLink
+refuses a known key because of the interval, and an unknown key like any other activation. It also refuses a known key
+while a SuperNode with this key counts as online, which lasts a minute after a kill.
 
-Wraps `flwr.supernode.fleet_http_client`, the client by which a SuperNode speaks to a SuperLink, and what its requests
-and answers consist of. Flower's only public user of that API is the command `flower-supernode`, which stays.
+Wraps `flwr.supernode.fleet_http_client`, the client of a SuperNode for its SuperLink, and the messages of its requests
+and replies. Flower's only public user of that API is the command `flower-supernode`, which does not end.
 """
 
 from enum import Enum, auto
@@ -22,48 +22,49 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 
 class Registration(Enum):
-    """What the SuperLink says of a key."""
+    """State of a key at the SuperLink."""
 
     KNOWN = auto()
     TAKEN = auto()
-    """It is known, and a SuperNode that has it counts as online."""
+    """The key is known, and a SuperNode with this key counts as online."""
     UNKNOWN = auto()
     REFUSED = auto()
-    """The signature of the time is not accepted: the clocks differ, or something on the way has changed it."""
+    """The signed timestamp is refused: the clocks differ, or a proxy has changed the headers."""
     UNCLEAR = auto()
-    """It answers in another way: it is no SuperLink, or one of another version."""
+    """Another answer: the server is not a SuperLink, or has another version."""
 
 
 def ask_registration(address: str, root_certificates: Path, key: ec.EllipticCurvePrivateKey) -> Registration:
-    """Ask a SuperLink whether it knows a node's key.
+    """Ask a SuperLink whether a node's key is registered.
 
     Args:
-        address: HOST:PORT.
+        address: Address of the SuperLink, HOST:PORT.
         root_certificates: PEM file of the authority that has signed the SuperLink's certificate.
-        key: The node's private key; it stays here.
+        key: The node's private key; it is not sent.
 
     Raises:
-        httpx.TransportError: If there is no connection, or no trust in it.
+        httpx.TransportError: If the connection fails, or the certificate is not trusted.
     """
     with _client(address, root_certificates, key) as client:
         return _activate(client, key, 0)
 
 
 def ask_admission(address: str, root_certificates: Path, key: ec.EllipticCurvePrivateKey) -> Registration:
-    """Ask a SuperLink whether it takes a node now, by being active for a moment.
+    """Ask a SuperLink whether it accepts a node now, by activating the node for a moment.
 
     Args:
-        address: HOST:PORT.
+        address: Address of the SuperLink, HOST:PORT.
         root_certificates: PEM file of the authority that has signed the SuperLink's certificate.
-        key: The node's private key; it stays here.
+        key: The node's private key; it is not sent.
 
     Raises:
-        httpx.TransportError: If there is no connection, or no trust in it.
+        httpx.TransportError: If the connection fails, or the certificate is not trusted.
     """
     with _client(address, root_certificates, key) as client:
         said = _activate(client, key, 0)
         if said is not Registration.KNOWN:
             return said
+        # The key is known, so a refusal of a valid interval means that another SuperNode is online with it.
         said = _activate(client, key, HEARTBEAT_MIN_INTERVAL)
         return Registration.TAKEN if said is Registration.UNKNOWN else said
 
@@ -74,7 +75,7 @@ def _client(address: str, root_certificates: Path, key: ec.EllipticCurvePrivateK
 
 
 def _activate(client: FleetHttpClient, key: ec.EllipticCurvePrivateKey, interval: float) -> Registration:
-    """Activate a node, and deactivate it if that is granted."""
+    """Try to activate a node, deactivate it again on success, and return what the answer means for its key."""
     request = ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=interval)
     try:
         node = client.ActivateNode(request).node_id
@@ -83,7 +84,7 @@ def _activate(client: FleetHttpClient, key: ec.EllipticCurvePrivateKey, interval
         client.DeactivateNode(DeactivateNodeRequest(node_id=node))
     except httpx.HTTPStatusError as error:
         return _meaning(error.response)
-    except ValueError:  # an answer that is none of Flower's
+    except ValueError:  # not an answer of Flower's API
         return Registration.UNCLEAR
     return Registration.KNOWN
 
