@@ -90,7 +90,9 @@ def _replying(shared: ArrayRecord) -> ClientApp:
     @app.train()
     def reply(message: Message, context: Context) -> Message:
         clients = Request.of(message.content).clients
-        results = [ClientResult(client=client, num_examples=1, metrics={"own-accuracy": 0.0}) for client in clients]
+        results = [
+            ClientResult(client=client, num_examples=1, metrics={"personalized-accuracy": 0.0}) for client in clients
+        ]
         content = RecordDict(
             {
                 ARRAYS: pack_arrays(unpack_arrays(shared)),

@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType
 from torch import Tensor
 
 from benchmarks.plain import PLAIN, PlainSettings, State, plain_round
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
@@ -152,7 +152,7 @@ def client_round(work: Workload, program: str, folder: Path) -> Round:
     """
     received, data = initial_arrays(work), client_data(work)
     config = work.config()
-    setting = ClientSetting(
+    context = ClientContext(
         config=config,
         client=0,
         data=data,
@@ -161,7 +161,7 @@ def client_round(work: Workload, program: str, folder: Path) -> Round:
     )
 
     def ours() -> float:
-        client = client_of(work.method)(setting)
+        client = client_of(work.method)(context)
         parameters = [received[key] for key in client.keys()]  # noqa: SIM118 - a client is not a dict
         _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
         return float(metrics["train-loss"])
@@ -254,9 +254,9 @@ def _tensors(arrays: SharedArrays) -> dict[str, Tensor]:
 
 
 def _private(work: Workload, data: ClientData) -> State:
-    setting = ClientSetting(
+    context = ClientContext(
         config=work.config(), client=0, data=data, device=torch.device("cpu"),
         state=PrivateState(Path(), "", 0),
     )  # fmt: skip
-    groups = client_of(work.method)(setting).initial_private()
+    groups = client_of(work.method)(context).initial_private()
     return {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}

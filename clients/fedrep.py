@@ -27,11 +27,11 @@ class FedRepClient(SplitClient):
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the classifier."""
-        self.train_classifier(self.setting.config.section(FedRepConfig).classifier_learning_rate, rounds, rng)
+        self.train_classifier(self.context.config.section(FedRepConfig).classifier_learning_rate, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss`."""
-        method = self.setting.config.section(FedRepConfig)
+        method = self.context.config.section(FedRepConfig)
         rates = FedRepRates(
             classifier=method.classifier_learning_rate,
             extractor=self.steps.learning_rate,
@@ -39,4 +39,4 @@ class FedRepClient(SplitClient):
             clip_norm=self.steps.clip_norm,
         )
         extractor, classifier = self.model.extractor, self.model.classifier
-        return {"train-loss": train_fedrep(extractor, classifier, self.setting.data, self.epochs(), rates, rng)}
+        return {"train-loss": train_fedrep(extractor, classifier, self.context.data, self.epochs(), rates, rng)}

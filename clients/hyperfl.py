@@ -88,7 +88,7 @@ class HyperFLClient(BaseClient):
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which is for a metric only."""
-        method = self.setting.config.section(HyperFLConfig)
+        method = self.context.config.section(HyperFLConfig)
         target = self.new_target()
         self.extractor, self.classifier = target.extractor, target.classifier
         self.embedding = Embedding(method.embedding_dim)
@@ -104,10 +104,10 @@ class HyperFLClient(BaseClient):
         }
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the classifier that all clients start from and, unless `embedding = own`, the common embedding."""
-        seed, method = self.setting.config.seed, self.setting.config.section(HyperFLConfig)
-        if method.embedding == "own":
-            generator = torch_generator(seed, "own-embedding", self.setting.client)
+        """Return the common classifier and, unless `embedding = per-client`, the common embedding."""
+        seed, method = self.context.config.seed, self.context.config.section(HyperFLConfig)
+        if method.embedding == "per-client":
+            generator = torch_generator(seed, "own-embedding", self.context.client)
             v = initial_embedding(method.embedding_dim, method.initialisation, generator)
         else:
             v = common_embedding(method.embedding_dim, method.initialisation, seed)
@@ -124,7 +124,7 @@ class HyperFLClient(BaseClient):
 
         `theta-change` is the distance of theta from the client's after its last round, absent in its first.
         """
-        loss = train_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting.config), rng)
+        loss = train_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
         state = health(self.hypernetwork, self.embedding.v)
         change = float((state.theta - self.last.theta).norm())
         self.last.theta = state.theta
@@ -138,7 +138,7 @@ class HyperFLClient(BaseClient):
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train embedding and classifier."""
-        join_hyperfl(self._model(), self.setting.data, self.epochs(), hyperfl_rates(self.setting.config), rounds, rng)
+        join_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rounds, rng)
 
     def predictor(self) -> Predict:
         """Return the target network with theta generated once."""
@@ -149,7 +149,7 @@ class HyperFLClient(BaseClient):
         """Return theta = h(v) and the classifier."""
         return self._assembled(self.hypernetwork(self.embedding.v), self.classifier.state_dict())
 
-    def own_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         """Return the theta and the classifier that the client's last round ended with."""
         return self._assembled(
             stored["last/theta"], {name: stored[f"classifier/{name}"] for name in ("weight", "bias")}
@@ -166,5 +166,5 @@ class HyperFLClient(BaseClient):
             classifier=self.classifier,
             hypernetwork=self.hypernetwork,
             embedding=self.embedding.v,
-            frozen=self.setting.config.section(HyperFLConfig).embedding == "common-frozen",
+            frozen=self.context.config.section(HyperFLConfig).embedding == "common-frozen",
         )

@@ -50,18 +50,18 @@ class HyperFLFrozenClient(SplitClient):
 
     def epochs(self) -> Epochs:
         """Return the local epochs as the settings have them, which train the classifier."""
-        return super().local_steps(self.setting.config)
+        return super().local_steps(self.context.config)
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the classifier."""
-        self.train_classifier(hyperfl_rates(self.setting.config).classifier, rounds, rng)
+        self.train_classifier(hyperfl_rates(self.context.config).classifier, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local round; reports `train-loss` and the numbers of the hypernetwork that HyperFL's client does."""
-        config = self.setting.config
+        config = self.context.config
         hidden, rates = _hidden(config), _rates(config)
         extractor, classifier = self.model.extractor, self.model.classifier
-        loss = train_fedrep(extractor, classifier, self.setting.data, self.epochs(), rates, rng)
+        loss = train_fedrep(extractor, classifier, self.context.data, self.epochs(), rates, rng)
         theta = torch.cat([parameter.detach().flatten() for parameter in extractor.parameters()])
         return {
             "train-loss": loss,

@@ -23,7 +23,7 @@ from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.privacy.private_mean import private_descriptor
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction, group_of
-from hyperfl_flwr.protocol.queries import DESCRIPTOR, Question
+from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
 from hyperfl_flwr.training.encoder import train_encoder
 from hyperfl_flwr.training.public_training import EncoderForm, LocalSteps, PublicTraining
 
@@ -61,7 +61,7 @@ class ITPFLClient(PFedHNClient):
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return encoder, target network, and a table of one embedding [1, d]."""
-        config, shape = self.setting.config, self.setting.data.train_images.shape[1:]
+        config, shape = self.context.config, self.context.data.train_images.shape[1:]
         dimension = config.section(PFedHNConfig).dimension(config.num_clients)
         self.encoder = build_encoder(config.target, shape, dimension, config.section(ITPFLConfig).pooling)
         self.embedding = nn.Embedding.from_pretrained(torch.empty(1, dimension, device="meta"), freeze=False)  # type: ignore[no-untyped-call]
@@ -69,8 +69,8 @@ class ITPFLClient(PFedHNClient):
 
     def travelling(self) -> tuple[str, ...]:
         """Return the groups without the encoder where that is frozen: nobody needs it then."""
-        config = self.setting.config
-        frozen = config.section(ITPFLConfig).fine_tunes(self.setting.round, config.num_rounds)
+        config = self.context.config
+        frozen = config.section(ITPFLConfig).fine_tunes(self.context.round, config.num_rounds)
         return tuple(group for group in self.shared if not (frozen and group == "encoder"))
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
@@ -82,8 +82,8 @@ class ITPFLClient(PFedHNClient):
         numbers = super().train(rng)
         if "encoder" not in self.travelling():
             return numbers
-        steps, seed = encoder_steps(self.setting.config), self.setting.config.seed
-        embedding, data = self.embedding.weight[0].detach(), self.setting.data
+        steps, seed = encoder_steps(self.context.config), self.context.config.seed
+        embedding, data = self.embedding.weight[0].detach(), self.context.data
         distance = self.encoder.descriptor(data.train_images) - embedding
         numbers["embedding-distance"] = float(distance.square().mean())
         numbers["encoder-loss"] = train_encoder(
@@ -92,7 +92,7 @@ class ITPFLClient(PFedHNClient):
             data,
             steps,
             # Not the model's numbers, so that these are pFedHN's.
-            numpy_generator(seed, "encoder", self.setting.client, self.setting.round),
+            numpy_generator(seed, "encoder", self.context.client, self.context.round),
             learning_rate=steps.learning_rate,
             clip_norm=steps.clip_norm,
         )
@@ -106,7 +106,7 @@ class ITPFLClient(PFedHNClient):
             for key, before, after in zip(self.keys(), received, uploaded, strict=True)
         ]
 
-    def describe(self, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    def describe(self, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         """Return the descriptor g(D) [1, d] of training samples D without their labels, and the number of samples.
 
         Args:
@@ -117,10 +117,10 @@ class ITPFLClient(PFedHNClient):
             ValueError: If the arrays are not an encoder's, noise cannot protect what it makes, or a client that is
                 trained is asked about a part of its samples.
         """
-        if question != Question() and not is_novel(self.setting):
+        if question != QuerySpec() and not is_novel(self.context):
             raise ValueError("a client that is trained describes all of its samples, as they are, or none")
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
-        samples = unlabelled(self.setting, question)
+        samples = unlabelled(self.context, question)
         if question.epsilon is None:
             descriptor = self.encoder.descriptor(samples)
         else:

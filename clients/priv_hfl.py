@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from clients.engine.base import BaseClient
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
@@ -94,10 +94,10 @@ class PrivHFLClient(BaseClient):
             generator=generator if method.distill else None,
         )
 
-    def __init__(self, setting: ClientSetting) -> None:
-        self.rule = dual_rule(setting.config.section(PrivHFLConfig))
+    def __init__(self, context: ClientContext) -> None:
+        self.rule = dual_rule(context.config.section(PrivHFLConfig))
         self._round, self._version = 1, INITIAL
-        super().__init__(setting)
+        super().__init__(context)
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the target network as the group `model`, vectors of the length of all its parameters, and G."""
@@ -106,7 +106,7 @@ class PrivHFLClient(BaseClient):
         is_mean = self.rule.realisation == "mean"
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
-        config, data, nothing = self.setting.config, self.setting.data, Vector(0)
+        config, data, nothing = self.context.config, self.context.data, Vector(0)
         if config.section(PrivHFLConfig).distill:
             shape = tuple(data.train_images.shape[1:])
             self.generator = Generator(shape, data.num_classes, config.section(PrivHFLConfig).generator_width)
@@ -152,7 +152,7 @@ class PrivHFLClient(BaseClient):
 
     def _train_along(self, force: Tensor, before: Tensor, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
         """Return the change [m] that is sent, and the numbers to report; puts the gradient in the generator's place."""
-        if not self.setting.config.section(PrivHFLConfig).distill:
+        if not self.context.config.section(PrivHFLConfig).distill:
             numbers = {"train-loss": self._local_steps(force, rng)}
             return self._upload(before, {}), numbers
         pseudo = self._pseudo_data()
@@ -162,8 +162,8 @@ class PrivHFLClient(BaseClient):
 
     def _pseudo_data(self) -> PseudoData:
         """Draw this round's pseudo-data: of classes that the client has few samples of, more."""
-        settings, data = self.setting.config, self.setting.data
-        path = ("pseudo-data", self.setting.client, self._round)
+        settings, data = self.context.config, self.context.data
+        path = ("pseudo-data", self.context.client, self._round)
         return PseudoData.draw(
             self.generator,
             torch.bincount(data.train_labels, minlength=data.num_classes),
@@ -178,18 +178,18 @@ class PrivHFLClient(BaseClient):
         pieces = [part.view_as(parameter) for part, parameter in zip(parts, everything.parameters, strict=True)]
         everything = replace(everything, force=pieces)
         other = None if pseudo is None else self._loss_on(pseudo)
-        return train_epochs(self.model, [everything], self.setting.data, self.epochs(), rng, other)
+        return train_epochs(self.model, [everything], self.context.data, self.epochs(), rng, other)
 
     def _loss_on(self, pseudo: PseudoData) -> Callable[[], Tensor]:
-        settings = self.setting.config
-        rng = numpy_generator(settings.seed, "pseudo-batches", self.setting.client, self._round)
+        settings = self.context.config
+        rng = numpy_generator(settings.seed, "pseudo-batches", self.context.client, self._round)
         return lambda: pseudo.loss(self.model, settings.batch_size, rng)
 
     def _mixed(self, vector: Tensor, *, back: bool = False) -> Tensor:
         """Return a vector [m] as it travels, or turned back."""
-        if not self.setting.config.section(PrivHFLConfig).mixing:
+        if not self.context.config.section(PrivHFLConfig).mixing:
             return vector
-        mixing = mixing_of(self.setting.mixing_key, len(vector))
+        mixing = mixing_of(self.context.mixing_key, len(vector))
         return mixing.unmix(vector) if back else mixing.mix(vector)
 
     def _upload(self, before: Tensor, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -198,7 +198,7 @@ class PrivHFLClient(BaseClient):
         Change and gradient are clipped together: the norm is that of all that the client sends.
         """
         sent = [self._theta() - before, *gradients.values()]
-        if self.setting.config.privacy.clip_norm:
+        if self.context.config.privacy.clip_norm:
             arrays = [part.cpu().numpy() for part in sent]
             protected = self.protected([np.zeros_like(array) for array in arrays], arrays)
             sent = [torch.from_numpy(array).to(before.device) for array in protected]
@@ -227,10 +227,10 @@ class PrivHFLClient(BaseClient):
     def _start_vector(self) -> Tensor:
         start = self._start(self.model)
         parts = [start[name].flatten() for name, _ in self.model.named_parameters()]
-        return torch.cat(parts).to(self.setting.device)
+        return torch.cat(parts).to(self.context.device)
 
     def _start(self, target: nn.Module) -> Mapping[str, Tensor]:
-        return initial_state(target, torch_generator(self.setting.config.seed, "model"))
+        return initial_state(target, torch_generator(self.context.config.seed, "model"))
 
     def _of_start(self, start: Tensor, rounds: int) -> Tensor:
         """Return what A of models is more than A of changes, after some rounds."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.runner import Begun, differences, seeds_in
+from experiments.runner import StudyManifest, differences, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -64,13 +64,13 @@ class Collected:
     """
 
     study: Study
-    begun: Begun
+    begun: StudyManifest
     entries: Mapping[tuple[str, str], Entry]
     commits: Sequence[str]
     rounds: Sequence[int]
 
 
-def collect(study: Study, begun: Begun, folder: Path, *, mix: bool = False) -> Collected:
+def collect(study: Study, begun: StudyManifest, folder: Path, *, mix: bool = False) -> Collected:
     """Read the finished cells of a study's folder.
 
     Args:

@@ -34,7 +34,7 @@ LAST_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
+class StudyManifest:
     """The settings that a study's folder was created with; cells may be added, but the settings cannot change.
 
     Attributes:
@@ -48,7 +48,7 @@ class Begun:
     changes: Mapping[str, Scalar]
 
 
-def begin(folder: Path, begun: Begun) -> None:
+def begin(folder: Path, begun: StudyManifest) -> None:
     """Create a study's folder, or check that an existing one was created with the same settings.
 
     Raises:
@@ -65,7 +65,7 @@ def begin(folder: Path, begun: Begun) -> None:
     write_atomically(folder / DESCRIPTION, json.dumps(document, indent=2).encode())
 
 
-def read_begun(folder: Path) -> Begun:
+def read_study_manifest(folder: Path) -> StudyManifest:
     """Return the settings that a study's folder was created with.
 
     Raises:
@@ -73,7 +73,7 @@ def read_begun(folder: Path) -> Begun:
     """
     if not (folder / DESCRIPTION).is_file():
         raise RunDirectoryError(f"{folder} is not a study's folder; run `hyperfl study` first, or pass its --output")
-    return Begun(**json.loads((folder / DESCRIPTION).read_text()))
+    return StudyManifest(**json.loads((folder / DESCRIPTION).read_text()))
 
 
 def _of_the_study(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:

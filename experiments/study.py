@@ -10,7 +10,7 @@ A study is a file `experiments/studies/NAME.toml`::
     paper = "table-1.csv"          # file of experiments/expected; optional
     beside = "the paper's number"  # description of these numbers; optional
     standard-error = "clients"     # summary.json has METRIC_sem, the standard error over these; optional
-    figures = ["own_accuracy"]     # default figures: numbers of metrics.jsonl, `labels`, `embeddings`
+    figures = ["personalized_accuracy"]     # default figures: numbers of metrics.jsonl, `labels`, `embeddings`
     [settings]                     # settings of every run that differ from the defaults
     [quick]                        # settings of every run with --quick, applied last; `rows` and `columns` select runs
     [rows.hyperfl]                 # settings of a row; `label` is its title, `missing` the reason why it cannot be run
@@ -225,7 +225,7 @@ def load_study(name: str) -> Study:
         expected={},
         beside=document.get("beside", "the paper's number"),
         standard_error=document.get("standard-error", ""),
-        figures=document.get("figures", ("own_accuracy",)),
+        figures=document.get("figures", ("personalized_accuracy",)),
     )
     if "paper" not in document:
         return study

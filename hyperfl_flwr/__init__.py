@@ -1,8 +1,8 @@
 """Federated learning with hypernetworks and without sharing models, on Flower.
 
-`run`, `resume`, `Run`, `Observer`, `deployment` and `HyperFLError` are the Python interface (docs/how-to/python.md).
-Each is imported when it is first used: this module is also imported by every process that trains, and on nodes, which
-have only what trains.
+`run`, `resume`, `Run`, `RunCallbacks`, `deployment` and `HyperFLError` are the Python interface
+(docs/how-to/python.md). Each is imported when it is first used: this module is also imported by every process that
+trains, and on nodes, which have only what trains.
 
 Ray puts the working directory of the simulation's process first on every actor's import path, so a foreign package
 named `clients` or `strategies` there would be imported instead of ours. In that process, and only there, the working
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hyperfl_flwr.api.train import resume, run
     from hyperfl_flwr.core.errors import HyperFLError
     from hyperfl_flwr.deploy.run import deployment
-    from hyperfl_flwr.launch.follow import Observer
+    from hyperfl_flwr.launch.follow import RunCallbacks
 
-__all__ = ["HyperFLError", "Observer", "Run", "deployment", "resume", "run"]
+__all__ = ["HyperFLError", "Run", "RunCallbacks", "deployment", "resume", "run"]
 
 ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds this project's packages: the checkout, Flower's unpacked app, or site-packages."""
@@ -35,7 +35,7 @@ if Path(sys.argv[0]).name == "flwr-simulation":
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
     _HOMES = {
         "HyperFLError": "core.errors",
-        "Observer": "launch.follow",
+        "RunCallbacks": "launch.follow",
         "Run": "api.run",
         "deployment": "deploy.run",
         "resume": "api.train",

@@ -19,7 +19,7 @@ from strategies.engine.base import BaseStrategy
 class FedAvg(BaseStrategy):
     """Shares the group `model`."""
 
-    ways: ClassVar[tuple[str, ...]] = ("global",)
+    novel_modes: ClassVar[tuple[str, ...]] = ("global",)
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
         """Return the one model."""
@@ -27,4 +27,4 @@ class FedAvg(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the ordinary initial values of the target network."""
-        return {"model": initial_state(self.new_target(), torch_generator(self.setting.config.seed, "model"))}
+        return {"model": initial_state(self.new_target(), torch_generator(self.context.config.seed, "model"))}

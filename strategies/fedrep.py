@@ -18,5 +18,5 @@ class FedRep(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the ordinary initial values of the feature extractor."""
-        generator = torch_generator(self.setting.config.seed, "model")
+        generator = torch_generator(self.context.config.seed, "model")
         return {"extractor": initial_state(self.new_target().extractor, generator)}

@@ -24,8 +24,8 @@ class WithEmbedding(BaseStrategy):
     def initial_state(self) -> tuple[Hypernetwork, dict[str, Tensor], Tensor]:
         """Return a hypernetwork without values, its initial parameters by name, and the common embedding."""
         config, method, extractor = (
-            self.setting.config,
-            self.setting.config.section(HyperFLConfig),
+            self.context.config,
+            self.context.config.section(HyperFLConfig),
             self.new_target().extractor,
         )
         hypernetwork = Hypernetwork(extractor, embedding_dim=method.embedding_dim, hidden_width=method.hidden_width)
@@ -49,7 +49,7 @@ class HyperFL(WithEmbedding):
 
     def advance(self, means: SharedArrays) -> SharedArrays:
         """Return the means; with `embedding = common-frozen` the first layer is a constant, free of rounding."""
-        if self.setting.config.section(HyperFLConfig).embedding != "common-frozen":
+        if self.context.config.section(HyperFLConfig).embedding != "common-frozen":
             return means
         first = ("hypernetwork/hidden.weight", "hypernetwork/hidden.bias")
         return {key: self._current[key] if key in first else mean for key, mean in means.items()}

@@ -25,9 +25,9 @@ from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initialisation import rectifier_parameters
 from hyperfl_flwr.models.server_hypernetwork import ServerRates
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
-from hyperfl_flwr.protocol.queries import DESCRIPTOR, Question
+from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
 from hyperfl_flwr.training.server_adam import ServerAdam
-from strategies.engine.base import Setting
+from strategies.engine.base import ServerContext
 from strategies.engine.query_clients import Answers, ask, descriptors_of
 from strategies.pfedhn import PFedHN
 
@@ -52,23 +52,23 @@ class ITPFL(PFedHN):
         descriptors: g(D_i) [d] of the clients that have sent it.
     """
 
-    ways: ClassVar[tuple[str, ...]] = ("descriptor",)
+    novel_modes: ClassVar[tuple[str, ...]] = ("descriptor",)
     rates: ClassVar[ServerRates] = ServerRates(
         learning_rate=2e-2, embedding_learning_rate=2.0, embedding_weight_decay=0.0
     )
     embedding_std: ClassVar[float] = 0.1
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, context: ServerContext) -> None:
+        super().__init__(context)
         self.kept: dict[str, Tensor] = {}
         self._frozen: SharedArrays = {}
         self.descriptors: dict[int, Tensor] = {}
         self.descriptor_dimension = self.server.hypernetwork.embedding_dim
         self._asked_for = Answers()
-        config = setting.config
+        config = context.config
         encoder = build_encoder(
             config.target,
-            setting.federation.input_shape,
+            context.federation.input_shape,
             self.descriptor_dimension,
             config.section(ITPFLConfig).pooling,
         )
@@ -81,7 +81,7 @@ class ITPFL(PFedHN):
 
     def phase(self, server_round: int) -> str:
         """Return `embeddings` or `fine-tuning`."""
-        config = self.setting.config
+        config = self.context.config
         return FINE_TUNING if config.section(ITPFLConfig).fine_tunes(server_round, config.num_rounds) else EMBEDDINGS
 
     @classmethod
@@ -117,11 +117,11 @@ class ITPFL(PFedHN):
         """Return the descriptors [B, d] of some clients in the second phase."""
         return torch.stack([self.descriptors[client] for client in clients]) if self.kept and clients else None
 
-    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+    def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return each client's network and the embedding or descriptor that it was generated of."""
         inputs = self.inputs(clients)
         rows = self._targets(clients) if inputs is None else inputs
-        networks = super().own_arrays(clients)
+        networks = super().per_client_arrays(clients)
         return {
             client: {**networks[client], DESCRIPTOR: row[None].numpy()}
             for client, row in zip(clients, rows, strict=True)
@@ -181,8 +181,8 @@ class ITPFL(PFedHN):
             self._begin_fine_tuning(server_round)
             wanted = self.present
         if missing := set(wanted) - set(self.descriptors):
-            query = descriptors_of(missing, encoder, self.descriptor_dimension, Question())
-            found = ask(grid, self.setting, server_round, query)
+            query = descriptors_of(missing, encoder, self.descriptor_dimension, QuerySpec())
+            found = ask(grid, self.context, server_round, query)
             self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
             gone = {client for mine in found.away.values() for client in mine}
             found.away = {node: [each for each in mine if each in clients] for node, mine in found.away.items()}
@@ -224,7 +224,7 @@ class ITPFL(PFedHN):
         """Return pFedHN's state, and in the second phase the hypernetwork of before and the descriptors [N, d]."""
         state = super().server_state()
         if self.kept:
-            number = self.setting.config.num_clients
+            number = self.context.config.num_clients
             state["descriptors"] = np.zeros((number, self.descriptor_dimension), np.float32)
             state["described"] = np.zeros(number, np.uint8)
             for client, row in self.descriptors.items():

@@ -18,22 +18,22 @@ from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHype
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
-from strategies.engine.base import BaseStrategy, Setting
+from strategies.engine.base import BaseStrategy, ServerContext
 
 
 class PFedHN(BaseStrategy):
     """Generates the group `model`, the whole target network."""
 
-    ways: ClassVar[tuple[str, ...]] = ("sampled", "ensemble", "nearest")
+    novel_modes: ClassVar[tuple[str, ...]] = ("sampled", "ensemble", "nearest")
 
     group: ClassVar[str] = "model"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=1e-2)
     """The public code's."""
     embedding_std: ClassVar[float] = 1.0
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        config, method = setting.config, setting.config.section(PFedHNConfig)
+    def __init__(self, context: ServerContext) -> None:
+        super().__init__(context)
+        config, method = context.config, context.config.section(PFedHNConfig)
         network = DeepHypernetwork(
             self.generated(self.new_target()),
             embedding_dim=method.dimension(config.num_clients),
@@ -83,7 +83,7 @@ class PFedHN(BaseStrategy):
         """Return what the networks of some clients are generated of [B, d]; None: their embeddings."""
         return None
 
-    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+    def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return the networks that the hypernetwork generates for some clients."""
         return {
             client: {f"{self.group}/{name}": value.numpy() for name, value in tensors.items()}
@@ -92,13 +92,13 @@ class PFedHN(BaseStrategy):
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
         """Return the models of all clients of the federation, in the order of their ids."""
-        generated = self.server.generate(range(self.setting.config.num_clients)).values()
+        generated = self.server.generate(range(self.context.config.num_clients)).values()
         return {
             f"{self.group}/{name}": torch.stack([tensors[name] for tensors in generated]).numpy()
             for name in self.server.hypernetwork.shapes
         }
 
-    def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
+    def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
         """Step the hypernetwork and the embeddings along the clients' changes."""
         self.server.update(
             {
@@ -107,9 +107,9 @@ class PFedHN(BaseStrategy):
                     for key, value in arrays.items()
                     if group_of(key) == self.group
                 }
-                for client, arrays in own.items()
+                for client, arrays in per_client.items()
             },
-            self.inputs(list(own)),
+            self.inputs(list(per_client)),
         )
 
     def server_state(self) -> SharedArrays:
@@ -128,7 +128,7 @@ def _first(value: float | None, otherwise: float) -> float:
 class PFedHNPC(PFedHN):
     """Generates the group `extractor`; every client has a classifier of its own."""
 
-    ways: ClassVar[tuple[str, ...]] = ()
+    novel_modes: ClassVar[tuple[str, ...]] = ()
 
     group: ClassVar[str] = "extractor"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=5e-2)

@@ -30,7 +30,7 @@ from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_array
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.training.dual_averaging import ChainServer, MeanServer
 from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, effective_rate, stability_warnings
-from strategies.engine.base import BaseStrategy, Setting
+from strategies.engine.base import BaseStrategy, ServerContext
 
 CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
 
@@ -38,16 +38,16 @@ CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
 class PrivHFL(BaseStrategy):
     """Sends S to all (mean) or r_i to each client (chain); gets changes of models back."""
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, context: ServerContext) -> None:
+        super().__init__(context)
         self.size = sum(parameter.numel() for parameter in self.new_target().parameters())
-        rule = dual_rule(setting.config.section(PrivHFLConfig))
+        rule = dual_rule(context.config.section(PrivHFLConfig))
         self.server: MeanServer | ChainServer
         if rule.realisation == "mean":
             start = torch.zeros(self.size, dtype=torch.float64)
             self.server = MeanServer(rule=rule, consensus=start, total=start)
         else:
-            self.server = ChainServer.start(rule, setting.config.num_clients, self.size)
+            self.server = ChainServer.start(rule, context.config.num_clients, self.size)
         self._increments: dict[int, Tensor] = {}
 
     @classmethod
@@ -79,7 +79,7 @@ class PrivHFL(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return S = 0 (mean) and the generator (distillation); the clients make their first model from the seed."""
-        config, federation = self.setting.config, self.setting.federation
+        config, federation = self.context.config, self.context.federation
         groups: dict[str, Mapping[str, Tensor]] = {}
         if isinstance(self.server, MeanServer):
             groups["changes"] = {"theta": torch.zeros(self.size)}
@@ -90,15 +90,15 @@ class PrivHFL(BaseStrategy):
             groups[GENERATOR] = ordinary_parameters(generator, torch_generator(config.seed, GENERATOR))
         return groups
 
-    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+    def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return in the chain the force on each client."""
         if isinstance(self.server, MeanServer):
             return {}
         return {client: {FORCE: self.server.force(client).numpy()} for client in clients}
 
-    def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
+    def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
         """Keep the changes of a chain's clients until the round ends."""
-        self._increments = {client: torch.tensor(arrays[FORCE]) for client, arrays in own.items()}
+        self._increments = {client: torch.tensor(arrays[FORCE]) for client, arrays in per_client.items()}
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -127,7 +127,7 @@ class PrivHFL(BaseStrategy):
             self._increments = {}
         else:
             changes = torch.tensor(means[CHANGES], dtype=torch.float64) if means else 0.0
-            self.server.advance(changes, self.setting.config.num_clients)
+            self.server.advance(changes, self.context.config.num_clients)
             arrays[CHANGES] = self.server.total.numpy().astype(np.float32)
         generator = self._stepped_generator(means)
         self._keep(generator)
@@ -135,7 +135,7 @@ class PrivHFL(BaseStrategy):
 
     def _stepped_generator(self, gradients: SharedArrays) -> SharedArrays:
         """Return the generator's parameters after a step along the mean gradient; as they were if there is none."""
-        rate = np.float32(self.setting.config.section(PrivHFLConfig).generator_learning_rate)
+        rate = np.float32(self.context.config.section(PrivHFLConfig).generator_learning_rate)
         return {
             key: value - rate * gradients[key] if key in gradients else value
             for key, value in self._current.items()
@@ -144,9 +144,9 @@ class PrivHFL(BaseStrategy):
 
     def _keep(self, generator: SharedArrays) -> None:
         """Keep a copy of the generator, in the rounds that the settings ask for."""
-        every, current = self.setting.config.section(PrivHFLConfig).keep_generators, self.progress.round
+        every, current = self.context.config.section(PrivHFLConfig).keep_generators, self.progress.round
         if generator and every and current % every == 0:
-            path = kept_generator_path(Path(self.setting.run_directory), current)
+            path = kept_generator_path(Path(self.context.run_directory), current)
             path.parent.mkdir(exist_ok=True)
             write_arrays(path, {key.partition("/")[2]: value for key, value in generator.items()}, {})
 

@@ -25,7 +25,7 @@ from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.server.federation import handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
-from strategies.engine.base import Setting
+from strategies.engine.base import ServerContext
 
 Settings = dict[str, Scalar]
 MakeGrid = Callable[[int, Settings], Grid]
@@ -237,8 +237,8 @@ def outcome(run: Path) -> dict[str, Any]:
     }
 
 
-def setting_of(config: RunConfig, grid: InProcessGrid) -> Setting:
+def setting_of(config: RunConfig, grid: InProcessGrid) -> ServerContext:
     federation = handshake(grid, config.hosted_clients, 10.0)
-    return Setting(
+    return ServerContext(
         config=resolved(config), federation=federation, reductions={}, experiment="0" * 16, run_directory=config.output
     )

@@ -15,7 +15,7 @@ from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
     OUTLIER_SUMS,
-    OWN_ARRAYS,
+    PER_CLIENT_ARRAYS,
     PROPERTIES,
     WEIGHTS,
     ClientResult,
@@ -23,11 +23,11 @@ from hyperfl_flwr.protocol.messages import (
     Report,
     Request,
     by_number,
-    own_key,
+    per_client_key,
     record_of,
     weights_record,
 )
-from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, ERRORS, GRADIENTS, Question
+from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, ERRORS, GRADIENTS, QuerySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ def train(cohort: Cohort, message: Message) -> Message:
     )
     if result.outliers:
         content[OUTLIER_SUMS] = _pack_by_number(result.outliers)
-    if result.own:
-        content[OWN_ARRAYS] = _pack_by_number(result.own)
+    if result.per_client:
+        content[PER_CLIENT_ARRAYS] = _pack_by_number(result.per_client)
     return Message(content, reply_to=message)
 
 
@@ -77,7 +77,7 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
 def answer(cohort: Cohort, message: Message) -> Message:
     """Answer a query about clients' data with arrays of each client and a report."""
     began = time.perf_counter()
-    received, request, question = _received(message), Request.of(message.content), Question.of(message.content)
+    received, request, question = _received(message), Request.of(message.content), QuerySpec.of(message.content)
     work = _WORK[message.metadata.message_type]
     result = CohortResult()
     for client in request.clients:
@@ -88,15 +88,15 @@ def answer(cohort: Cohort, message: Message) -> Message:
         except Exception as error:  # noqa: BLE001 - a failing client must not stop its neighbours
             result.failures.append(failure_of(client, error, send_details=cohort.send_details))
             continue
-        result.own[client] = arrays
+        result.per_client[client] = arrays
         result.results.append(ClientResult(client=client, num_examples=num_examples, metrics={}))
     content = RecordDict({CLIENTS: _report(result, began).to_record()})
-    if result.own:
-        content[OWN_ARRAYS] = _pack_by_number(result.own)
+    if result.per_client:
+        content[PER_CLIENT_ARRAYS] = _pack_by_number(result.per_client)
     return Message(content, reply_to=message)
 
 
-_WORK: Mapping[str, Callable[[BaseClient, SharedArrays, Question], tuple[SharedArrays, int]]] = {
+_WORK: Mapping[str, Callable[[BaseClient, SharedArrays, QuerySpec], tuple[SharedArrays, int]]] = {
     DESCRIBE: lambda member, received, question: member.describe(received, question),
     ASSESS: assess,
     GRADIENTS: classifier_gradients,
@@ -112,15 +112,17 @@ def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) ->
 
 def _received(message: Message) -> Received:
     shared = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
-    if OWN_ARRAYS not in message.content:
+    if PER_CLIENT_ARRAYS not in message.content:
         return Received(shared=shared)
-    return Received(shared=shared, own=by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord))))
+    return Received(
+        shared=shared, per_client=by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
+    )
 
 
 def _pack_by_number(found: Mapping[int, SharedArrays]) -> ArrayRecord:
     """Pack the arrays of clients or levels under keys that begin with the client's id or the level."""
     return pack_arrays(
-        {own_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
+        {per_client_key(number, key): value for number, arrays in found.items() for key, value in arrays.items()}
     )
 
 

@@ -10,7 +10,7 @@ from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clients.engine.context import ClientSetting, keep_model
+from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
@@ -23,7 +23,7 @@ from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
-from hyperfl_flwr.protocol.queries import Question
+from hyperfl_flwr.protocol.queries import QuerySpec
 from hyperfl_flwr.training.local_sgd import Predict, train_epochs
 
 _NOTHING = np.zeros(0)
@@ -50,8 +50,8 @@ class BaseClient(LocalTraining, NumPyClient):
     generated: ClassVar[bool] = False
     joins: ClassVar[bool] = False
 
-    def __init__(self, setting: ClientSetting) -> None:
-        self.setting = setting
+    def __init__(self, context: ClientContext) -> None:
+        self.context = context
         self.groups = self.build_groups()
 
     def build_groups(self) -> dict[str, nn.Module]:
@@ -65,12 +65,12 @@ class BaseClient(LocalTraining, NumPyClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the initial values of the private groups, by default equal for all clients: group -> values."""
-        seed = self.setting.config.seed
+        seed = self.context.config.seed
         return {group: initial_state(self.groups[group], torch_generator(seed, group)) for group in self.private}
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the modules in place, by default `parameter_sets` for the local epochs; returns numbers to report."""
-        return {"train-loss": train_epochs(self.model, self.parameter_sets(), self.setting.data, self.epochs(), rng)}
+        return {"train-loss": train_epochs(self.model, self.parameter_sets(), self.context.data, self.epochs(), rng)}
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with the shared ones as constants.
@@ -78,7 +78,7 @@ class BaseClient(LocalTraining, NumPyClient):
         Raises:
             ValueError: If the method's clients cannot.
         """
-        raise ValueError(f"clients of {self.setting.config.method} cannot join by training private parts alone")
+        raise ValueError(f"clients of {self.context.config.method} cannot join by training private parts alone")
 
     def predictor(self) -> Predict:
         """Return the client's model as it is now."""
@@ -88,7 +88,7 @@ class BaseClient(LocalTraining, NumPyClient):
         """Return the client's model as it is now: values of the whole target network by name, on the device."""
         return self.model.state_dict()
 
-    def own_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         """Return the client's model after its last local training, as `target_state` does.
 
         Args:
@@ -97,8 +97,8 @@ class BaseClient(LocalTraining, NumPyClient):
         Returns:
             None where they do not tell.
         """
-        own = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
-        return own or None
+        per_client = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
+        return per_client or None
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return what is sent of the shared groups, in the order of `keys`: the trained arrays, protected."""
@@ -106,15 +106,15 @@ class BaseClient(LocalTraining, NumPyClient):
 
     def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return arrays whose change is clipped and noised as the run's settings ask for."""
-        privacy = self.setting.config.privacy
+        privacy = self.context.config.privacy
         if not privacy.clip_norm:
             return trained
         return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=privacy.noise_multiplier)
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""
-        data = self.setting.data
-        return build_target(self.setting.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
+        data = self.context.data
+        return build_target(self.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -127,33 +127,33 @@ class BaseClient(LocalTraining, NumPyClient):
 
         Returns:
             What `reply` makes of the shared arrays, the number of training samples, and the client's numbers; among
-            them `aggregate-accuracy` (received parameters with the client's private ones) and `own-accuracy` (after
-            local training), both on the client's test data.
+            them `aggregate-accuracy` (received parameters with the client's private ones) and `personalized-accuracy`
+            (after local training), both on the client's test data.
 
         Raises:
             ValueError: If the arrays do not fit the client's model.
             FloatingPointError: If a private parameter is not finite after training.
             StateError: If the private state cannot be read.
         """
-        setting = self.setting
+        context = self.context
         began = time.perf_counter()
         self._load(self._named(parameters), config["version"])
         metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
         evaluated = time.perf_counter()
         self._set_mode(training=True)
-        path = (setting.client, config["round"])
-        seed_dropout(self.networks(), torch_generator(setting.config.seed, "dropout", *path))
-        metrics |= self.train(numpy_generator(setting.config.seed, "training", *path))
+        path = (context.client, config["round"])
+        seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
+        metrics |= self.train(numpy_generator(context.config.seed, "training", *path))
         trained = time.perf_counter()
-        metrics |= _accuracy("own", self._evaluate())
-        if config["round"] == setting.config.num_rounds:
-            metrics |= self._global_accuracy("own")
+        metrics |= _accuracy("personalized", self._evaluate())
+        if config["round"] == context.config.num_rounds:
+            metrics |= self._global_accuracy("personalized")
         self._store(config["round"], {config["version"], config["kept-version"]})
-        if setting.keeps_model:
-            keep_model(setting, self.target_state(), config["round"], metrics)
+        if context.keeps_model:
+            keep_model(context, self.target_state(), config["round"], metrics)
         arrays = [_to_numpy(t) for group in self.travelling() for t in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
-        return self.reply(parameters, arrays), len(setting.data.train_labels), metrics
+        return self.reply(parameters, arrays), len(context.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate received parameters with the client's private ones on its test data; see `fit` and `receive`."""
@@ -161,7 +161,7 @@ class BaseClient(LocalTraining, NumPyClient):
         sums = self._evaluate()
         return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
 
-    def describe(self, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    def describe(self, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         """Return a descriptor of the client's training data, and their number, for a method that has an encoder.
 
         Args:
@@ -171,7 +171,7 @@ class BaseClient(LocalTraining, NumPyClient):
         Raises:
             ValueError: If the method has none.
         """
-        raise ValueError(f"{self.setting.config.method} has no encoder")
+        raise ValueError(f"{self.context.config.method} has no encoder")
 
     def travelling(self) -> tuple[str, ...]:
         """Return the shared groups that are part of this round: all, unless a method says otherwise."""
@@ -212,7 +212,7 @@ class BaseClient(LocalTraining, NumPyClient):
                 for name, tensor in tensors.items()
             }
         else:
-            stored = self.setting.state.load(version) if self.private else {}
+            stored = self.context.state.load(version) if self.private else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: torch.tensor(value) for key, value in received.items()} | private
         for group in (*self.travelling(), *self.private):
@@ -229,7 +229,7 @@ class BaseClient(LocalTraining, NumPyClient):
         got = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
         if problem := layout_problem(expected, got):
             raise ValueError(problem)
-        values = {key.partition("/")[2]: tensors[key].to(self.setting.device) for key in got}
+        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in got}
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
@@ -242,8 +242,8 @@ class BaseClient(LocalTraining, NumPyClient):
         }
         if key := not_finite(arrays):
             raise FloatingPointError(f"{key} is not finite after training")
-        self.setting.state.save(version, arrays)
-        self.setting.state.forget_before(version, but=kept)
+        self.context.state.save(version, arrays)
+        self.context.state.forget_before(version, but=kept)
 
     def networks(self) -> Sequence[nn.Module]:
         """Return all modules that are called, for what depends on whether they train; these are the groups'."""
@@ -255,16 +255,16 @@ class BaseClient(LocalTraining, NumPyClient):
             module.train(training)
 
     def _evaluate(self) -> ClassificationSums:
-        data = self.setting.data
+        data = self.context.data
         self._set_mode(training=False)
         return evaluate(self.predictor(), data.test_images, data.test_labels)
 
     def _global_accuracy(self, kind: str) -> dict[str, Scalar]:
         """Return the accuracy on all test data of the data set, where the run asks for it."""
-        if self.setting.global_test is None:
+        if self.context.global_test is None:
             return {}
-        images, labels = self.setting.global_test
-        predict, device = self.predictor(), self.setting.device
+        images, labels = self.context.global_test
+        predict, device = self.predictor(), self.context.device
         parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
         each = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
         sums = sum(each, ClassificationSums())

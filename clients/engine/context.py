@@ -17,7 +17,7 @@ from hyperfl_flwr.node.saved_models import KeptModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientSetting:
+class ClientContext:
     """The context of a client: everything that its training and evaluation depend on.
 
     Attributes:
@@ -57,9 +57,9 @@ def client_setting(
     device: torch.device,
     state: PrivateState,
     mixing_key: bytes = b"",
-) -> ClientSetting:
+) -> ClientContext:
     """Build the context of one client; `auto` values of the method's settings must have been replaced."""
-    return ClientSetting(
+    return ClientContext(
         config=config,
         client=client,
         data=data.client(client).to(device),
@@ -74,31 +74,31 @@ def client_setting(
 
 
 def keep_model(
-    setting: ClientSetting, tensors: Mapping[str, Tensor], server_round: int, metrics: Mapping[str, Scalar]
+    context: ClientContext, tensors: Mapping[str, Tensor], server_round: int, metrics: Mapping[str, Scalar]
 ) -> None:
     """Save a client's model next to its private state, for the node's owner.
 
     Args:
-        setting: The client's context.
+        context: The client's context.
         tensors: Values of the target network by name.
         server_round: The round of the local training.
         metrics: The client's metrics of that round.
     """
     kept = KeptModel(
-        client=setting.client,
-        experiment=setting.state.experiment,
+        client=context.client,
+        experiment=context.state.experiment,
         round=server_round,
-        method=setting.config.method,
-        dataset=title_of(setting.config.dataset),
-        accuracy=float(metrics["own-accuracy"]),
+        method=context.config.method,
+        dataset=title_of(context.config.dataset),
+        accuracy=float(metrics["personalized-accuracy"]),
         test_examples=int(metrics["test-examples"]),
         recipe=TargetRecipe(
-            target=setting.config.target,
-            input_shape=tuple(setting.data.train_images.shape[1:]),
-            mean=tuple(setting.mean),
-            std=tuple(setting.std),
-            classes=setting.classes,
+            target=context.config.target,
+            input_shape=tuple(context.data.train_images.shape[1:]),
+            mean=tuple(context.mean),
+            std=tuple(context.std),
+            classes=context.classes,
         ),
         tensors={name: value.detach().cpu().numpy() for name, value in tensors.items()},
     )
-    kept.write(setting.state.directory)
+    kept.write(context.state.directory)

@@ -1,6 +1,6 @@
 """How clients train as far as a run's settings tell: clients train by it, and attacks are given it."""
 
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import number
 from hyperfl_flwr.models.target import Target
@@ -12,11 +12,11 @@ class LocalTraining:
     """The steps that settings ask for: passes of plain SGD over the data, unless a method says otherwise.
 
     Attributes:
-        setting: Where the client works.
+        context: Where the client works.
         model: The target network; a method without it overrides what uses it.
     """
 
-    setting: ClientSetting
+    context: ClientContext
     model: Target
 
     @classmethod
@@ -42,7 +42,7 @@ class LocalTraining:
     @property
     def steps(self) -> LocalSteps:
         """The steps on what is shared."""
-        return self.local_steps(self.setting.config)
+        return self.local_steps(self.context.config)
 
     def epochs(self) -> Epochs:
         """Return the local epochs that the run's settings ask for."""

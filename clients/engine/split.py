@@ -26,4 +26,4 @@ class SplitClient(BaseClient):
         self.model.extractor.requires_grad_(False)
         self.model.classifier.requires_grad_(True)
         passes = replace(epochs, epochs=rounds * epochs.epochs)
-        join_classifier(self.model, self.model.classifier, rate, self.setting.data, passes, rng)
+        join_classifier(self.model, self.model.classifier, rate, self.context.data, passes, rng)

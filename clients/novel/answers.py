@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from clients.engine.base import BaseClient
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.corruptions import corrupted
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
-from hyperfl_flwr.protocol.queries import CLASSIFIERS, CORRECT, RATES, TOGETHER, Question
+from hyperfl_flwr.protocol.queries import CLASSIFIERS, CORRECT, RATES, TOGETHER, QuerySpec
 from hyperfl_flwr.training.a_distance import errors, gradients, split
 
 BATCH = 200
@@ -26,7 +26,7 @@ COMPARED = "pfedhn"
 """The method that compares clients' samples; in runs of other methods such queries are refused."""
 
 
-def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
+def unlabelled(context: ClientContext, question: QuerySpec) -> Tensor:
     """Return the training samples [n, ...] that a question is about, without their labels.
 
     The samples of a smaller amount are a subset of those of every larger amount.
@@ -35,22 +35,22 @@ def unlabelled(setting: ClientSetting, question: Question) -> Tensor:
         ValueError: If the client has fewer samples than the question requires.
         DataError: If the corruption does not apply to the samples.
     """
-    samples = _corrupted(setting, setting.data.train_images, question.corruption, "train")
+    samples = _corrupted(context, context.data.train_images, question.corruption, "train")
     if question.samples is not None:
         if question.samples > len(samples):
             raise ValueError(f"has {len(samples)} training samples, but the query is about {question.samples}")
         # The order does not depend on the amount: smaller amounts are prefixes of larger ones.
-        order = numpy_generator(setting.config.seed, "unlabelled", setting.client).permutation(len(samples))
+        order = numpy_generator(context.config.seed, "unlabelled", context.client).permutation(len(samples))
         samples = samples[torch.from_numpy(order[: question.samples]).to(samples.device)]
     return samples
 
 
-def is_novel(setting: ClientSetting) -> bool:
+def is_novel(context: ClientContext) -> bool:
     """Return whether a client is a novel one, which is never trained."""
-    return setting.client >= setting.config.num_clients
+    return context.client >= context.config.num_clients
 
 
-def assess(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+def assess(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
     """Count the correct predictions of models on a novel client's test samples.
 
     Args:
@@ -65,10 +65,10 @@ def assess(member: BaseClient, received: SharedArrays, question: Question) -> tu
         ValueError: If the client is not novel, or the arrays are not models of its target network.
         DataError: If the corruption does not apply to the samples.
     """
-    if not is_novel(member.setting):
-        raise ValueError(f"only novel clients are assessed, client {member.setting.client} is a training client")
-    labels = member.setting.data.test_labels
-    images = _corrupted(member.setting, member.setting.data.test_images, question.corruption, "test")
+    if not is_novel(member.context):
+        raise ValueError(f"only novel clients are assessed, client {member.context.client} is a training client")
+    labels = member.context.data.test_labels
+    images = _corrupted(member.context, member.context.data.test_images, question.corruption, "test")
     each, total = [], torch.zeros(())
     for logits in _logits(member, received, images):
         each.append(int((logits.argmax(dim=1) == labels).sum()))
@@ -78,7 +78,7 @@ def assess(member: BaseClient, received: SharedArrays, question: Question) -> tu
     return {CORRECT: np.array(each, np.int64), TOGETHER: np.array([together], np.int64)}, len(labels)
 
 
-def classifier_gradients(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+def classifier_gradients(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
     """Return the mean gradients of linear classifiers over the first half of the client's training samples.
 
     Args:
@@ -92,34 +92,34 @@ def classifier_gradients(member: BaseClient, received: SharedArrays, question: Q
     Raises:
         ValueError: If the run does not compare samples, or the classifiers do not match them.
     """
-    classifiers, samples, _, sides = _opposed(member.setting, received, question)
-    total = question.samples or len(member.setting.data.train_images)
+    classifiers, samples, _, sides = _opposed(member.context, received, question)
+    total = question.samples or len(member.context.data.train_images)
     return {CLASSIFIERS: gradients(classifiers, samples, sides).cpu().numpy()}, total
 
 
-def classifier_errors(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+def classifier_errors(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
     """Return the error rates `RATES` [M] on the other half of the training samples, and the size of this half.
 
     Arguments and errors are those of `classifier_gradients`.
     """
-    classifiers, _, samples, sides = _opposed(member.setting, received, question)
+    classifiers, _, samples, sides = _opposed(member.context, received, question)
     rates = errors(classifiers, samples, sides).double() / len(samples)
     return {RATES: rates.cpu().numpy()}, len(samples)
 
 
 def _opposed(
-    setting: ClientSetting, received: SharedArrays, question: Question
+    context: ClientContext, received: SharedArrays, question: QuerySpec
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the classifiers, both halves of the samples, and this client's side of each classifier."""
-    if setting.config.method != COMPARED or not setting.config.novel.clients:
+    if context.config.method != COMPARED or not context.config.novel.clients:
         raise ValueError(f"samples are compared only in runs of {COMPARED} with novel clients")
-    samples = unlabelled(setting, question)
-    learned, held = split(samples, numpy_generator(setting.config.seed, "a-distance", setting.client))
-    classifiers = torch.tensor(received[CLASSIFIERS], device=setting.device)
+    samples = unlabelled(context, question)
+    learned, held = split(samples, numpy_generator(context.config.seed, "a-distance", context.client))
+    classifiers = torch.tensor(received[CLASSIFIERS], device=context.device)
     if classifiers.ndim != 2 or classifiers.shape[1] != learned.shape[1] + 1:
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
-    side = int(is_novel(setting))  # 1 for novel, 0 for training clients
-    return classifiers, learned, held, torch.full((len(classifiers),), side, device=setting.device)
+    side = int(is_novel(context))  # 1 for novel, 0 for training clients
+    return classifiers, learned, held, torch.full((len(classifiers),), side, device=context.device)
 
 
 @torch.no_grad()
@@ -134,8 +134,8 @@ def _logits(member: BaseClient, stacked: SharedArrays, images: Tensor) -> Iterat
         yield torch.cat([predict(batch) for batch in torch.split(images, BATCH)])
 
 
-def _corrupted(setting: ClientSetting, samples: Tensor, name: str, part: str) -> Tensor:
+def _corrupted(context: ClientContext, samples: Tensor, name: str, part: str) -> Tensor:
     if name == "none":
         return samples
-    rng = numpy_generator(setting.config.seed, "corruption", setting.client, name, part)
-    return corrupted(samples, name, rng, mean=setting.mean, std=setting.std)
+    rng = numpy_generator(context.config.seed, "corruption", context.client, name, part)
+    return corrupted(samples, name, rng, mean=context.mean, std=context.std)

@@ -18,12 +18,12 @@ from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
-    OWN_ARRAYS,
+    PER_CLIENT_ARRAYS,
     PROPERTIES,
     ClientResult,
     Report,
     by_number,
-    own_key,
+    per_client_key,
     record_of,
 )
 from hyperfl_flwr.protocol.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE
@@ -100,11 +100,15 @@ class NovelNode:
 
     def _describe(self, client: OnDemandClient, message: Message, content: RecordDict) -> int:
         arrays, num_examples = client.describe(unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord)))
-        content[OWN_ARRAYS] = pack_arrays({own_key(self.partition, key): value for key, value in arrays.items()})
+        content[PER_CLIENT_ARRAYS] = pack_arrays(
+            {per_client_key(self.partition, key): value for key, value in arrays.items()}
+        )
         return num_examples
 
     def _personalize(self, client: OnDemandClient, message: Message, _: RecordDict) -> int:
-        own = by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
-        if set(own) != {self.partition}:
-            raise ValueError(f"the message has models for the clients {sorted(own)}, this is client {self.partition}")
-        return client.personalize(own[self.partition])
+        per_client = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
+        if set(per_client) != {self.partition}:
+            raise ValueError(
+                f"the message has models for the clients {sorted(per_client)}, this is client {self.partition}"
+            )
+        return client.personalize(per_client[self.partition])

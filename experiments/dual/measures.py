@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.dual.toy_problems import Array, Federation, LeastSquares, Logistic, Problem, distance, incidence
+from experiments.dual.toy_problems import Array, LeastSquares, Logistic, Problem, ToyFederation, distance, incidence
 from hyperfl_flwr.core.setting_types import Order, Realisation
 from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule
 from hyperfl_flwr.training.dual_stability import LARGEST_EIGENVALUE, is_stable
@@ -168,7 +168,7 @@ def curves(rounds: int) -> Iterator[Curve]:
 
 
 def _curve(name: str, problem: Problem, rule: DualRule, share: float, rounds: int) -> Curve:
-    optimum, federation = problem.optimum(), Federation(problem, rule, RATE, STEPS)
+    optimum, federation = problem.optimum(), ToyFederation(problem, rule, RATE, STEPS)
     distances = [distance(federation.theta, optimum)]
     while len(distances) <= rounds and distances[-1] < DIVERGED:
         federation.round()
@@ -224,7 +224,7 @@ def measured_growth(rule: DualRule, rate: float, steps: int, curvature: float) -
     """
     hessian = np.array([[curvature]])
     slopes = [np.array([1.0]), np.array([-1.0])]
-    federation = Federation(LeastSquares(np.zeros(1), [hessian, hessian], slopes), rule, rate, steps)
+    federation = ToyFederation(LeastSquares(np.zeros(1), [hessian, hessian], slopes), rule, rate, steps)
     differences = [0.0]
     for _ in range(RATES_ROUNDS):
         federation.round()

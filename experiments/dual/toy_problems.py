@@ -162,7 +162,7 @@ def distance(theta: Array, optimum: Array) -> float:
     return float(np.linalg.norm(theta - optimum, axis=1).max())
 
 
-class Federation:
+class ToyFederation:
     """A server and clients with one model each, which run PRIV-HFL's rounds on a problem.
 
     Attributes:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
-from experiments.runner import Begun, is_finished, seeds_in
+from experiments.runner import StudyManifest, is_finished, seeds_in
 from experiments.study import Cell, Study
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
@@ -31,7 +31,9 @@ NOVEL = {"novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon}
 """Functions that draw the figures of novel clients, by name."""
 
 
-def draw(study: Study, begun: Begun, folder: Path, what: str, *, open_private_state: bool = False) -> list[Path]:
+def draw(
+    study: Study, begun: StudyManifest, folder: Path, what: str, *, open_private_state: bool = False
+) -> list[Path]:
     """Draw a figure of a study's finished cells.
 
     Args:
@@ -104,7 +106,7 @@ def _draw_labels(cell: Cell, folder: Path) -> Path | None:
     return picture
 
 
-def _draw_curves(study: Study, begun: Begun, folder: Path, cells: Sequence[Cell], what: str) -> Path:
+def _draw_curves(study: Study, begun: StudyManifest, folder: Path, cells: Sequence[Cell], what: str) -> Path:
     """Draw a number over the rounds to `figure-NUMBER.png`: a panel for each column, a curve for each row.
 
     A curve shows the mean over the seeds, with a band from the smallest to the largest value. `NUMBER@SETTING` is drawn

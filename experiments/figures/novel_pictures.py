@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.figures.novel import Curve, Points, curves, divergence_points, fifths
-from experiments.runner import Begun
+from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from experiments.study_axes import Line
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -22,7 +22,7 @@ LINES = ("-", "--", "-.", ":")
 DIVERGENCE = "KL to the nearest training client in nats"
 
 
-def draw_divergence(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path) -> list[Path]:
+def draw_divergence(study: Study, begun: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw each novel client's accuracy against its divergence from the nearest training client.
 
     Each row has a panel with one mark per client and seed, in a style per column, and the means of fifths of the
@@ -67,7 +67,7 @@ def draw_divergence(study: Study, begun: Begun, cells: Sequence[Cell], folder: P
                    [("row", "column", "divergence", "accuracy"), *lines])]  # fmt: skip
 
 
-def draw_epsilon(study: Study, begun: Begun, cells: Sequence[Cell], folder: Path) -> list[Path]:
+def draw_epsilon(study: Study, begun: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw novel clients' mean accuracy against epsilon, a curve for each number of samples, with standard errors.
 
     Each row and column has a panel for its first seed; level lines show the accuracy without noise. The numbers are
@@ -145,7 +145,9 @@ def _draw_curve(panel: Axes, curve: Curve, place: int, label: str) -> None:
         panel.axhline(curve[None].mean, linestyle=line, color=shade, linewidth=0.8, alpha=0.7)
 
 
-def _saved(figure: Figure, study: Study, begun: Begun, picture: Path, lines: Iterable[Sequence[object]]) -> Path:
+def _saved(
+    figure: Figure, study: Study, begun: StudyManifest, picture: Path, lines: Iterable[Sequence[object]]
+) -> Path:
     figure.suptitle(study.title + (", quick settings" if begun.quick else ""), fontsize="medium")
     figure.savefig(picture, dpi=120)
     with picture.with_suffix(".csv").open("w", newline="") as stream:

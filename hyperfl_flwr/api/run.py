@@ -117,8 +117,8 @@ class Run:
         Args:
             client: The client's id, 0 .. N - 1; None for the global model, which only some methods have.
             path: The parameters' file, `*.safetensors`; its document and script go to the same folder.
-            state: `own` (after local training) or `aggregate` (as received after it); None for `own` where it is
-                stored, see `hyperfl_flwr.results.export`.
+            state: `personalized` (after local training) or `aggregate` (as received after it); None for `personalized`
+                where it is stored, see `hyperfl_flwr.results.export`.
             data_root: Folder of the run's data set, if it has changed.
 
         Returns:
@@ -130,7 +130,7 @@ class Run:
         """
         from hyperfl_flwr.results.export import model_of_run, write_exported
 
-        if state not in (None, "own", "aggregate"):
+        if state not in (None, "personalized", "aggregate"):
             raise ConfigError(f"state must be own or aggregate, got {state!r}")
         changes: dict[str, Scalar] = {}
         if data_root is not None:

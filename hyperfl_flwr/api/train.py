@@ -9,14 +9,14 @@ from typing import Any
 from hyperfl_flwr.api.run import Run, absolute
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.sample_format import is_own, own_path
+from hyperfl_flwr.data.sample_format import is_local_data, local_data_path
 from hyperfl_flwr.launch.console import err
-from hyperfl_flwr.launch.follow import Display, Observer, Platform
+from hyperfl_flwr.launch.follow import Display, Platform, RunCallbacks
 from hyperfl_flwr.launch.plans import RAY, Engine
 from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.launch.simulation import simulation
 
-Progress = bool | Observer | Display
+Progress = bool | RunCallbacks | Display
 """How a run is shown while it goes on, see `run`."""
 
 
@@ -57,8 +57,8 @@ def run(
         num_nodes: Number of simulated nodes P; by default what suits the machine.
         deployment: Where to run instead of in a simulation, see `hyperfl_flwr.deployment`.
         tensorboard: Whether TensorBoard's event files are written, too.
-        progress: True shows the run on standard error, False only warnings of it; an `Observer` has functions that are
-            called instead, in this thread.
+        progress: True shows the run on standard error, False only warnings of it; an `RunCallbacks` has functions that
+            are called instead, in this thread.
 
     Returns:
         The finished run.
@@ -150,8 +150,8 @@ def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scal
                 f"the setting {key} must be a text, a number or a truth value, got {value!r}; settings of a section "
                 f"have a dot in their key, as in data.partition"
             )
-    if isinstance(own := changes.get("dataset"), str) and is_own(own):
-        path = own_path(own)
+    if isinstance(own := changes.get("dataset"), str) and is_local_data(own):
+        path = local_data_path(own)
         if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
             changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
     return changes
@@ -159,14 +159,14 @@ def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scal
 
 def _display(progress: Progress) -> Display:
     """Return what shows a run; where no terminal is, in a notebook too, each round gets a line."""
-    if isinstance(progress, Observer):
+    if isinstance(progress, RunCallbacks):
         return lambda _: nullcontext(progress)
     if isinstance(progress, bool):
         return partial(ShownProgress, quiet=not progress, rounds=err.is_jupyter or not err.is_terminal)
     return progress
 
 
-def _with_event_files(observer: Observer, directory: Path, *, wanted: bool) -> AbstractContextManager[Observer]:
+def _with_event_files(observer: RunCallbacks, directory: Path, *, wanted: bool) -> AbstractContextManager[RunCallbacks]:
     """Return what a run is observed by, and written down for TensorBoard if that is wanted."""
     if not wanted:
         return nullcontext(observer)

@@ -20,7 +20,7 @@ from hyperfl_flwr.core.errors import RefusalError, for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
-from hyperfl_flwr.node.ledger_app import Book, RecordedApp
+from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable
 from hyperfl_flwr.protocol.queries import PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.protocol.sizes import content_bytes
@@ -32,7 +32,7 @@ ON_DEMAND = "it-pfl"
 """Method that creates the models of novel clients."""
 
 
-def book_of(message: Message, context: Context) -> Book | None:
+def book_of(message: Message, context: Context) -> LedgerHandle | None:
     """Return the ledger for a node's message, or None: always for a deployed node, in a simulation with `ledger`.
 
     The handshake of a simulation is not recorded, because its run has no folder yet. The node config is not parsed
@@ -45,7 +45,7 @@ def book_of(message: Message, context: Context) -> Book | None:
         folder = Request.of(message.content).run_directory
     # A novel client trains nothing: its descriptor is an it-pfl client's, whatever method the run's settings name.
     name = ON_DEMAND if context.node_config.get(NOVEL_DATA) else str(context.run_config.get("method"))
-    return Book(
+    return LedgerHandle(
         method=name,
         ledger=Ledger(state_folder(context.node_config.get("state-dir"), folder, simulated=simulated)),
         private=client_of(name).private if name in METHODS else (),
@@ -53,7 +53,7 @@ def book_of(message: Message, context: Context) -> Book | None:
     )
 
 
-app = RecordedApp(book_of)
+app = LedgerApp(book_of)
 
 
 def on_node(answer: Answer) -> Handler:

@@ -10,12 +10,12 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.corruptions import require_corruption
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.models.custom.checks import check_own
+from hyperfl_flwr.models.custom.checks import check_custom
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.batchnorm import has_statistics
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.server.federation import Federation
-from strategies.engine.base import BaseStrategy, Setting
+from strategies.engine.base import BaseStrategy, ServerContext
 
 Side = TypeVar("Side")
 
@@ -47,14 +47,14 @@ def _load(path: str, kind: type[Side]) -> type[Side]:
 
 def new_strategy(config: RunConfig, federation: Federation, *, experiment: str, run_directory: str) -> BaseStrategy:
     """Return the server's side of a run's method, as it is before the first round; see `strategies.engine.base`."""
-    setting = Setting(
+    context = ServerContext(
         config=config,
         federation=federation,
         reductions=client_of(config.method).shared,
         experiment=experiment,
         run_directory=run_directory,
     )
-    return strategy_of(config.method)(setting)
+    return strategy_of(config.method)(context)
 
 
 def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -80,7 +80,7 @@ def _check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
     except ValueError as error:
         raise ConfigError(f"{error}; choose another target or other data") from None
     if is_factory(config.target):
-        check_own(config.target, input_shape, num_classes)
+        check_custom(config.target, input_shape, num_classes)
     if has_statistics(target) and client_of(config.method).generated:
         raise ConfigError(
             f"target = {config.target} has running statistics (BatchNorm), which no hypernetwork generates: with "
@@ -93,8 +93,8 @@ def _check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:
     novel, method = config.novel, config.method
     if not novel.clients:
         return
-    if not strategy_of(method).ways:
-        able = ", ".join(name for name in METHODS if strategy_of(name).ways)
+    if not strategy_of(method).novel_modes:
+        able = ", ".join(name for name in METHODS if strategy_of(name).novel_modes)
         raise ConfigError(
             f"novel.clients must be 0 with {method}: its clients keep {', '.join(client_of(method).private)} to "
             f"themselves, and a client without labels has no classifier of its own; take one of {able}"

@@ -19,7 +19,7 @@ from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
-from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_own_data
+from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
 from hyperfl_flwr.data.sample_format import normalisation_text
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import is_factory
@@ -50,7 +50,7 @@ class NodeApp:
         self.has_owners_data = self.config.dataset != run_config["dataset"]
         self.partition, self.num_nodes = self._place()
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
-        if self.node.has_own_data and self.num_nodes != self.config.hosted_clients:
+        if self.node.has_local_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
                 f"its data are its own, so that it hosts one client: num-clients (with novel.clients) must be the "
                 f"number of nodes, {self.num_nodes}, got {self.config.hosted_clients}"
@@ -84,11 +84,11 @@ class NodeApp:
         A process reads the data once.
         """
         settings = self.config.data_settings()
-        if not self.node.has_own_data:
+        if not self.node.has_local_data:
             return load_federated_data(settings)
         cache = None if self.simulated else state_folder(self.node.state_dir, "", simulated=False)
         reading = replace(settings.reading, has_owner=True, cache=cache)
-        return load_own_data(replace(settings, reading=reading), self.partition)
+        return load_local_data(replace(settings, reading=reading), self.partition)
 
     def cohort(self, request: Request) -> adapter.Cohort:
         """Return the cohort that trains or evaluates the clients of a request.

@@ -15,7 +15,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.models.model_spec import Recipe
 from strategies.it_pfl import FINE_TUNING, ITPFL
-from strategies.novel.on_demand import Served, serve
+from strategies.novel.on_demand import PersonalizedModel, serve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Source:
     recipe: Recipe
     notes: tuple[str, ...]
 
-    def serve(self, grid: Grid) -> list[Served]:
+    def serve(self, grid: Grid) -> list[PersonalizedModel]:
         """Create a model for each novel client of a grid; see `strategies.novel.on_demand.serve`."""
         return serve(grid, self.strategy, self.encoder, self.recipe, self.config.node_timeout)
 
@@ -72,7 +72,7 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
 def _refuse_first_phase(run: Path, strategy: ITPFL) -> None:
     if strategy.kept:
         return
-    reached, wanted = strategy.progress.round, strategy.setting.config.section(ITPFLConfig).fine_tune_rounds
+    reached, wanted = strategy.progress.round, strategy.context.config.section(ITPFLConfig).fine_tune_rounds
     remedy = "resume the run to its end" if wanted else "run it with it-pfl.fine-tune-rounds above 0"
     raise RunDirectoryError(
         f"{run} has not tuned its hypernetwork to descriptors: its last checkpoint, after round {reached}, is of the "
@@ -81,7 +81,7 @@ def _refuse_first_phase(run: Path, strategy: ITPFL) -> None:
 
 
 def _notes(run: Path, strategy: ITPFL) -> tuple[str, ...]:
-    progress, config = strategy.progress, strategy.setting.config
+    progress, config = strategy.progress, strategy.context.config
     if progress.round == config.num_rounds:
         return ()
     done = progress.round - (progress.last_phase_after or 0)

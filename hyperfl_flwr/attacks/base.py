@@ -69,7 +69,7 @@ class Reconstruction:
     findings: Mapping[str, float] = field(default_factory=dict)
 
 
-Run = Callable[[Sequence[Observation], PublicKnowledge, AttackSettings], list[Reconstruction]]
+AttackFunction = Callable[[Sequence[Observation], PublicKnowledge, AttackSettings], list[Reconstruction]]
 """An attack: observations of one method, the same knowledge for all, one result each.
 
 Of a sum there is one observation, and there may be a result for each client that was found in it, in any order."""

@@ -59,7 +59,7 @@ class Fit:
     rank_correlation: tuple[float, ...]
 
 
-def own_fit(estimates: Sequence[Shares], truth: Sequence[Shares]) -> Fit:
+def paired_fit(estimates: Sequence[Shares], truth: Sequence[Shares]) -> Fit:
     """Compare the estimate [K] of each client with its own shares [K]."""
     pairs = list(zip(estimates, truth, strict=True))
     return Fit(
@@ -76,7 +76,7 @@ def swapped_fit(estimates: Sequence[Shares], truth: Sequence[Shares]) -> Fit:
     fits = []
     for client, shares in enumerate(truth):
         others = [estimate for number, estimate in enumerate(estimates) if number != client]
-        fits.append(own_fit(others, [shares] * len(others)))
+        fits.append(paired_fit(others, [shares] * len(others)))
     return Fit(
         total_variation=tuple(float(np.mean(fit.total_variation)) for fit in fits),
         rank_correlation=tuple(float(np.mean(fit.rank_correlation)) for fit in fits),

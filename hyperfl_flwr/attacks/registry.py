@@ -13,7 +13,7 @@ from hyperfl_flwr.attacks import (
     ig,
     paper_ig,
 )
-from hyperfl_flwr.attacks.base import Run
+from hyperfl_flwr.attacks.base import AttackFunction
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 from hyperfl_flwr.core.method import Part, Upload
 
@@ -39,7 +39,7 @@ class Attack:
     title: str
     source: str
     needs: tuple[Part, ...]
-    run: Run
+    run: AttackFunction
     on_uploads: bool = True
     on_sums: bool = False
     follows: bool = False

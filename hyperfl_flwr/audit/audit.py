@@ -18,9 +18,16 @@ from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.attacks.scoring import Comparison, compare
-from hyperfl_flwr.audit.history import Followed, require_history
+from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable
-from hyperfl_flwr.audit.record_round import Observed, Target, View, leaked_activations, record_round, view
+from hyperfl_flwr.audit.record_round import (
+    AttackedRound,
+    ObservationFiles,
+    View,
+    leaked_activations,
+    record_round,
+    view,
+)
 from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
@@ -88,14 +95,14 @@ class Options:
         return found
 
 
-def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> Target:
+def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:
     """Return the round of a federation in which every audited client holds `samples` images.
 
     Args:
         settings: All settings of the round. Its number of clients, and what they hold, are decided here; with `trained`
             the number of clients is that of the run.
         options: Gives the number of images.
-        trained: See `Target`; then `settings` are the run's, but for the local round.
+        trained: See `AttackedRound`; then `settings` are the run's, but for the local round.
 
     Raises:
         ConfigError: If the images cannot be dealt out so, or the settings are wrong.
@@ -124,7 +131,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     config = resolved(RunConfig.from_flat(wanted))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
     clients = attackable(config) if options.by_neighbours else range(number)
-    target = Target(
+    target = AttackedRound(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
     )
     target.knowledge()  # takes the data, whose absence is to be told before anything else
@@ -150,7 +157,7 @@ def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AttackResult:
     """What one attack found.
 
     Attributes:
@@ -170,7 +177,7 @@ class Finding:
     label_correlation: Sequence[float] = ()
 
 
-def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
+def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     """Return the names of the attacks to run; none means all that apply to what the server sees of the method.
 
     Raises:
@@ -194,13 +201,13 @@ def chosen_attacks(names: Sequence[str], target: Target) -> list[str]:
 
 
 def audit(
-    target: Target,
+    target: AttackedRound,
     options: Options,
-    observed: Observed | None = None,
+    observed: ObservationFiles | None = None,
     *,
-    on_finding: Callable[[str, Finding], None] = lambda name, finding: None,
+    on_finding: Callable[[str, AttackResult], None] = lambda name, finding: None,
     progress: Callable[[str], Progress | None] = lambda name: None,
-) -> Mapping[str, Finding]:
+) -> Mapping[str, AttackResult]:
     """Attack a round: one that a run has recorded, or else one that is run for it, in a temporary folder.
 
     Args:
@@ -219,7 +226,7 @@ def audit(
     with tempfile.TemporaryDirectory() as folder:
         recorded = observed or record_round(target, Path(folder))
         if follows:
-            recorded = Followed(recorded.paths, target.trained or recorded.paths[0].parents[1])
+            recorded = ObservationHistory(recorded.paths, target.trained or recorded.paths[0].parents[1])
         seen = view(target, recorded)
         for name in names:
             settings = AttackSettings(
@@ -235,7 +242,7 @@ def audit(
     return findings
 
 
-def attack(target: Target, row: Attack, settings: AttackSettings, seen: View) -> Finding:
+def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: View) -> AttackResult:
     """Run one attack on what the server sees, and hold what it finds against the clients' images."""
     truth = [images_of(target, client) for client in target.clients]
     results = row.run(seen.observations, seen.knowledge, settings)
@@ -246,7 +253,7 @@ def attack(target: Target, row: Attack, settings: AttackSettings, seen: View) ->
     comparisons = _compared(target, found, private) if finds_images else []
     told = settings.labels is not None and row.finds_images
     labels_found = None if told else _labels_found(results, [labels for _, labels in truth])
-    return Finding(
+    return AttackResult(
         attack=row,
         results=results,
         comparisons=comparisons,
@@ -259,7 +266,7 @@ def attack(target: Target, row: Attack, settings: AttackSettings, seen: View) ->
     )
 
 
-def _compared(target: Target, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
+def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
     """Compare with as many unrelated images as there are reconstructions, so that the control is fair.
 
     Where an attack finds fewer images than a client has, each stands for several.
@@ -272,14 +279,14 @@ def _compared(target: Target, found: Sequence[Images], private: Sequence[Images]
     return [compare(*each, mean_image) for each in zip(found, private, parts, strict=True)]
 
 
-def images_of(target: Target, client: int) -> tuple[Images, IntArray]:
+def images_of(target: AttackedRound, client: int) -> tuple[Images, IntArray]:
     """Return a client's private training images [n, C, H, W] in [0, 1], without augmentation, and their labels [n]."""
     data = target.data()
     indices = data.train_indices(client)
     return data.dataset.train.scaled(indices), data.dataset.train.labels[indices]
 
 
-def controls(target: Target, number: int) -> tuple[Images, Images]:
+def controls(target: AttackedRound, number: int) -> tuple[Images, Images]:
     """Return unrelated images [number, C, H, W] and the mean image [C, H, W], both of the data set's test images."""
     test = target.data().dataset.test
     rng = numpy_generator(target.config.seed, "audit", "unrelated")

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.personalize import Source, open_run
-from hyperfl_flwr.attacks.descriptor_labels import Fit, Shares, expected_shares, own_fit, swapped_fit
+from hyperfl_flwr.attacks.descriptor_labels import Fit, Shares, expected_shares, paired_fit, swapped_fit
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, normalised
-from hyperfl_flwr.protocol.queries import DESCRIPTOR, Question
+from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.novel_results import mean_of
 from hyperfl_flwr.runs.run_data import require_dataset
@@ -90,9 +90,9 @@ def _of_budget(
     estimates = _estimates(source, clients, epsilon, images)
     uniform = [np.full_like(shares, 1 / len(shares)) for shares in truth]
     fits = {
-        "own": own_fit(estimates, truth),
+        "own": paired_fit(estimates, truth),
         "other_client": swapped_fit(estimates, truth),
-        "uniform": own_fit(uniform, truth),
+        "uniform": paired_fit(uniform, truth),
     }
     return {
         "epsilon": epsilon,
@@ -110,9 +110,9 @@ def _estimates(source: Source, clients: Sequence[int], epsilon: float | None, im
         clients,
         source.encoder,
         source.recipe.descriptor_length,
-        Question(epsilon=epsilon, delta=config.novel.delta),
+        QuerySpec(epsilon=epsilon, delta=config.novel.delta),
     )
-    setting = replace(source.strategy.setting, federation=federation)
+    setting = replace(source.strategy.context, federation=federation)
     answers = ask(grid, setting, config.num_rounds, query)
     for failure in answers.failures:
         raise RunFailedError(f"client {failure.client} gave no descriptor: {failure.reason}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hyperfl_flwr.audit.record_round import Observed, Target
+from hyperfl_flwr.audit.record_round import AttackedRound, ObservationFiles
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.runs.checkpoint import Checkpoints
@@ -12,7 +12,7 @@ from hyperfl_flwr.runs.observation import Observation, observation_path
 from hyperfl_flwr.runs.run_directory import settings_of
 
 
-class Followed(Observed):
+class ObservationHistory(ObservationFiles):
     """Recorded observations, each with what was recorded of the same client before.
 
     Args:
@@ -24,25 +24,25 @@ class Followed(Observed):
         super().__init__(paths)
         self.folder = folder
 
-    def part(self, index: slice) -> "Followed":
+    def part(self, index: slice) -> "ObservationHistory":
         """Return some of them."""
-        return Followed(self.paths[index], self.folder)
+        return ObservationHistory(self.paths[index], self.folder)
 
     def read(self, path: Path) -> Observation:
         """Read one."""
         found = super().read(path)
         possible = (observation_path(self.folder, number, found.client) for number in range(1, found.round))
-        return replace(found, earlier=Observed([each for each in possible if each.exists()]))
+        return replace(found, earlier=ObservationFiles([each for each in possible if each.exists()]))
 
 
-def attacked_round(target: Target) -> int:
+def attacked_round(target: AttackedRound) -> int:
     """Return the number of the round that is attacked."""
     if target.recorded_round:
         return target.recorded_round
     return 1 if target.trained is None else Checkpoints(target.trained / "checkpoints").rounds()[-1] + 1
 
 
-def require_history(target: Target) -> None:
+def require_history(target: AttackedRound) -> None:
     """Check that the rounds before the attacked one were recorded, so that a missing file is a round without a reply.
 
     Raises:

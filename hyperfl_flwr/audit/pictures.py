@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hyperfl_flwr.attacks.scoring import Match
-from hyperfl_flwr.audit.audit import Finding, images_of
-from hyperfl_flwr.audit.record_round import Target
+from hyperfl_flwr.audit.audit import AttackResult, images_of
+from hyperfl_flwr.audit.record_round import AttackedRound
 
 MOST_DECIBELS = 150.0
 """A PSNR above this (equal images have an infinite one) is written as this."""
@@ -34,7 +34,7 @@ class PictureRow:
     psnr: Sequence[float] | None
 
 
-def picture_rows(target: Target, findings: Mapping[str, Finding]) -> list[PictureRow]:
+def picture_rows(target: AttackedRound, findings: Mapping[str, AttackResult]) -> list[PictureRow]:
     """Return the private images, below them each attack's and the unrelated control."""
     private = np.concatenate([images_of(target, client)[0] for client in target.clients])
     rows = [PictureRow(label="private", images=private[:SHOWN], psnr=None)]

@@ -35,7 +35,7 @@ EXPERIMENT = "0" * 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class AttackedRound:
     """The clients whose round is attacked.
 
     Attributes:
@@ -96,7 +96,7 @@ class Target:
             raise ConfigError(f"{error}; that is no proof of safety") from None
 
 
-class Observed(Sequence[Observation]):
+class ObservationFiles(Sequence[Observation]):
     """Recorded observations, read when they are asked for: a hypernetwork's has 120 MB.
 
     Args:
@@ -109,14 +109,14 @@ class Observed(Sequence[Observation]):
     @overload
     def __getitem__(self, index: int) -> Observation: ...
     @overload
-    def __getitem__(self, index: slice) -> "Observed": ...
-    def __getitem__(self, index: int | slice) -> "Observation | Observed":
+    def __getitem__(self, index: slice) -> "ObservationFiles": ...
+    def __getitem__(self, index: int | slice) -> "Observation | ObservationFiles":
         """Read one, or take a part."""
         return self.part(index) if isinstance(index, slice) else self.read(self.paths[index])
 
-    def part(self, index: slice) -> "Observed":
+    def part(self, index: slice) -> "ObservationFiles":
         """Return some of them."""
-        return Observed(self.paths[index])
+        return ObservationFiles(self.paths[index])
 
     def read(self, path: Path) -> Observation:
         """Read one."""
@@ -139,7 +139,7 @@ class View:
     knowledge: PublicKnowledge
 
 
-def view(target: Target, recorded: Observed) -> View:
+def view(target: AttackedRound, recorded: ObservationFiles) -> View:
     """Return what the attacker sees of what was recorded of each client.
 
     Raises:
@@ -159,14 +159,14 @@ def view(target: Target, recorded: Observed) -> View:
     )
 
 
-def leaked_activations(target: Target, recorded: Observed) -> list[Tensor]:
+def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> list[Tensor]:
     """Read HyperFL's activation z [p] of each client off its own upload, as a server does that sees one step alone."""
     knowledge = target.knowledge()
     readings = (read_out(observation, knowledge).hidden for observation in recorded)
     return [hidden for hidden in readings if hidden is not None]
 
 
-def record_round(target: Target, folder: Path) -> Observed:
+def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
     """Run one round of a federation in this process and record what the server sees of some clients.
 
     Args:
@@ -193,17 +193,19 @@ def record_round(target: Target, folder: Path) -> Observed:
     for failure in strategy.outcome.failures:
         raise RunFailedError(f"client {failure.client} failed in the round to be attacked: {failure.reason}")
     if target.by_neighbours:
-        keep_next(strategy.own_arrays([0, config.num_clients - 1]), folder)
-    return Observed([observation_path(folder, current, client) for client in target.clients])
+        keep_next(strategy.per_client_arrays([0, config.num_clients - 1]), folder)
+    return ObservationFiles([observation_path(folder, current, client) for client in target.clients])
 
 
-def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = False) -> tuple[Target, Observed]:
+def recorded_round(
+    run: Path, changes: Mapping[str, Scalar], *, summed: bool = False
+) -> tuple[AttackedRound, ObservationFiles]:
     """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and what was recorded of it.
 
     Args:
         run: The run's folder.
         changes: Settings of this machine (`data-root`, `device`).
-        summed: See `Target`.
+        summed: See `AttackedRound`.
 
     Raises:
         RunDirectoryError: If nothing was recorded, or the samples of the clients are not here to compare with.
@@ -217,6 +219,6 @@ def recorded_round(run: Path, changes: Mapping[str, Scalar], *, summed: bool = F
     require_dataset(run)
     config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes)))
     find_kept(config.target, run)
-    observed = Observed(last)
+    observed = ObservationFiles(last)
     clients, number = [each.client for each in observed], observed[0].round
-    return Target(config=config, clients=clients, summed=summed, recorded_round=number), observed
+    return AttackedRound(config=config, clients=clients, summed=summed, recorded_round=number), observed

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperfl_flwr.attacks.scoring import verdict
-from hyperfl_flwr.audit.audit import Finding, images_of
+from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.pictures import MOST_DECIBELS, PictureRow, draw_rows, picture_rows
-from hyperfl_flwr.audit.record_round import Target
+from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.core.versions import versions
@@ -29,7 +29,7 @@ WHOLE_ROUND = 100
 Values = NDArray[np.float64]
 
 
-def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None = None) -> dict[str, Any]:
+def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: Lpips | None = None) -> dict[str, Any]:
     """Return the content of audit.json; docs/privacy/audit.md defines each number.
 
     Args:
@@ -57,7 +57,7 @@ def measure(target: Target, findings: Mapping[str, Finding], lpips: Lpips | None
     }
 
 
-def threat(target: Target) -> str:
+def threat(target: AttackedRound) -> str:
     """Say in words what the server watches."""
     steps, samples = target.num_steps, target.num_examples
     images = "1 image" if samples == 1 else f"{samples} images"
@@ -72,7 +72,7 @@ def threat(target: Target) -> str:
     return f"a whole round ({steps} steps on {images})"
 
 
-def _attack(target: Target, finding: Finding, lpips: Lpips | None) -> dict[str, Any]:
+def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -> dict[str, Any]:
     results = finding.results
     document: dict[str, Any] = {
         "title": finding.attack.title,
@@ -108,7 +108,7 @@ def _attack(target: Target, finding: Finding, lpips: Lpips | None) -> dict[str, 
     }
 
 
-def _label_counts(finding: Finding) -> dict[str, Any]:
+def _label_counts(finding: AttackResult) -> dict[str, Any]:
     """Return the estimates by client, and their rank correlations with the truth; None where that is constant."""
     found = [None if math.isnan(value) else value for value in finding.label_correlation]
     known = [value for value in found if value is not None]
@@ -198,7 +198,7 @@ def _two(values: Mapping[str, Any]) -> str:
 
 
 def write_audit(
-    target: Target, findings: Mapping[str, Finding], folder: Path, lpips: Lpips | None = None
+    target: AttackedRound, findings: Mapping[str, AttackResult], folder: Path, lpips: Lpips | None = None
 ) -> list[Path]:
     """Write audit.json, audit.md, audit.png and audit.html to a folder; returns their paths."""
     paths = [folder / name for name in ("audit.json", "audit.md", "audit.png", "audit.html")]
@@ -264,7 +264,7 @@ def _picture(row: PictureRow) -> tuple[str, list[tuple[str, str, str]]]:
     return row.label, cells
 
 
-def _known(target: Target, findings: Mapping[str, Finding]) -> str:
+def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if target.by_neighbours:
         return "The attacks had what the first and the last client were sent, what these sent, and the settings."
     if not target.summed:

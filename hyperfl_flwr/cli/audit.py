@@ -18,8 +18,8 @@ from hyperfl_flwr.launch.console import err, out, parse_setting
 
 if TYPE_CHECKING:
     from hyperfl_flwr.attacks.optimiser_loop import Progress as OnProgress
-    from hyperfl_flwr.audit.audit import Finding, Options
-    from hyperfl_flwr.audit.record_round import Observed, Target
+    from hyperfl_flwr.audit.audit import AttackResult, Options
+    from hyperfl_flwr.audit.record_round import AttackedRound, ObservationFiles
 
 audits = typer.Typer()
 
@@ -98,7 +98,7 @@ def run_audit(
     if data_root is not None:
         changes["data-root"] = str(data_root.absolute())
     named = {"method": method, "dataset": dataset}
-    observed: Observed | None = None
+    observed: ObservationFiles | None = None
     if by_neighbours:
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed}
         _refuse_beside("--by-neighbours", others)
@@ -124,7 +124,7 @@ def _fresh_target(
     changes: Mapping[str, Scalar],
     options: Options,
     checkpoint: Path | None,
-) -> Target:
+) -> AttackedRound:
     """Build the target of an audit that runs its own round, from the initial model or from a run's checkpoint.
 
     Args:
@@ -211,7 +211,7 @@ def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
         )
 
 
-def _print_verdicts(target: Target, findings: Mapping[str, Finding]) -> None:
+def _print_verdicts(target: AttackedRound, findings: Mapping[str, AttackResult]) -> None:
     from hyperfl_flwr.audit.report import measure, sentence
 
     document = measure(target, findings)
@@ -236,7 +236,7 @@ class _Bars:
         self.tasks[name] = task
         return moved
 
-    def done(self, name: str, finding: Finding) -> None:
+    def done(self, name: str, finding: AttackResult) -> None:
         """Fill the bar of an attack that has finished, also if it stopped early."""
         self.bar.update(self.tasks[name], completed=1, total=1)
 

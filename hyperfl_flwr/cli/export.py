@@ -23,7 +23,8 @@ Client = Annotated[int | None, typer.Option(help="Client of the model; default: 
 Which = Annotated[
     str | None,
     typer.Option(
-        "--state", help="own (after local training) or aggregate (as received after it); default: own if stored."
+        "--state",
+        help="personalized (after local training) or aggregate (as received after it); default: the former if stored.",
     ),
 ]
 Run = Annotated[str | None, typer.Option(help="On a node: the run, as `experiment` in its manifest.")]
@@ -166,13 +167,15 @@ def model_of(
     """
     from hyperfl_flwr.results.export import model_of_node, model_of_run
 
-    if state not in (None, "own", "aggregate"):
-        raise ConfigError(f"--state must be own or aggregate, got {state!r}")
-    wanted: State | None = None if state is None else "own" if state == "own" else "aggregate"
+    if state not in (None, "personalized", "aggregate"):
+        raise ConfigError(f"--state must be personalized or aggregate, got {state!r}")
+    wanted: State | None = None if state is None else "personalized" if state == "personalized" else "aggregate"
     if (source / "manifest.json").is_file() or not source.is_dir():
         return model_of_run(source, client, wanted, _changes(data_root))
     if client is None:
         raise ConfigError("--client is required with a node's state-dir; give the number of one of its clients")
     if wanted == "aggregate":
-        raise ConfigError("--state must be own on a node: a node stores only its clients' models after local training")
+        raise ConfigError(
+            "--state must be personalized on a node: a node stores only its clients' models after local training"
+        )
     return model_of_node(source, client, experiment)

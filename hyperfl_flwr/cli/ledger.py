@@ -17,7 +17,7 @@ from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:
     from hyperfl_flwr.deploy.ledger_view import RunLedger
-    from hyperfl_flwr.node.ledger import Entry
+    from hyperfl_flwr.node.ledger import LedgerEntry
 
 ledgers = typer.Typer()
 
@@ -77,7 +77,7 @@ def _print_run(run: RunLedger, *, received: bool) -> None:
     _print_private(run)
 
 
-def _print_entry(entry: Entry) -> None:
+def _print_entry(entry: LedgerEntry) -> None:
     from hyperfl_flwr.deploy.ledger_view import content_of, phase_of
 
     sent = "sent" if entry.direction == "out" else "received"

@@ -137,7 +137,7 @@ def quickstart(
 
     result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress)
     table = Table(
-        "method", "learning rate", "own", "aggregate", "worst client", "MB per client and round", "s per round"
+        "method", "learning rate", "personalized", "aggregate", "worst client", "MB per client and round", "s per round"
     )
     for row in result.results:
         accuracies = [_in_percent(row.spread(f"test_accuracy{part}")) for part in ("", "_aggregate", "_worst")]
@@ -147,7 +147,9 @@ def quickstart(
         table.add_row(row.method, f"{row.learning_rate:g}", *accuracies, travelled, seconds)
     out.print(table)
     tested = " and ".join(map(str, result.results[0].test_samples))
-    out.print("own: after local training; aggregate: as received, before it; both on each client's own test data.")
+    out.print(
+        "personalized: after local training; aggregate: as received, before it; both on each client's own test data."
+    )
     out.print(f"Mean of {len(SEEDS)} seeds (least to largest) with data divided differently; {tested} test images.")
     out.print(f"plot: {result.picture}", markup=False)
     out.print(str(result.folder), markup=False)

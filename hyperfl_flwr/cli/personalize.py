@@ -14,7 +14,7 @@ from hyperfl_flwr.launch.console import err, out
 if TYPE_CHECKING:
     from clients.novel.on_demand import NovelOwner
     from hyperfl_flwr.launch.plans import Plan
-    from strategies.novel.on_demand import Served
+    from strategies.novel.on_demand import PersonalizedModel
 
 personal = typer.Typer()
 
@@ -82,7 +82,7 @@ def _serve_nodes(folder: Path, run: Path, *, verbose: bool) -> None:
         out.print(line, markup=False)
 
 
-def _print_seen(served: Served, owner: NovelOwner, *, verbose: bool) -> None:
+def _print_seen(served: PersonalizedModel, owner: NovelOwner, *, verbose: bool) -> None:
     out.print(served.seen(), markup=False)
     if owner.epsilon is not None:
         out.print(

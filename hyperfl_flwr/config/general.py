@@ -20,7 +20,7 @@ from hyperfl_flwr.core.settings import (
     setting,
 )
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import FOLDER_PREFIX, NPZ_PREFIX, is_own, own_path
+from hyperfl_flwr.data.sample_format import FOLDER_PREFIX, NPZ_PREFIX, is_local_data, local_data_path
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.custom.source import is_factory
 
@@ -85,10 +85,10 @@ class FederationConfig(Section):
     def _dataset(cls, value: str) -> str:
         from hyperfl_flwr.data.registry import DATASETS  # with torch
 
-        if not is_own(value):
+        if not is_local_data(value):
             return _in(value, DATASETS)
         # A relative path is looked up in data-root, which each node's owner may set: only loading tells.
-        if str(own_path(value)) in (".", "PATH"):
+        if str(local_data_path(value)) in (".", "PATH"):
             what = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
             raise ValueError(f"{what}, absolute or in data-root; got {value!r}")
         return value

@@ -29,7 +29,7 @@ from hyperfl_flwr.core.settings import (
 )
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.data.sample_format import expanded, is_own, own_path
+from hyperfl_flwr.data.sample_format import expanded, is_local_data, local_data_path
 from hyperfl_flwr.flower.home import get_flwr_home
 
 SIMULATED = "simulated"
@@ -123,8 +123,8 @@ class NodeConfig(Section):
     @field_validator("data")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
-        if is_own(value):
-            if str(own_path(value)) in (".", "PATH"):
+        if is_local_data(value):
+            if str(local_data_path(value)) in (".", "PATH"):
                 raise ValueError(f"must name a file after npz: or a folder after folder:; got {value!r}")
             kind, _, path = value.partition(":")
             return f"{kind}:{_located(path, info)}"
@@ -173,9 +173,9 @@ class NodeConfig(Section):
         return self.model_dump(by_alias=True, exclude_defaults=True)
 
     @property
-    def has_own_data(self) -> bool:
+    def has_local_data(self) -> bool:
         """Whether the node's data are a file or folder that nobody else has."""
-        return is_own(self.data)
+        return is_local_data(self.data)
 
     def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
         """Return the run's settings, with those replaced that this node decides.
@@ -193,7 +193,7 @@ class NodeConfig(Section):
         given: dict[str, Scalar] = {"data-root": self.data_root, "device": self.device, "threads": self.threads}
         if self.simulated:
             given = {key: value for key, value in given.items() if key.replace("-", "_") in self.model_fields_set}
-        elif not self.data and is_own(str(run_config.get("dataset", ""))):
+        elif not self.data and is_local_data(str(run_config.get("dataset", ""))):
             raise RefusalError("the run names a file or folder; each node's owner does, by data in the node config")
         named: dict[str, Scalar] = {"dataset": self.data} if self.data else {}
         return RunConfig.from_flat({**run_config, **given, **named})

@@ -21,7 +21,7 @@ from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
 from hyperfl_flwr.data.partition.assign import DataSettings, assign, held_back, hold_back, limited
 from hyperfl_flwr.data.registry import load_dataset
 
-__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_own_data", "normalised"]
+__all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_local_data", "normalised"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,7 +169,7 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
     return _share_out(settings, load_dataset(settings.dataset, root, settings.reading))
 
 
-def load_own_data(settings: DataSettings, client: int) -> FederatedData:
+def load_local_data(settings: DataSettings, client: int) -> FederatedData:
     """Load the data of a single client; equal arguments return the same object within a process.
 
     Args:
@@ -183,11 +183,11 @@ def load_own_data(settings: DataSettings, client: int) -> FederatedData:
         DataError: If the data cannot be loaded.
     """
     root = Path(settings.data_root) if settings.data_root else None
-    return _own(settings, client, load_dataset(settings.dataset, root, settings.reading))
+    return _local(settings, client, load_dataset(settings.dataset, root, settings.reading))
 
 
 @lru_cache(maxsize=8)
-def _own(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData:
+def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData:
     train = limited(settings, len(dataset.train), settings.train_samples, "train")
     test = limited(settings, len(dataset.test), settings.test_samples, "test")
     dataset = _as_used(settings, dataset)

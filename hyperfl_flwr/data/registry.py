@@ -12,7 +12,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
 from hyperfl_flwr.data.dataset import Dataset, Split, channel_statistics
 from hyperfl_flwr.data.dataset_spec import DatasetSpec
-from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading, agreed, is_own, located, placeholder_of
+from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading, agreed, is_local_data, located, placeholder_of
 from hyperfl_flwr.data.sources import torchvision
 from hyperfl_flwr.data.sources.cinic10 import CINIC10
 from hyperfl_flwr.data.sources.digits import DIGITS
@@ -72,10 +72,10 @@ def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS
         DataError: If the name is unknown, or the files are missing or damaged or do not match the agreement.
     """
     kind = placeholder_of(name)
-    if is_own(name) and name != kind:
+    if is_local_data(name) and name != kind:
         path = located(name, data_root)
         return _load(name, path, state_of(path) if kind == "folder:PATH" else fingerprint([path]), reading)
-    if name not in DATASETS or is_own(name):
+    if name not in DATASETS or is_local_data(name):
         raise DataError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")
     root = (data_root or default_data_root()).expanduser().absolute()
     files = DATASETS[name].files(root)

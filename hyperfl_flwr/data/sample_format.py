@@ -15,7 +15,7 @@ from hyperfl_flwr.data.dataset import Dataset
 NPZ_PREFIX = "npz:"
 FOLDER_PREFIX = "folder:"
 
-OWN = (f"{NPZ_PREFIX}PATH", f"{FOLDER_PREFIX}PATH")
+LOCAL_DATA = (f"{NPZ_PREFIX}PATH", f"{FOLDER_PREFIX}PATH")
 """Placeholders of custom data in tables of data sets."""
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -52,15 +52,15 @@ AS_IT_IS = Reading()
 
 def placeholder_of(name: str) -> str:
     """Return the key of a data set in `DATASETS`: its name, or `npz:PATH` or `folder:PATH` for custom data."""
-    return next((own for own in OWN if name.startswith(own.removesuffix("PATH"))), name)
+    return next((own for own in LOCAL_DATA if name.startswith(own.removesuffix("PATH"))), name)
 
 
-def is_own(name: str) -> bool:
+def is_local_data(name: str) -> bool:
     """Return True if a name refers to custom data (a file or folder), and not to a public data set."""
-    return placeholder_of(name) in OWN
+    return placeholder_of(name) in LOCAL_DATA
 
 
-def own_path(name: str) -> Path:
+def local_data_path(name: str) -> Path:
     """Return the path in the name of custom data; a relative path is resolved in data-root, see `located`."""
     return expanded(name.partition(":")[2])
 
@@ -80,7 +80,7 @@ def expanded(path: str) -> Path:
 def title_of(name: str) -> str:
     """Return the title of a data set for people: its name, or the name of a file or folder without the path."""
     folder = "folder " if name.startswith(FOLDER_PREFIX) else ""
-    return f"{folder}{own_path(name).name}" if is_own(name) else name
+    return f"{folder}{local_data_path(name).name}" if is_local_data(name) else name
 
 
 def located(name: str, data_root: Path | None) -> Path:
@@ -89,7 +89,7 @@ def located(name: str, data_root: Path | None) -> Path:
     Raises:
         DataError: If the path is relative and there is no data root.
     """
-    path, prefix = own_path(name), placeholder_of(name).removesuffix("PATH")
+    path, prefix = local_data_path(name), placeholder_of(name).removesuffix("PATH")
     if path.is_absolute():
         return path
     if data_root is None:
@@ -192,7 +192,7 @@ def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
             f"{','.join(classes)}",
             public="its data have other classes than data.classes",
         )
-    if dataset.num_classes > len(classes) or (dataset.num_classes < len(classes) and not is_own(dataset.name)):
+    if dataset.num_classes > len(classes) or (dataset.num_classes < len(classes) and not is_local_data(dataset.name)):
         raise DataError(
             f"data.classes must name the {dataset.num_classes} classes of {dataset.name}, got {len(classes)} names",
             public=f"its data have {dataset.num_classes} classes, data.classes has {len(classes)}",

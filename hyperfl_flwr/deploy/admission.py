@@ -8,7 +8,7 @@ import httpx
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.keys import read_node_key
-from hyperfl_flwr.deploy.node_settings import Place
+from hyperfl_flwr.deploy.node_settings import NodeAddress
 from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_admission
 
 PATIENCE = 90.0
@@ -32,7 +32,7 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
         StateError: If the key cannot be read, is not registered or is in use by another SuperNode, or the clock is
             wrong.
     """
-    place, key = Place.read(folder), read_node_key(folder / "node.key")
+    place, key = NodeAddress.read(folder), read_node_key(folder / "node.key")
     end = time.monotonic() + patience
     noted = False
     while True:

@@ -16,7 +16,7 @@ from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import Reading
 from hyperfl_flwr.deploy import check_files as machine
 from hyperfl_flwr.deploy.keys import read_node_key
-from hyperfl_flwr.deploy.node_settings import FILE, PLACE, Place, read_node_config
+from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress, read_node_config
 from hyperfl_flwr.deploy.probe import clock, probe
 from hyperfl_flwr.deploy.provision import VERSIONS
 from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration
@@ -44,7 +44,7 @@ def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     yield from machine.authority(folder)
     yield from machine.same_versions(folder)
     try:
-        place, node = Place.read(folder), read_node_config(folder)
+        place, node = NodeAddress.read(folder), read_node_config(folder)
     except ConfigError as failure:
         yield error("settings", str(failure), "correct them and check again; the other checks were skipped")
         return
@@ -96,7 +96,7 @@ def _data(node: NodeConfig, reading: Reading) -> Iterator[Finding]:
     root = Path(node.data_root) if node.data_root else None
     try:
         own = replace(reading, has_owner=True, cache=Path(node.state_dir))
-        dataset = load_dataset(node.data, root, own if node.has_own_data else reading)
+        dataset = load_dataset(node.data, root, own if node.has_local_data else reading)
     except (DataError, ConfigError) as failure:
         yield error("data", str(failure), f"set data in {FILE}")
         return
@@ -115,7 +115,7 @@ def _novel_data(data: Path, output: str) -> Iterator[Finding]:
         yield from machine.writable("novel-output", Path(output))
 
 
-def _server(folder: Path, place: Place) -> Iterator[Finding]:
+def _server(folder: Path, place: NodeAddress) -> Iterator[Finding]:
     answer, found = probe(place.host, place.port, folder / "ca.crt")
     yield found
     if answer is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperfl_flwr.deploy.ledger_view import RunLedger, content_of, phase_of
-from hyperfl_flwr.node.ledger import Entry
+from hyperfl_flwr.node.ledger import LedgerEntry
 from hyperfl_flwr.pages.render import write_page
 
 
@@ -67,7 +67,7 @@ def write_ledger(file: Path, runs: Iterable[RunLedger], damaged: Sequence[int], 
     return file
 
 
-def _message(entry: Entry) -> tuple[str, str, list[str]]:
+def _message(entry: LedgerEntry) -> tuple[str, str, list[str]]:
     sent = "sent" if entry.direction == "out" else "received"
     parts = [f"{record.name}: {content_of(record)}" for record in entry.records]
     error = [f"error: {entry.error}"] if entry.error else []

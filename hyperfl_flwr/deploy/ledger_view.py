@@ -9,7 +9,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.node_settings import FILE, read_settings
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.node.ledger import LEDGER, ArrayEntry, Entry, RecordEntry, read_ledger
+from hyperfl_flwr.node.ledger import LEDGER, ArrayEntry, LedgerEntry, RecordEntry, read_ledger
 from hyperfl_flwr.node.ledger_app import array_group, private_arrays
 
 
@@ -23,7 +23,7 @@ class RunLedger:
     """
 
     experiment: str
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LedgerEntry] = field(default_factory=list)
 
     @property
     def methods(self) -> list[str]:
@@ -66,7 +66,7 @@ class RunLedger:
         return found
 
 
-def _parts(entry: Entry) -> Iterable[tuple[str, int]]:
+def _parts(entry: LedgerEntry) -> Iterable[tuple[str, int]]:
     """Yield the parts of a message with their bytes, which add up to the message's size."""
     for record in entry.records:
         if not record.arrays:
@@ -79,7 +79,7 @@ def _parts(entry: Entry) -> Iterable[tuple[str, int]]:
         yield "error texts", entry.bytes
 
 
-def phase_of(entry: Entry) -> str:
+def phase_of(entry: LedgerEntry) -> str:
     """Describe the phase of a run in which a message was sent or received."""
     return f"round {entry.round}" if entry.round else "before the rounds"
 

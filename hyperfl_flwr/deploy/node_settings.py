@@ -22,7 +22,7 @@ _NOT_THE_OWNERS = ("partition-id", "num-partitions", "simulated")
 """Keys of a node config that the owner must not set in `node.toml`."""
 
 
-class Place(BaseModel):
+class NodeAddress(BaseModel):
     """Place of a node in its deployment: its number, the number of all nodes, and the SuperLink's address."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -83,7 +83,7 @@ def read_node_config(folder: Path) -> "NodeConfig":
     Raises:
         ConfigError: If one of these files cannot be read or has a wrong value.
     """
-    place = Place.read(folder)
+    place = NodeAddress.read(folder)
     return read_settings(folder).model_copy(update={"partition_id": place.number, "num_partitions": place.nodes})
 
 
@@ -95,7 +95,7 @@ def node_arguments(folder: Path) -> str:
     Raises:
         ConfigError: If `node.toml` or `place.toml` is wrong, or names data that do not exist.
     """
-    place, node = Place.read(folder), read_node_config(folder)
+    place, node = NodeAddress.read(folder), read_node_config(folder)
     _refuse_missing_data(folder, node)
     config = " ".join(f"{key}={as_toml(value)}" for key, value in node.flat().items())
     with socket.socket() as probe:

@@ -6,11 +6,11 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.run import stopped_on_interrupt, submit
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
-from hyperfl_flwr.launch.follow import Observer, watch
+from hyperfl_flwr.launch.follow import RunCallbacks, watch
 from hyperfl_flwr.launch.plans import Plan
 
 
-def personalize_nodes(deployment: Deployment, planned: Plan, observer: Observer) -> list[str]:
+def personalize_nodes(deployment: Deployment, planned: Plan, observer: RunCallbacks) -> list[str]:
     """Create a model for each novel client that is online.
 
     Args:

@@ -13,7 +13,7 @@ from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.deploy.gate import gate
 from hyperfl_flwr.deploy.keys import write_authority, write_node_key, write_server_certificate
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.node_settings import FILE, PLACE, Place
+from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress
 from hyperfl_flwr.deploy.render import render
 
 NODE_HOME = "/srv/hyperfl/node-{}"
@@ -101,7 +101,7 @@ def _write_node(deployment: Deployment, number: int) -> None:
     (folder / "state").mkdir()
     write_atomically(folder / "ca.crt", (deployment.authority / "ca.crt").read_bytes())
     write_atomically(deployment.public_key(number), write_node_key(folder, f"node-{number}"))
-    place = Place.model_validate(
+    place = NodeAddress.model_validate(
         {"number": number, "nodes": deployment.num_nodes, "host": deployment.host, "port": deployment.port}
     )
     write_atomically(folder / PLACE, place.text())

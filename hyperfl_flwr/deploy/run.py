@@ -15,7 +15,7 @@ from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.launch.follow import POLL_SECONDS, Observer, Platform, ReadyRun, explained, follow
+from hyperfl_flwr.launch.follow import POLL_SECONDS, Platform, ReadyRun, RunCallbacks, explained, follow
 from hyperfl_flwr.launch.other_accounts import deployment_warning
 from hyperfl_flwr.launch.plans import Plan
 
@@ -43,7 +43,7 @@ def deployment(folder: Path | str) -> Platform:
     return ready
 
 
-def launch_deployed(deployment: Deployment, planned: Plan, observer: Observer) -> Path:
+def launch_deployed(deployment: Deployment, planned: Plan, observer: RunCallbacks) -> Path:
     """Run the app on the deployment's SuperLink and wait for its end.
 
     Args:
@@ -68,7 +68,7 @@ def launch_deployed(deployment: Deployment, planned: Plan, observer: Observer) -
         return follow(superlink, run_id, planned, observer)
 
 
-def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, observer: Observer) -> int:
+def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, observer: RunCallbacks) -> int:
     """Start a run of the app on a deployment as soon as a node is online; returns the run's id.
 
     Raises:
@@ -86,7 +86,7 @@ def submit(superlink: DeployedSuperLink, deployment: Deployment, planned: Plan, 
 
 
 @contextlib.contextmanager
-def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Observer) -> Iterator[None]:
+def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: RunCallbacks) -> Iterator[None]:
     """Stop the run when the user interrupts this process, and wait until its folder is free for a resume."""
     try:
         yield
@@ -99,7 +99,9 @@ def stopped_on_interrupt(superlink: DeployedSuperLink, run_id: int, observer: Ob
         raise
 
 
-def _wait_for_a_node(superlink: DeployedSuperLink, deployment: Deployment, timeout: float, observer: Observer) -> None:
+def _wait_for_a_node(
+    superlink: DeployedSuperLink, deployment: Deployment, timeout: float, observer: RunCallbacks
+) -> None:
     """Wait until a node is online; the run itself waits for the other nodes, and reports which are missing.
 
     Raises:

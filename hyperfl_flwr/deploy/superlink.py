@@ -41,7 +41,7 @@ class DeployedSuperLink:
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._client = FlowerClient(deployment.flower_home, deployment.database, commands_environment(deployment))
-        self._told: dict[int, bool] | None = None
+        self._last_announced: dict[int, bool] | None = None
         self._heard = time.monotonic()
         self._asked = 0.0
 
@@ -77,8 +77,8 @@ class DeployedSuperLink:
 
     def news(self) -> Iterable[str]:
         """Return notes about nodes that went online or offline since the last call; at first, about all nodes."""
-        before, now = self._told, self.nodes()
-        self._told = now
+        before, now = self._last_announced, self.nodes()
+        self._last_announced = now
         if before is None:
             missing = [number for number, online in now.items() if not online]
             there = [number for number, online in now.items() if online]

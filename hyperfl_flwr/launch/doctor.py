@@ -47,7 +47,7 @@ def examine(data_root: Path | None = None) -> Iterator[Finding]:
     checks: list[Callable[[], Iterable[Finding]]] = [
         lambda: python_version(project["requires-python"]),
         lambda: packages([*project["dependencies"], "ray"]),  # ray comes with flwr[simulation]
-        own_packages,
+        project_packages,
         flowers_commands,
         machine.cores,
         machine.memory,
@@ -92,7 +92,7 @@ def packages(required: Iterable[str], installed: Callable[[str], str] = version)
     yield ok("packages", ", ".join(fitting) or "none has a suitable version")
 
 
-def own_packages() -> Iterator[Finding]:
+def project_packages() -> Iterator[Finding]:
     """Check that this project's packages are not shadowed: names such as `clients` are common."""
     try:
         refuse_foreign_packages(ALL)

@@ -67,9 +67,9 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     data = load_federated_data(config.data_settings())
     federation = _federation(config, planned, data)
     strategy = new_strategy(config, federation, experiment="", run_directory="")
-    common, own = unpack_arrays(strategy.initial_arrays()), strategy.own_arrays([0]).get(0, {})
-    arrays = {**common, **own}
-    shared, of_one = (sum(value.nbytes for value in part.values()) for part in (common, own))
+    common, per_client = unpack_arrays(strategy.initial_arrays()), strategy.per_client_arrays([0]).get(0, {})
+    arrays = {**common, **per_client}
+    shared, of_one = (sum(value.nbytes for value in part.values()) for part in (common, per_client))
     state = sum(value.nbytes for value in strategy.server_state().values())
     server_memory = peak_memory()
     torch.set_num_threads(planned.threads)

@@ -18,7 +18,7 @@ from hyperfl_flwr.runs.metrics_tail import NewRecords
 POLL_SECONDS = 0.5
 
 
-class Followed(Protocol):
+class SuperLink(Protocol):
     """Interface of a SuperLink or process on which a run can be followed."""
 
     def status(self, run_id: int) -> RunStatus:
@@ -35,11 +35,12 @@ class Followed(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observer:
+class RunCallbacks:
     """Callbacks for the events of a run; all are called from the caller's own thread.
 
     Attributes:
-        on_round: Called with the last finished round, the number of rounds, and that round's mean own accuracy or None.
+        on_round: Called with the last finished round, the number of rounds, and that round's mean personalized accuracy
+            or None.
         on_log: Called with new lines of Flower's and the server's log.
         on_note: Called with one line for the user.
     """
@@ -49,7 +50,7 @@ class Observer:
     on_note: Callable[[str], None] = lambda _: None
 
 
-Display = Callable[[str], AbstractContextManager[Observer]]
+Display = Callable[[str], AbstractContextManager[RunCallbacks]]
 """Shows a run with a title for as long as its `with` block lasts."""
 
 
@@ -63,14 +64,14 @@ class ReadyRun:
     """
 
     plan: Plan
-    launch: Callable[[Observer], Path]
+    launch: Callable[[RunCallbacks], Path]
 
 
 Platform = Callable[[Mapping[str, Scalar]], ReadyRun]
 """Where runs train: checks changes of settings and returns a run with them that can start."""
 
 
-def watch(superlink: Followed, run_id: int, observer: Observer, look: Callable[[], None] = lambda: None) -> None:
+def watch(superlink: SuperLink, run_id: int, observer: RunCallbacks, look: Callable[[], None] = lambda: None) -> None:
     """Report a run's log lines and its SuperLink's news to an observer until the run has ended.
 
     Args:
@@ -99,7 +100,7 @@ def watch(superlink: Followed, run_id: int, observer: Observer, look: Callable[[
         raise RunFailedError(problem if problem else superlink.log_tail(run_id))
 
 
-def follow(superlink: Followed, run_id: int, planned: Plan, observer: Observer) -> Path:
+def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallbacks) -> Path:
     """Report a training run's progress to an observer until the run has ended.
 
     Args:
@@ -132,7 +133,7 @@ def follow(superlink: Followed, run_id: int, planned: Plan, observer: Observer) 
 
 
 @contextlib.contextmanager
-def explained(planned: Plan, observer: Observer, words: str = "") -> Iterator[None]:
+def explained(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
     """Add the command that resumes the run to a failure, and show it when the user interrupts.
 
     Args:
@@ -163,7 +164,7 @@ class _Rounds:
 
     Attributes:
         last: Last finished round.
-        accuracy: Mean own accuracy of that round; None if there is none.
+        accuracy: Mean personalized accuracy of that round; None if there is none.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -175,4 +176,4 @@ class _Rounds:
         """Read the lines that were added since the last call."""
         for record in self._records.read()[0]:
             if record["kind"] == "train":
-                self.last, self.accuracy = record["round"], record.get("own_accuracy")
+                self.last, self.accuracy = record["round"], record.get("personalized_accuracy")

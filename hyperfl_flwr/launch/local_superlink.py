@@ -109,7 +109,7 @@ class LocalSuperLink:
         alive = self._supervisor_lives()
         status = client.status(run_id) if alive or client.reads_database else RunStatus(status="lost")
         if not status.finished and not alive:
-            raise RunFailedError(f"The SuperLink ended during the run.\n{self._own_log()}")
+            raise RunFailedError(f"The SuperLink ended during the run.\n{self._superlink_log()}")
         if status.status == "running" and not self._simulation_lives():
             status = client.status(run_id, now=True)  # the run may have ended regularly in between
             if not status.finished:  # Flower itself notices only after a minute
@@ -160,9 +160,9 @@ class LocalSuperLink:
             self._launch(environment)
             if self._wait_until_ready():
                 return
-            if "address already in use" not in self._own_log():
+            if "address already in use" not in self._superlink_log():
                 break
-        raise RunFailedError(f"Flower's SuperLink ended while it started.\n{self._own_log()}")
+        raise RunFailedError(f"Flower's SuperLink ended while it started.\n{self._superlink_log()}")
 
     def _launch(self, environment: Mapping[str, str]) -> None:
         self._close_network()
@@ -189,7 +189,7 @@ class LocalSuperLink:
                 self._network = private_network.Network(self._supervisor.pid, self._supervisor_lives)
             except OSError as error:
                 raise RunFailedError(
-                    f"Flower's SuperLink could not get a private network: {error}\n{self._own_log()}\n"
+                    f"Flower's SuperLink could not get a private network: {error}\n{self._superlink_log()}\n"
                     f"If no other user has access to this machine, set {private_network.SHARED}=1."
                 ) from error
 
@@ -214,7 +214,9 @@ class LocalSuperLink:
             return False
         if ready:
             return True
-        raise RunFailedError(f"Flower's SuperLink did not answer within {self._start_timeout:g} s.\n{self._own_log()}")
+        raise RunFailedError(
+            f"Flower's SuperLink did not answer within {self._start_timeout:g} s.\n{self._superlink_log()}"
+        )
 
     def _running(self) -> FlowerClient:
         if self._client is None:
@@ -248,14 +250,14 @@ class LocalSuperLink:
         """Return whether a process is in the private network, or is this user's Flower process with this port."""
         if self._private:  # in another network, the same port number belongs to another run
             return self._network is not None and self._network.contains(process.pid)
-        if not processes.is_own(process):
+        if not processes.is_ours(process):
             return False
         command = f"{process.command} "
         if "flower-superlink " in command:
             return f"--port {self.port} " in command
         return f"--runtime-api-address {self.address} " in command
 
-    def _own_log(self, lines: int = 15) -> str:
+    def _superlink_log(self, lines: int = 15) -> str:
         if not self.log_file.is_file():
             return "The SuperLink wrote no log."
         return "\n".join(plain_text(self.log_file.read_text(errors="replace")).splitlines()[-lines:])

@@ -70,7 +70,7 @@ def _rows_from_ps() -> Iterator[Process]:
             yield Process(pid=int(fields[0]), parent=int(fields[1]), started=started, command=fields[8])
 
 
-def is_own(process: Process) -> bool:
+def is_ours(process: Process) -> bool:
     """Return whether a process belongs to the current user; False if its owner cannot be determined."""
     try:
         return Path(f"/proc/{process.pid}").stat().st_uid == os.getuid()

@@ -7,7 +7,7 @@ import re
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hyperfl_flwr.launch.console import err
-from hyperfl_flwr.launch.follow import Observer
+from hyperfl_flwr.launch.follow import RunCallbacks
 
 SHOWN = ("is left out", "novel client", "warning:")
 """Parts of the server's log lines that are always shown, even with `--quiet`."""
@@ -36,15 +36,15 @@ class ShownProgress:
         )  # fmt: skip
         self._task = self._bar.add_task(title, total=None, accuracy="starting")
 
-    def __enter__(self) -> Observer:
+    def __enter__(self) -> RunCallbacks:
         self._bar.start()
-        return Observer(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
+        return RunCallbacks(on_round=self._on_round, on_log=self._on_log, on_note=self._on_note)
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def _on_round(self, finished: int, total: int, accuracy: float | None) -> None:
-        text = "starting" if accuracy is None else f"own accuracy {100 * accuracy:.1f} %"
+        text = "starting" if accuracy is None else f"personalized accuracy {100 * accuracy:.1f} %"
         self._bar.update(self._task, completed=finished, total=total, accuracy=text)
 
     def _on_log(self, lines: str) -> None:

@@ -11,7 +11,7 @@ from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.flower_env import federation_config
-from hyperfl_flwr.launch.follow import Observer, Platform, ReadyRun, explained, follow
+from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, explained, follow
 from hyperfl_flwr.launch.in_process_run import InProcessRun
 from hyperfl_flwr.launch.local_superlink import LocalSuperLink
 from hyperfl_flwr.launch.other_accounts import simulation_warning
@@ -30,7 +30,7 @@ def simulation(num_nodes: int | None = None, engine: str = RAY) -> Platform:
     return ready
 
 
-def launch(planned: SimulationPlan, observer: Observer) -> Path:
+def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
     """Run the app on the planned engine and wait for its end.
 
     Args:

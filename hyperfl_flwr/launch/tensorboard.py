@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hyperfl_flwr.core.errors import InstallationError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.launch.follow import Observer
+from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, read_manifest, trained_settings
@@ -45,7 +45,7 @@ def require_tensorboard(find: Callable[[str], object] = importlib.util.find_spec
 
 
 def tag(name: str) -> str:
-    """Return TensorBoard's tag of a metric: `accuracy/own` for `own_accuracy`, `bytes/on_wire` for `bytes_on_wire`."""
+    """Return TensorBoard's tag of a metric, for example `accuracy/personalized` for `personalized_accuracy`."""
     words = name.split("_")
     section = next((word for word in SECTIONS if word in words), "other")
     rest = "_".join(word for word in words if word != section) or "all"
@@ -127,7 +127,7 @@ class EventFiles:
 
 
 @contextlib.contextmanager
-def written_along(run: Path, observer: Observer) -> Iterator[Observer]:
+def written_along(run: Path, observer: RunCallbacks) -> Iterator[RunCallbacks]:
     """Write a run's event files during the run; yields the observer to follow the run with.
 
     Args:

@@ -19,11 +19,11 @@ class HyperFLConfig(Section):
         "initialisation, which the bias of the output layer carries. `hyperfan-weight`: the weights of the output "
         "layer carry it. `torch`: PyTorch's defaults, as in the paper's public code.",
     )
-    embedding: Literal["trained", "own", "common-frozen"] = setting(
+    embedding: Literal["trained", "per-client", "common-frozen"] = setting(
         "trained",
-        "The clients' embeddings v. `trained`: all start from one v. `own`: each starts from its own. `common-frozen`: "
-        "one v for all, a constant; the method `hyperfl-frozen` computes the same and sends the generated weights θ in "
-        "the place of the hypernetwork.",
+        "The clients' embeddings v. `trained`: all start from one v. `per-client`: each starts from a different one. "
+        "`common-frozen`: one v for all, a constant; the method `hyperfl-frozen` computes the same and sends the "
+        "generated weights θ instead of the hypernetwork.",
     )
     embedding_dim: Positive = setting(64, "Length of the embedding; 64 in the paper.")
     hidden_width: Positive = setting(128, "Width of the hypernetwork's hidden layer; 128 in the paper.")

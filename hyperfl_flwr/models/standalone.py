@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.models.custom import source as custom_source
-from hyperfl_flwr.models.custom.network import OwnTarget
+from hyperfl_flwr.models.custom.network import CustomTarget
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -209,7 +209,7 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
         std=list(recipe.std),
         classes=list(recipe.classes),
         extractor=_extractor(recipe.target, target, Path(parameters).stem),
-        strict=", strict=False" if isinstance(target, OwnTarget) else "",  # the file lacks counters and constants
+        strict=", strict=False" if isinstance(target, CustomTarget) else "",  # the file lacks counters and constants
         classifier=f"Linear({target.classifier.extra_repr()})",
         range=_range(recipe),
     )
@@ -218,7 +218,7 @@ def script(recipe: TargetRecipe, parameters: str = PARAMETERS) -> str:
 def _extractor(name: str, target: Target, stem: str) -> str:
     """Return the Python source that builds a target's extractor."""
     extractor = target.extractor
-    if isinstance(target, OwnTarget):
+    if isinstance(target, CustomTarget):
         module, _, factory = name.partition(":")
         parent, _, leaf = target.classifier_name.rpartition(".")
         return _OWN.format(folder=source_folder(stem), module=module, factory=factory, parent=parent, leaf=leaf)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hyperfl_flwr.models.custom.network import build_own
+from hyperfl_flwr.models.custom.network import build_custom
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.resnet import RESNET_FEATURES, RESNET_SMALLEST, resnet18_extractor
 from hyperfl_flwr.models.target import Target
@@ -246,7 +246,7 @@ def build_target(name: str, input_shape: tuple[int, ...], num_classes: int) -> T
         ConfigError: If a user-supplied network cannot be made or split.
     """
     if ":" in name:
-        return build_own(name, input_shape, num_classes)
+        return build_custom(name, input_shape, num_classes)
     if name not in TARGETS:
         raise ValueError(f"unknown target network {name!r}; known: {', '.join(TARGETS)}")
     return TARGETS[name](input_shape, num_classes)

@@ -50,15 +50,15 @@ class Received:
 
     Attributes:
         shared: Arrays for all clients of the node.
-        own: Arrays for one client each, by client id; empty if no group is per client.
+        per_client: Arrays for one client each, by client id; empty if no group is per client.
     """
 
     shared: SharedArrays
-    own: Mapping[int, SharedArrays] = field(default_factory=dict)
+    per_client: Mapping[int, SharedArrays] = field(default_factory=dict)
 
     def of(self, client: int) -> SharedArrays:
         """Return all arrays for one client."""
-        return {**self.shared, **self.own.get(client, {})}
+        return {**self.shared, **self.per_client.get(client, {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class CohortResult:
         arrays: The shared parameters of a single finished client, or the weighted sums over several; empty if no client
             finished.
         outliers: Sums of the terms that are too large for `arrays`, by level.
-        own: The per-client groups of each finished client.
+        per_client: The per-client groups of each finished client.
         num_examples: Total number of training samples of the finished clients.
         results: Numbers of each finished client, by ascending id.
         failures: Failures of the other clients.
@@ -152,7 +152,7 @@ class CohortResult:
 
     arrays: SharedArrays = field(default_factory=dict)
     outliers: dict[int, SharedArrays] = field(default_factory=dict)
-    own: dict[int, SharedArrays] = field(default_factory=dict)
+    per_client: dict[int, SharedArrays] = field(default_factory=dict)
     num_examples: int = 0
     results: list[ClientResult] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -232,8 +232,8 @@ def _take(
         result.failures.append(failure_of(client, error, send_details=send_details))
         return
     shared.add({key: value for key, value in arrays.items() if key in received.shared}, num_examples)
-    if own := {key: value for key, value in arrays.items() if key not in received.shared}:
-        result.own[client] = own
+    if per_client := {key: value for key, value in arrays.items() if key not in received.shared}:
+        result.per_client[client] = per_client
     result.num_examples += num_examples
     result.results.append(_result(client, num_examples, part.metrics[row]))
 

@@ -42,7 +42,8 @@ class ArrayEntry:
     """Ledger entry of one array of a message.
 
     Attributes:
-        name: Key of the array: `group/name`, in `own-arrays` `client/group/name`, in `outlier-sums` `level/group/name`.
+        name: Key of the array: `group/name`, in `per-client-arrays` `client/group/name`, in `outlier-sums`
+            `level/group/name`.
         shape: Shape of the array.
         dtype: Type of its elements.
         bytes: Total size of its elements in bytes.
@@ -72,7 +73,7 @@ class RecordEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """Ledger entry of one message.
 
     Attributes:
@@ -110,10 +111,10 @@ class Origin:
     """Facts about a message and its reply that are not in their content.
 
     Attributes:
-        kind: See `Entry`.
-        flower_run: See `Entry`.
-        node: See `Entry`.
-        method: See `Entry`.
+        kind: See `LedgerEntry`.
+        flower_run: See `LedgerEntry`.
+        node: See `LedgerEntry`.
+        method: See `LedgerEntry`.
         request: Content of the incoming message; it has the experiment and the round of both messages.
     """
 
@@ -123,7 +124,7 @@ class Origin:
     method: str
     request: RecordDict
 
-    def entry(self, direction: Direction, content: RecordDict | None, error: str = "") -> Entry:
+    def entry(self, direction: Direction, content: RecordDict | None, error: str = "") -> LedgerEntry:
         """Return the ledger entry of a message with the given content or error.
 
         The content is untrusted: missing or invalid fields are recorded with default values, never refused.
@@ -131,7 +132,7 @@ class Origin:
         request = self.request.get(CONFIG)
         asked: Mapping[str, Any] = request if isinstance(request, ConfigRecord) else {}
         number = asked.get("round")
-        return Entry(
+        return LedgerEntry(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             direction=direction,
             kind=printable(self.kind),
@@ -155,7 +156,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.path = folder / LEDGER
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LedgerEntry) -> None:
         """Append an entry; it is on disk when this returns.
 
         Raises:
@@ -198,7 +199,7 @@ def _append(file: int, line: bytes) -> None:
         raise
 
 
-def read_ledger(folder: Path) -> tuple[list[Entry], list[int]]:
+def read_ledger(folder: Path) -> tuple[list[LedgerEntry], list[int]]:
     """Return the entries of a node's ledger in order, and the numbers (from 1) of lines that cannot be read.
 
     Raises:
@@ -220,12 +221,12 @@ def read_ledger(folder: Path) -> tuple[list[Entry], list[int]]:
     return entries, damaged
 
 
-def _entry(found: dict[str, Any]) -> Entry:
+def _entry(found: dict[str, Any]) -> LedgerEntry:
     records = [
         RecordEntry(**(record | {"arrays": [ArrayEntry(**array) for array in record["arrays"]]}))
         for record in found["records"]
     ]
-    return Entry(**(found | {"records": records}))
+    return LedgerEntry(**(found | {"records": records}))
 
 
 def _record(name: str, record: ArrayRecord | ConfigRecord | MetricRecord) -> RecordEntry:

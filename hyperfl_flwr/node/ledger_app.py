@@ -10,15 +10,15 @@ from flwr.clientapp import ClientApp
 from hyperfl_flwr.core.errors import for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.node.ledger import Entry, Ledger, LedgerError, Origin
-from hyperfl_flwr.protocol.messages import OUTLIER_SUMS, OWN_ARRAYS, group_of
+from hyperfl_flwr.node.ledger import Ledger, LedgerEntry, LedgerError, Origin
+from hyperfl_flwr.protocol.messages import OUTLIER_SUMS, PER_CLIENT_ARRAYS, group_of
 
 NOT_RECORDED = "the node's ledger cannot be written, so nothing else leaves it; its log says why"
 """The only text that a node sends without a ledger entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Book:
+class LedgerHandle:
     """Settings of the recording of a node's messages.
 
     Attributes:
@@ -34,7 +34,7 @@ class Book:
     send_details: bool
 
 
-class RecordedApp(ClientApp):
+class LedgerApp(ClientApp):
     """Flower client app with a ledger.
 
     Flower serialises the return value of `__call__` and adds nothing, so the recorded reply is what leaves the node.
@@ -43,7 +43,7 @@ class RecordedApp(ClientApp):
         book_of: Function that returns the recording settings of a node; None to record nothing.
     """
 
-    def __init__(self, book_of: Callable[[Message, Context], Book | None]) -> None:
+    def __init__(self, book_of: Callable[[Message, Context], LedgerHandle | None]) -> None:
         super().__init__()
         self._book_of = book_of
 
@@ -68,7 +68,7 @@ class RecordedApp(ClientApp):
             return _error(message, f"{type(error).__name__}: {NOT_RECORDED}")
         return reply
 
-    def _answer(self, message: Message, context: Context, book: Book) -> Message:
+    def _answer(self, message: Message, context: Context, book: LedgerHandle) -> Message:
         """Process a message; converts an exception to an error reply, so that its text can be checked and recorded."""
         try:
             return super().__call__(message, context)
@@ -79,7 +79,7 @@ class RecordedApp(ClientApp):
             return _error(message, f"{type(error).__name__}: {error}" if book.send_details else for_others(error))
 
 
-def private_arrays(entry: Entry, private: Collection[str]) -> list[str]:
+def private_arrays(entry: LedgerEntry, private: Collection[str]) -> list[str]:
     """Return the names of a message's arrays that belong to one of the private groups."""
     names = [(record.name, array.name) for record in entry.records for array in record.arrays]
     return [name for record, name in names if array_group(record, name) in private]
@@ -87,7 +87,7 @@ def private_arrays(entry: Entry, private: Collection[str]) -> list[str]:
 
 def array_group(record: str, name: str) -> str:
     """Return the group of an array; in some records the key begins with a client id or a level."""
-    return group_of(name.partition("/")[2] if record in (OWN_ARRAYS, OUTLIER_SUMS) else name)
+    return group_of(name.partition("/")[2] if record in (PER_CLIENT_ARRAYS, OUTLIER_SUMS) else name)
 
 
 def _origin(message: Message, context: Context, method: str) -> Origin:
@@ -101,7 +101,7 @@ def _origin(message: Message, context: Context, method: str) -> Origin:
     )
 
 
-def _leaving(origin: Origin, reply: Message) -> Entry:
+def _leaving(origin: Origin, reply: Message) -> LedgerEntry:
     if reply.has_error():
         return origin.entry("out", None, str(reply.error.reason))
     return origin.entry("out", reply.content)

@@ -3,7 +3,7 @@
 A TRAIN or EVALUATE message to a node holds
 
 - `arrays`: the shared groups, keyed `group/name`;
-- `own-arrays`: the arrays for one client each, keyed `client/group/name` (absent if no group is per client);
+- `per-client-arrays`: the arrays for one client each, keyed `client/group/name` (absent if no group is per client);
 - `config`: a `Request`.
 
 A node hosts several clients and sends one reply, with
@@ -12,7 +12,7 @@ A node hosts several clients and sends one reply, with
   the SUMS of weight times parameters of several clients in float64, level 0 of
   `hyperfl_flwr.protocol.reproducible_sum`;
 - `outlier-sums`: the other levels, keyed `level/group/name` (TRAIN only; absent in nearly all replies);
-- `own-arrays`: the per-client groups of each trained client, keyed `client/group/name` (TRAIN only);
+- `per-client-arrays`: the per-client groups of each trained client, keyed `client/group/name` (TRAIN only);
 - `weights`: the two weights, and nothing else;
 - `clients`: a `Report` with the per-client numbers.
 
@@ -40,7 +40,7 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 HELLO = "query.hello"
 """Message type of the handshake; `hyperfl_flwr.protocol.queries` has the types of later queries."""
 
-OWN_ARRAYS = "own-arrays"
+PER_CLIENT_ARRAYS = "per-client-arrays"
 OUTLIER_SUMS = "outlier-sums"
 NUM_CLIENTS = "num-clients"
 NUM_EXAMPLES = "num-examples"
@@ -74,13 +74,13 @@ def group_of(key: str) -> str:
     return key.partition("/")[0]
 
 
-def own_key(number: int, key: str) -> str:
+def per_client_key(number: int, key: str) -> str:
     """Return the key `client/group/name` of one client's array, or `level/group/name` of a sum of one level."""
     return f"{number}/{key}"
 
 
 def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
-    """Return arrays with keys of `own_key` grouped by their number (client or level), with keys `group/name`.
+    """Return arrays with keys of `per_client_key` grouped by their number (client or level), with keys `group/name`.
 
     Raises:
         ValueError: If a key does not begin with a number.
@@ -159,7 +159,7 @@ class ClientResult:
     Attributes:
         client: The client's id.
         num_examples: Number of its training samples (TRAIN) or test samples (EVALUATE).
-        metrics: Metrics by name, for example `own-accuracy`.
+        metrics: Metrics by name, for example `personalized-accuracy`.
     """
 
     client: int

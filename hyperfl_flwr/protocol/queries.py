@@ -1,8 +1,8 @@
 """Message types and formats of queries: requests to clients other than training and evaluation.
 
 A query to a node holds the records of a TRAIN message (`hyperfl_flwr.protocol.messages`) and, in `question`, a
-`Question`. The reply holds one or more arrays of each client in `own-arrays`, keyed `client/group/name` (absent for
-clients without arrays), and a `Report` in `clients`. No reply contains labels. Clients read labels only to count
+`QuerySpec`. The reply holds one or more arrays of each client in `per-client-arrays`, keyed `client/group/name` (absent
+for clients without arrays), and a `Report` in `clients`. No reply contains labels. Clients read labels only to count
 correct predictions (`ASSESS`).
 """
 
@@ -49,7 +49,7 @@ QUESTION = "question"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class QuerySpec:
     """Selection of a client's data for a query, and the privacy budget of the reply.
 
     Attributes:
@@ -70,7 +70,7 @@ class Question:
         return ConfigRecord({key: value for key, value in values.items() if value is not None})
 
     @classmethod
-    def of(cls, content: RecordDict) -> "Question":
+    def of(cls, content: RecordDict) -> "QuerySpec":
         """Return the question in a message's content; the default selects all data, unchanged and without noise.
 
         Raises:

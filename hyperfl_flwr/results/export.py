@@ -2,9 +2,9 @@
 
 A run measures two states of a client's model (docs/concepts.md). Either can be exported where it is stored:
 
-- `own`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
-  `own_accuracy` of that round, which is the version of the private state in the last checkpoint. The private state of
-  `hyperfl`, `local` and `priv-hfl` contains this model; a node stores it for every method
+- `personalized`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
+  `personalized_accuracy` of that round, which is the version of the private state in the last checkpoint. The private
+  state of `hyperfl`, `local` and `priv-hfl` contains this model; a node stores it for every method
   (`hyperfl_flwr.node.saved_models`).
 - `aggregate`: the shared parameters of the last checkpoint, with the client's private parts. Its accuracy is the
   `aggregate_accuracy` after the last round. Every run folder of a simulation contains it.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clients.engine.base import BaseClient
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -36,9 +36,12 @@ from hyperfl_flwr.node.saved_models import KeptModel
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.runs.run_directory import read_metrics
 
-State = Literal["own", "aggregate"]
+State = Literal["personalized", "aggregate"]
 
-_NUMBERS = {"own": ("client", "own_accuracy"), "aggregate": ("client-aggregate", "aggregate_accuracy")}
+_NUMBERS = {
+    "personalized": ("client", "personalized_accuracy"),
+    "aggregate": ("client-aggregate", "aggregate_accuracy"),
+}
 """Kind of line and name of the accuracy in metrics.jsonl, by state."""
 
 
@@ -50,7 +53,7 @@ class Exported:
         tensors: Parameters and buffers of the target network by name.
         recipe: Network, input and classes, as needed to use the model.
         client: Id of the client; None for a model that is the same for all clients.
-        state: `own` or `aggregate`, see the module's docstring.
+        state: `personalized` or `aggregate`, see the module's docstring.
         round: Federated round after which the model had these values.
         method: Method of the run.
         dataset: Data set of the run.
@@ -77,7 +80,7 @@ class Exported:
 
     def __str__(self) -> str:
         whose = "the global model" if self.client is None else f"client {self.client}'s model"
-        what = "after its local training in" if self.state == "own" else "as aggregated after"
+        what = "after its local training in" if self.state == "personalized" else "as aggregated after"
         known = "" if self.accuracy is None else f"; its test accuracy was {100 * self.accuracy:.2f} %"
         return f"{whose} of {self.method}, {what} round {self.round}{known}"
 
@@ -90,7 +93,7 @@ def model_of_run(
     Args:
         run: The folder.
         client: The client's id; None for the global model, which only some methods have.
-        state: State of the model; None for `own` if the private state contains it, else `aggregate`.
+        state: State of the model; None for `personalized` if the private state contains it, else `aggregate`.
         changes: Settings of this machine (`data-root`).
 
     Raises:
@@ -107,16 +110,16 @@ def model_of_run(
     version = found.strategy.progress.versions[client]
     # Only private state can contain the model after local training; the server never receives it.
     keeps = bool(client_of(found.config.method).private)
-    own = member.own_model(_private(member, version)) if state != "aggregate" and keeps else None
+    own = member.personalized_model(_private(member, version)) if state != "aggregate" and keeps else None
     if own is None:
-        if state == "own":
+        if state == "personalized":
             raise RunDirectoryError(
                 f"{run} does not hold the model of client {client} after local training: with {found.config.method} "
-                f"only a SuperNode keeps it; leave out --state own"
+                f"only a SuperNode keeps it; leave out --state personalized"
             )
         member.receive(found.strategy.evaluated(found.arrays, client), version)
         return _exported(found, client, "aggregate", found.round, member.target_state())
-    return _exported(found, client, "own", version, own)
+    return _exported(found, client, "personalized", version, own)
 
 
 def _global_model(found: Restored, state: State | None) -> Exported:
@@ -127,8 +130,8 @@ def _global_model(found: Restored, state: State | None) -> Exported:
             f"{found.config.method} has no model that is the same for all clients; name one with --client, "
             f"0 to {found.config.num_clients - 1}"
         )
-    if state == "own":
-        raise RunDirectoryError("--state own requires a client; give --client, or leave out --state")
+    if state == "personalized":
+        raise RunDirectoryError("--state personalized requires a client; give --client, or leave out --state")
     member = restored_client(found, 0)
     member.receive(found.strategy.evaluated(found.arrays, 0), INITIAL)
     return _exported(found, None, "aggregate", found.round, member.target_state())
@@ -155,7 +158,7 @@ def restored_client(found: Restored, client: int) -> BaseClient:
         num_classes=len(found.recipe.classes),
     )  # fmt: skip
     return client_of(found.config.method)(
-        ClientSetting(
+        ClientContext(
             config=found.config,
             client=client,
             data=data,
@@ -171,7 +174,7 @@ def restored_client(found: Restored, client: int) -> BaseClient:
 
 
 def _private(member: BaseClient, version: int) -> Mapping[str, Tensor]:
-    return {key: torch.tensor(value) for key, value in member.setting.state.load(version).items()}
+    return {key: torch.tensor(value) for key, value in member.context.state.load(version).items()}
 
 
 def _exported(
@@ -219,7 +222,7 @@ def model_of_node(states: Path, client: int, experiment: str | None = None) -> E
         tensors={name: torch.tensor(value) for name, value in kept.tensors.items()},
         recipe=kept.recipe,
         client=kept.client,
-        state="own",
+        state="personalized",
         round=kept.round,
         method=kept.method,
         dataset=title_of(kept.dataset),  # earlier versions stored a path here, which must not leave the node

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from clients.engine.base import BaseClient
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
@@ -187,7 +187,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
     """
     refuse_used_directory(output)
     member = _member(shared, _data_of(shared, dataset), output, device)
-    data = member.setting.data
+    data = member.context.data
     try:
         member.receive(shared.arrays, INITIAL)
     except ValueError as error:
@@ -248,7 +248,7 @@ def _as_one_client(dataset: Dataset) -> ClientData:
 
 def _member(shared: Shared, data: ClientData, output: Path, device: torch.device) -> BaseClient:
     return client_of(shared.config.method)(
-        ClientSetting(
+        ClientContext(
             config=shared.config,
             client=0,
             data=data.to(device),

@@ -12,7 +12,7 @@ from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.models.standalone import FACTS, PARAMETERS, SCRIPT
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
-from strategies.novel.on_demand import Served
+from strategies.novel.on_demand import PersonalizedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Personalized:
         notes: Notes for the novel client's owner.
     """
 
-    served: Served
+    served: PersonalizedModel
     notes: tuple[str, ...]
 
 

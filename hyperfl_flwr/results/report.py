@@ -23,12 +23,12 @@ MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
 
 ACCURACIES = {
-    "test_accuracy_std": "standard deviation of own accuracy over the clients",
-    "test_accuracy_worst_decile": "own accuracy of the worst tenth of the clients",
-    "test_accuracy_worst": "own accuracy of the worst client",
+    "test_accuracy_std": "standard deviation of personalized accuracy over the clients",
+    "test_accuracy_worst_decile": "personalized accuracy of the worst tenth of the clients",
+    "test_accuracy_worst": "personalized accuracy of the worst client",
 }
 GLOBAL_ACCURACIES = {
-    "global_test_accuracy": "own accuracy on all test data of the data set",
+    "global_test_accuracy": "personalized accuracy on all test data of the data set",
     "global_test_accuracy_aggregate": "aggregate accuracy on all test data of the data set",
 }
 
@@ -115,7 +115,7 @@ def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """Draw the run's accuracy and loss; returns (caption, figure) pairs."""
-    last = "own test accuracy of each client after the last round"
+    last = "personalized test accuracy of each client after the last round"
     drawn = {**run_panels(path), last: clients_figure(summary["test_accuracy_per_client"])}
     return [
         (caption[0].upper() + caption[1:], svg(figure, f"figure-{number}", caption))

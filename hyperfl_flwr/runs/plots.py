@@ -140,7 +140,7 @@ def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
     """
     figure = _figure(8, 3.6)
     panels = figure.subplots(1, 2, sharey=True)
-    curves = (("train", "own_accuracy"), ("aggregate", "aggregate_accuracy"))
+    curves = (("train", "personalized_accuracy"), ("aggregate", "aggregate_accuracy"))
     styles = zip(("-o", "--s", ":^", "-.d"), COLOURS, strict=True)
     for (name, runs), (style, colour) in zip(paths.items(), styles, strict=False):
         for number, run in enumerate(runs):
@@ -150,7 +150,7 @@ def plot_comparison(paths: Mapping[str, Sequence[Path]], picture: Path) -> None:
                     *_curve(records, *curve), style, color=colour, markersize=3, linewidth=1, mfc="white", label=label
                 )
     for panel, title in zip(
-        panels, ("own accuracy (after local training)", "aggregate accuracy (as received)"), strict=True
+        panels, ("personalized accuracy (after local training)", "aggregate accuracy (as received)"), strict=True
     ):
         panel.set_title(title, fontsize="medium")
         _over_rounds(panel)
@@ -166,8 +166,11 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
-    own, aggregate = _curve(records, "train", "own_accuracy"), _curve(records, "aggregate", "aggregate_accuracy")
-    axes.plot(*own, "-o", color=BLUE, markersize=3, label="own")
+    own, aggregate = (
+        _curve(records, "train", "personalized_accuracy"),
+        _curve(records, "aggregate", "aggregate_accuracy"),
+    )
+    axes.plot(*own, "-o", color=BLUE, markersize=3, label="personalized")
     axes.plot(*aggregate, "--s", color=VERMILLION, markersize=3, mfc="none", label="aggregate")
     _over_rounds(axes)
     _in_percent(axes)
@@ -183,7 +186,7 @@ def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
 def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
     """Draw median, 10th to 90th percentile and range; the size of the figure does not grow with the clients."""
     by_round: dict[int, list[float]] = {}
-    for number, accuracy in zip(*_curve(records, "client", "own_accuracy"), strict=True):
+    for number, accuracy in zip(*_curve(records, "client", "personalized_accuracy"), strict=True):
         by_round.setdefault(number, []).append(accuracy)
     rounds = list(by_round)
     if rounds:
@@ -202,7 +205,7 @@ def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
 _PANELS: Mapping[str, Callable[[Axes, Sequence[Record]], None]] = {
     "mean test accuracy of the clients": _draw_accuracy,
     "mean training loss of the clients": _draw_loss,
-    "own test accuracy, spread over the clients": _draw_spread,
+    "personalized test accuracy, spread over the clients": _draw_spread,
 }
 
 

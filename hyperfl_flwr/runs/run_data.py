@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.data.sample_format import is_own, shape_text, title_of
+from hyperfl_flwr.data.sample_format import is_local_data, shape_text, title_of
 from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest
 from hyperfl_flwr.server.federation import Federation
@@ -52,7 +52,7 @@ class RunData:
         from_nodes = any(node.properties["owners-data"] for node in federation.nodes)
         num_classes, input_shape = federation.num_classes, federation.input_shape
         title = NODES_DATA if from_nodes else title_of(dataset)
-        if from_nodes or is_own(dataset):
+        if from_nodes or is_local_data(dataset):
             title += f", {num_classes} classes, {shape_text(input_shape)}"
         return cls(
             source="nodes" if from_nodes else "dataset",

@@ -32,7 +32,7 @@ from hyperfl_flwr.core.folder_lock import lock_folder
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.registry import DATASETS
-from hyperfl_flwr.data.sample_format import is_own, own_path, placeholder_of
+from hyperfl_flwr.data.sample_format import is_local_data, local_data_path, placeholder_of
 from hyperfl_flwr.protocol.messages import Failure
 
 Record = dict[str, Any]
@@ -245,5 +245,5 @@ def new_run_name(method: str, dataset: str, seed: int) -> str:
         dataset: The setting `dataset`; `DEPLOYMENT` if the nodes' owners may choose other data.
         seed: The setting `seed`.
     """
-    data = own_path(dataset).name.removesuffix(".npz") if is_own(dataset) else dataset
+    data = local_data_path(dataset).name.removesuffix(".npz") if is_local_data(dataset) else dataset
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-seed{seed}-{secrets.token_hex(2)}"

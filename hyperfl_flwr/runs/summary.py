@@ -34,7 +34,7 @@ def summarise(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has no finished round")
     last = rounds[-1]["round"]
     settings = manifest["settings"]
-    own = _per_client(records, "client", last, "own_accuracy", settings["num-clients"])
+    own = _per_client(records, "client", last, "personalized_accuracy", settings["num-clients"])
     aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
     checkpoints = Checkpoints(path / "checkpoints")
     stored = checkpoints.rounds()
@@ -53,7 +53,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_std": statistics.pstdev(known) if known else None,
         "test_accuracy_per_client": own,
         "test_accuracy_num_clients": len(known),
-        "global_test_accuracy": rounds[-1].get("own_global_accuracy"),
+        "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
         "global_test_accuracy_aggregate": aggregate[-1].get("aggregate_global_accuracy") if aggregate else None,
         "seconds_per_round": _median(rounds, "seconds"),
         "bytes_up_per_client_round": int(_median(rounds, "bytes_up_per_client")),

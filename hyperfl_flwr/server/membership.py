@@ -72,7 +72,7 @@ class Roster:
         self._begun, self._num_novel = False, 0
         self._greetings = Greetings(grid, timeout)
         self._numbers: dict[int, int] = {}
-        self._told: dict[int, str] = {}
+        self._last_announced: dict[int, str] = {}
         self._told_notes: set[str] = set()
 
     def gather(self, *, resumed: bool = False) -> Federation:
@@ -108,7 +108,7 @@ class Roster:
         self._begin()
         return self.federation
 
-    def muster(self, current: int) -> Federation:
+    def refresh(self, current: int) -> Federation:
         """Return the nodes that take part in a round; wait if there are too few.
 
         Args:
@@ -151,7 +151,7 @@ class Roster:
         exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)
         if exclusion:
             self._say(str(exclusion))
-            self._told[number] = "away"
+            self._last_announced[number] = "away"
             self._decide()
 
     @property
@@ -207,20 +207,20 @@ class Roster:
             return
         for number in range(self.num_nodes):
             state = "away" if number in self.away else "there"
-            if state != self._told[number]:
+            if state != self._last_announced[number]:
                 clients = f"(clients {_listed(self.clients_of(number))})"
                 if state == "away":
                     self._say(f"node {number} is away {clients}{f': {why}' if why else ''}")
                 else:
                     self._say(f"node {number} {'is back' if number in self.seen else 'joins'} {clients}")
-                self._told[number] = state
+                self._last_announced[number] = state
         self.seen |= {node.partition for node in self.federation.nodes}
 
     def _begin(self) -> None:
         """Fix the agreed terms, and report which nodes take part from the start."""
         self._begun = True
-        self._told = dict.fromkeys(range(self.num_nodes), "away")
-        self._told |= {node.partition: "there" for node in self.federation.nodes}
+        self._last_announced = dict.fromkeys(range(self.num_nodes), "away")
+        self._last_announced |= {node.partition: "there" for node in self.federation.nodes}
         self.seen = {node.partition for node in self.federation.nodes}
         total = sum(self.federation.num_examples.values())
         for node in self.federation.nodes:

@@ -16,21 +16,29 @@ from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
-from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, OWN_ARRAYS, Reduction, Request, own_key, weights_record
+from hyperfl_flwr.protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    PER_CLIENT_ARRAYS,
+    Reduction,
+    Request,
+    per_client_key,
+    weights_record,
+)
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.server.exchange import Exchange, match
 from hyperfl_flwr.server.federation import Federation
 from strategies.engine.hooks import Hooks
-from strategies.engine.observations import observe
+from strategies.engine.observations import record_observation
 from strategies.engine.replies import read_report, read_training
 from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
 from strategies.engine.round_outcome import Outcome, Refused
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ServerContext:
     """Where a strategy works.
 
     Attributes:
@@ -54,16 +62,16 @@ class BaseStrategy(Hooks, Strategy):
     A method's own strategy says with which shared parameters the run starts, and overrides `Hooks`.
 
     Args:
-        setting: See `Setting`.
+        context: See `ServerContext`.
     """
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.progress = Progress(versions=dict.fromkeys(range(setting.config.num_clients), INITIAL))
+    def __init__(self, context: ServerContext) -> None:
+        self.context = context
+        self.progress = Progress(versions=dict.fromkeys(range(context.config.num_clients), INITIAL))
         self.durable_versions: dict[int, int] = {}
         self.outcome = Outcome()
         self._current: SharedArrays = {}
-        self._own_sent: Mapping[int, SharedArrays] = {}
+        self._per_client_sent: Mapping[int, SharedArrays] = {}
         self._sent: list[Message] = []
         self._asked: list[list[int]] = []
         self._rounding: dict[str, int] = {}
@@ -74,8 +82,8 @@ class BaseStrategy(Hooks, Strategy):
 
     def new_target(self) -> Target:
         """Return the target network that the clients train, on the meta device."""
-        federation = self.setting.federation
-        return build_target(self.setting.config.target, federation.input_shape, federation.num_classes)
+        federation = self.context.federation
+        return build_target(self.context.config.target, federation.input_shape, federation.num_classes)
 
     def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
         """Return all that a client is sent when it is evaluated after the last round, keyed `group/name`.
@@ -84,7 +92,7 @@ class BaseStrategy(Hooks, Strategy):
             arrays: The shared groups after that round.
             client: The client's id.
         """
-        return {**unpack_arrays(arrays), **self.own_arrays([client]).get(client, {})}
+        return {**unpack_arrays(arrays), **self.per_client_arrays([client]).get(client, {})}
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the shared groups' initial values as they travel."""
@@ -99,11 +107,11 @@ class BaseStrategy(Hooks, Strategy):
     @property
     def present(self) -> list[int]:
         """The clients to be trained whose nodes are there, ascending."""
-        return [client for client in self.setting.federation.clients if client < self.setting.config.num_clients]
+        return [client for client in self.context.federation.clients if client < self.context.config.num_clients]
 
     def sampled(self, server_round: int) -> list[int]:
         """Return the clients that are trained in a round: a share of those present, in the last round all of them."""
-        config, present = self.setting.config, self.present
+        config, present = self.context.config, self.present
         count = max(1, round(config.fraction_train * len(present)))
         if server_round == config.num_rounds or count >= len(present):
             return present
@@ -115,7 +123,7 @@ class BaseStrategy(Hooks, Strategy):
     ) -> Sequence[Message]:
         """Return one message for each node that hosts a sampled client, and for each client that is audited."""
         self.progress.round = server_round
-        self.progress.num_rounds = self.setting.config.num_rounds
+        self.progress.num_rounds = self.context.config.num_rounds
         self.progress.phase = self.phase(server_round)
         return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round))
 
@@ -126,34 +134,38 @@ class BaseStrategy(Hooks, Strategy):
 
         Until then, evaluation rides on the next round's training message.
         """
-        if server_round != self.setting.config.num_rounds:
+        if server_round != self.context.config.num_rounds:
             return []
         return self._messages(MessageType.EVALUATE, arrays, self.present)
 
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
         chosen = set(clients)
-        self._current, self._own_sent = unpack_arrays(arrays), self.own_arrays(clients)
+        self._current, self._per_client_sent = unpack_arrays(arrays), self.per_client_arrays(clients)
         self._sent, self._asked = [], []
-        self._rounding = {"num_clients": len(clients), "max_num_examples": self.setting.federation.max_num_examples}
+        self._rounding = {"num_clients": len(clients), "max_num_examples": self.context.federation.max_num_examples}
         parts = (
             (node, mine)
-            for node in self.setting.federation.nodes
+            for node in self.context.federation.nodes
             for mine in self._apart(kind, [client for client in node.clients if client in chosen])
         )
         for node, mine in parts:
             request = Request(
                 round=self.progress.round,
-                experiment=self.setting.experiment,
-                run_directory=self.setting.run_directory,
+                experiment=self.context.experiment,
+                run_directory=self.context.run_directory,
                 clients=mine,
                 versions=[self.progress.versions[client] for client in mine],
                 kept_versions=[self.durable_versions.get(client, INITIAL) for client in mine],
                 **self._rounding,
             )
             content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
-            if self._own_sent:
-                own = {own_key(client, key): value for client in mine for key, value in self._own_sent[client].items()}
-                content[OWN_ARRAYS] = pack_arrays(own)
+            if self._per_client_sent:
+                per_client = {
+                    per_client_key(client, key): value
+                    for client in mine
+                    for key, value in self._per_client_sent[client].items()
+                }
+                content[PER_CLIENT_ARRAYS] = pack_arrays(per_client)
             self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
             self._asked.append(mine)
         return self._sent
@@ -165,7 +177,7 @@ class BaseStrategy(Hooks, Strategy):
         return [*([client] for client in alone), *([together] if together else [])]
 
     def _is_audited(self, client: int) -> bool:
-        return self.setting.config.audit.covers(client, self.progress.round)
+        return self.context.config.audit.covers(client, self.progress.round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -183,13 +195,13 @@ class BaseStrategy(Hooks, Strategy):
             The shared parameters that `advance` makes of the means, None if they stay as they are; and the weights of
             the clients that finished, None if none did.
         """
-        total = ReproducibleSum(self._current, self.setting.reductions, **self._rounding)
-        own: dict[int, SharedArrays] = {}
+        total = ReproducibleSum(self._current, self.context.reductions, **self._rounding)
+        per_client: dict[int, SharedArrays] = {}
         self._begin_outcome()
         bounds = self._bounds()
         asked = iter(self._asked)
         for answer in exchanges:
-            self._add(answer, next(asked), bounds, total, own)
+            self._add(answer, next(asked), bounds, total, per_client)
             del answer
         examples = {result.client: result.num_examples for result in self.outcome.results}
         num_examples, num_clients = sum(examples.values()), len(examples)
@@ -197,9 +209,9 @@ class BaseStrategy(Hooks, Strategy):
         self.progress.failed_trainings += self.outcome.num_failures
         self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
         means = total.take_mean(num_examples, num_clients)
-        self.outcome.bytes_up = num_bytes(means) + max(map(num_bytes, own.values()), default=0)
-        if own:
-            self.update(dict(sorted(own.items())), examples)
+        self.outcome.bytes_up = num_bytes(means) + max(map(num_bytes, per_client.values()), default=0)
+        if per_client:
+            self.update(dict(sorted(per_client.items())), examples)
         for result in self.outcome.results:
             self.progress.versions[result.client] = self.progress.round
         advanced = self.advance(means if num_clients else {})
@@ -229,41 +241,46 @@ class BaseStrategy(Hooks, Strategy):
 
     def _bounds(self) -> Bounds:
         return Bounds(
-            max_ratio=self.setting.config.max_update_ratio,
-            num_examples=self.setting.federation.num_examples,
+            max_ratio=self.context.config.max_update_ratio,
+            num_examples=self.context.federation.num_examples,
             shared=self._current,
-            own=self._own_sent,
-            reductions=self.setting.reductions,
+            per_client=self._per_client_sent,
+            reductions=self.context.reductions,
         )
 
     def _begin_outcome(self) -> None:
         present = set(self.present)
         self.outcome = Outcome(
-            absent=[client for client in range(self.setting.config.num_clients) if client not in present],
-            bytes_down=num_bytes(self._current) + max(map(num_bytes, self._own_sent.values()), default=0),
+            absent=[client for client in range(self.context.config.num_clients) if client not in present],
+            bytes_down=num_bytes(self._current) + max(map(num_bytes, self._per_client_sent.values()), default=0),
             bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
 
     def _add(
-        self, answer: Exchange, asked: list[int], bounds: Bounds, total: ReproducibleSum, own: dict[int, SharedArrays]
+        self,
+        answer: Exchange,
+        asked: list[int],
+        bounds: Bounds,
+        total: ReproducibleSum,
+        per_client: dict[int, SharedArrays],
     ) -> None:
-        """Add a node's arrays to the total, in place, its clients' own arrays to `own`, and note its report."""
+        """Add a node's arrays to the total, in place, its clients' own arrays to `per_client`, and note its report."""
         if answer.away:
             self.outcome.leave(answer.node, asked)
             return
         if (content := self._content(answer, asked)) is None:
             return
         try:
-            reply = read_training(content, asked, self._current, self._own_sent)
+            reply = read_training(content, asked, self._current, self._per_client_sent)
             bounds.check(reply)
         except ValueError as error:
             self._leave_out(answer, asked, str(error))
             return
         self.outcome.add(answer.node, reply.report, is_deployed=answer.is_deployed)
         if self._is_audited(asked[0]) and reply.report.results:
-            received = self._current | dict(self._own_sent.get(asked[0], {}))
-            observe(reply, received, self.progress.round, Path(self.setting.run_directory))
-        own |= reply.own
+            received = self._current | dict(self._per_client_sent.get(asked[0], {}))
+            record_observation(reply, received, self.progress.round, Path(self.context.run_directory))
+        per_client |= reply.per_client
         reply.add_to(total)
 
     def _content(self, answer: Exchange, asked: list[int]) -> RecordDict | None:
@@ -276,7 +293,7 @@ class BaseStrategy(Hooks, Strategy):
 
     def _leave_out(self, answer: Exchange, asked: list[int], problem: str, *, is_refused: bool = True) -> None:
         """Note that all clients of a reply are left out, and whether the reply is to blame."""
-        self.outcome.fail(asked, f"node {self.setting.federation.number_of(answer.node)}: {problem}")
+        self.outcome.fail(asked, f"node {self.context.federation.number_of(answer.node)}: {problem}")
         if is_refused:
             self.outcome.refuse(answer.node, Refused.of(answer, asked, problem))
 

@@ -18,7 +18,7 @@ class Hooks:
         descriptor_dimension: Length d of what such a client sends of its samples in the way `descriptor`.
     """
 
-    ways: ClassVar[tuple[str, ...]] = ()
+    novel_modes: ClassVar[tuple[str, ...]] = ()
     descriptor_dimension = 0
 
     @classmethod
@@ -65,15 +65,15 @@ class Hooks:
         """Return the name of the phase of training that a round is part of; empty where there is but one."""
         return ""
 
-    def own_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+    def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
         """Return what each of some clients is sent alone: its per-client groups, keyed `group/name`."""
         return {}
 
-    def update(self, own: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
+    def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
         """Take the per-client groups of the clients that finished a round, by ascending id, into the server's state.
 
         Args:
-            own: Each client's arrays.
+            per_client: Each client's arrays.
             num_examples: Their training samples.
         """
 

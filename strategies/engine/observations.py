@@ -7,7 +7,7 @@ from hyperfl_flwr.runs.observation import Observation, observation_path, save_ob
 from strategies.engine.replies import TrainingReply
 
 
-def observe(reply: TrainingReply, received: SharedArrays, server_round: int, run_directory: Path) -> None:
+def record_observation(reply: TrainingReply, received: SharedArrays, server_round: int, run_directory: Path) -> None:
     """Write the observation of a reply's only client to a file that only the server's owner can read.
 
     Args:
@@ -23,7 +23,7 @@ def observe(reply: TrainingReply, received: SharedArrays, server_round: int, run
         path,
         Observation(
             received=received,
-            reply=reply.arrays | dict(reply.own.get(result.client, {})),
+            reply=reply.arrays | dict(reply.per_client.get(result.client, {})),
             num_examples=result.num_examples,
             client=result.client,
             round=server_round,

@@ -9,11 +9,19 @@ from flwr.serverapp import Grid
 
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
-from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, OWN_ARRAYS, Failure, Request, own_key, printable
-from hyperfl_flwr.protocol.queries import DESCRIBE, DESCRIPTOR, QUESTION, Question
+from hyperfl_flwr.protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    PER_CLIENT_ARRAYS,
+    Failure,
+    Request,
+    per_client_key,
+    printable,
+)
+from hyperfl_flwr.protocol.queries import DESCRIBE, DESCRIPTOR, QUESTION, QuerySpec
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import exchange
-from strategies.engine.base import Setting
+from strategies.engine.base import ServerContext
 from strategies.engine.replies import read_answers
 from strategies.engine.round_outcome import Refused
 
@@ -27,7 +35,7 @@ class Query:
         clients: Ids of the clients.
         expected: Names, shapes and types of the arrays in each client's answer; empty if answers hold no arrays.
         shared: Arrays that are sent to all clients.
-        own: Arrays that are sent to single clients, by client; empty if there are none.
+        per_client: Arrays that are sent to single clients, by client; empty if there are none.
         question: The data that the query is about.
         records: Further records that are sent to each node.
     """
@@ -36,8 +44,8 @@ class Query:
     clients: Collection[int]
     expected: Mapping[int, SharedArrays]
     shared: ArrayRecord = field(default_factory=ArrayRecord)
-    own: Mapping[int, SharedArrays] = field(default_factory=dict)
-    question: Question = field(default_factory=Question)
+    per_client: Mapping[int, SharedArrays] = field(default_factory=dict)
+    question: QuerySpec = field(default_factory=QuerySpec)
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
 
 
@@ -62,12 +70,12 @@ class Answers:
     bytes_on_wire: int = 0
 
 
-def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answers:
+def ask(grid: Grid, context: ServerContext, server_round: int, query: Query) -> Answers:
     """Send a query and collect the answers.
 
     Args:
         grid: Flower's grid.
-        setting: Nodes and settings of the run.
+        context: Nodes and settings of the run.
         server_round: The current round.
         query: The query to send.
 
@@ -75,16 +83,16 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
         RunFailedError: If a node's process died twice in a row.
     """
     messages, asked = [], []
-    for message, mine in _messages(setting, server_round, query):
+    for message, mine in _messages(context, server_round, query):
         messages.append(message)
         asked.append(mine)
     found = Answers(bytes_on_wire=content_bytes(message.content for message in messages))
-    for answer, mine in zip(exchange(grid, messages, setting.config.round_timeout), asked, strict=True):
+    for answer, mine in zip(exchange(grid, messages, context.config.round_timeout), asked, strict=True):
         try:
             if answer.content is None:
                 raise ValueError(answer.problem)
             found.bytes_on_wire += content_bytes([answer.content])
-            report, own = read_answers(answer.content, mine, query.expected)
+            report, per_client = read_answers(answer.content, mine, query.expected)
         except ValueError as error:
             if answer.away:
                 found.away[answer.node] = mine
@@ -92,7 +100,7 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
                 found.refused[answer.node] = Refused.of(answer, mine, str(error))
             found.failures += [Failure(client=client, reason=printable(str(error))) for client in mine]
             continue
-        found.arrays |= own
+        found.arrays |= per_client
         found.num_examples |= {result.client: result.num_examples for result in report.results}
         found.failures += report.failures
     found.arrays = dict(sorted(found.arrays.items()))  # independent of the nodes and their order
@@ -100,14 +108,14 @@ def ask(grid: Grid, setting: Setting, server_round: int, query: Query) -> Answer
     return found
 
 
-def _messages(setting: Setting, server_round: int, query: Query) -> Iterator[tuple[Message, list[int]]]:
+def _messages(context: ServerContext, server_round: int, query: Query) -> Iterator[tuple[Message, list[int]]]:
     """Yield a message for each node that hosts some of the clients, and the ids of these clients."""
-    for node in setting.federation.nodes:
+    for node in context.federation.nodes:
         if mine := [client for client in node.clients if client in query.clients]:
             request = Request(
                 round=server_round,
-                experiment=setting.experiment,
-                run_directory=setting.run_directory,
+                experiment=context.experiment,
+                run_directory=context.run_directory,
                 clients=mine,
                 versions=[INITIAL] * len(mine),
                 kept_versions=[INITIAL] * len(mine),
@@ -116,13 +124,17 @@ def _messages(setting: Setting, server_round: int, query: Query) -> Iterator[tup
             content[QUESTION] = query.question.to_record()
             for name, record in query.records.items():
                 content[name] = record
-            if query.own:
-                own = {own_key(client, key): value for client in mine for key, value in query.own[client].items()}
-                content[OWN_ARRAYS] = pack_arrays(own)
+            if query.per_client:
+                per_client = {
+                    per_client_key(client, key): value
+                    for client in mine
+                    for key, value in query.per_client[client].items()
+                }
+                content[PER_CLIENT_ARRAYS] = pack_arrays(per_client)
             yield Message(content, dst_node_id=node.id, message_type=query.kind), mine
 
 
-def descriptors_of(clients: Collection[int], encoder: ArrayRecord, dimension: int, question: Question) -> Query:
+def descriptors_of(clients: Collection[int], encoder: ArrayRecord, dimension: int, question: QuerySpec) -> Query:
     """Return the query for clients' descriptors.
 
     Args:

@@ -102,7 +102,7 @@ class RecordedStrategy(Strategy):
         """
         if evaluate_fn is not None:
             raise ValueError("evaluate_fn must be None: clients evaluate on their own data, the server holds none")
-        for line in self.inner.warnings(self.inner.setting.config):
+        for line in self.inner.warnings(self.inner.context.config):
             self.announce(f"warning: {line}")
         arrays = initial_arrays
         # Not Flower's own loop: every round must end with its records and, where due, a checkpoint.
@@ -136,7 +136,7 @@ class RecordedStrategy(Strategy):
     def _muster(self, current: int) -> None:
         """Update the setting to the nodes that are present now."""
         if self.roster:
-            self._use(self.roster.muster(current))
+            self._use(self.roster.refresh(current))
 
     def _drop_nodes(self) -> None:
         """Remove from the setting the nodes that are gone, and the nodes to blame for refused replies."""
@@ -149,8 +149,8 @@ class RecordedStrategy(Strategy):
             self._use(self.roster.federation)
 
     def _use(self, federation: Federation) -> None:
-        if federation.nodes != self.inner.setting.federation.nodes:
-            self.inner.setting = replace(self.inner.setting, federation=federation)
+        if federation.nodes != self.inner.context.federation.nodes:
+            self.inner.context = replace(self.inner.context, federation=federation)
             if self.roster:
                 document = read_manifest(self.directory.path)
                 self.directory.write_json("manifest.json", manifest.with_nodes(document, self.roster))
@@ -161,13 +161,13 @@ class RecordedStrategy(Strategy):
         With client sampling the round before the last has one, too: the last round trains all clients, so that a run
         resumed with more rounds must repeat it as an ordinary round. The last round of a phase also has one.
         """
-        config = self.inner.setting.config
+        config = self.inner.context.config
         before_last = config.fraction_train < 1 and current == config.num_rounds - 1
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
         return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
     def _give_up_if_hopeless(self) -> None:
-        config, progress = self.inner.setting.config, self.inner.progress
+        config, progress = self.inner.context.config, self.inner.progress
         failed, asked = progress.failed_trainings, progress.trainings
         where = f"see {self.directory.path}/failures"
         example = next((f": {failure.reason}" for failure in self.inner.outcome.failures), "")
@@ -184,11 +184,11 @@ class RecordedStrategy(Strategy):
 
     def _record_training(self, current: int, seconds: float) -> None:
         outcome = self.inner.outcome
-        own = [_renamed(result, drop="aggregate-") for result in outcome.results]
+        per_client = [_renamed(result, drop="aggregate-") for result in outcome.results]
         self._record_aggregate(current - 1, outcome)
         lost = [client for clients in outcome.away.values() for client in clients]
         away = sorted([*outcome.absent, *lost])
-        config = self.inner.setting.config
+        config = self.inner.context.config
         missed = away if config.fraction_train == 1 or current == config.num_rounds else lost
         asked = len(outcome.results) + len(outcome.failures) + len(missed)
         means = _means(outcome.results, drop="aggregate-")
@@ -208,10 +208,14 @@ class RecordedStrategy(Strategy):
             "bytes_on_wire": outcome.bytes_on_wire,
             "peak_memory_mb": (peak_memory() + sum(outcome.processes.values())) / 1e6,
         }
-        self.directory.append([record, *({"kind": "client", "round": current, **row} for row in own)])
+        self.directory.append([record, *({"kind": "client", "round": current, **row} for row in per_client)])
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn_of_dead_hypernetworks(current)
-        accuracy = f"own accuracy {means['own_accuracy']:.4f}" if "own_accuracy" in means else "no client finished"
+        accuracy = (
+            f"personalized accuracy {means['personalized_accuracy']:.4f}"
+            if "personalized_accuracy" in means
+            else "no client finished"
+        )
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
             f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s{self._who()}"
@@ -227,7 +231,7 @@ class RecordedStrategy(Strategy):
 
     def _announce_phase(self, current: int) -> None:
         if (phase := self.inner.phase(current)) != self.inner.phase(current - 1):
-            self.announce(f"the phase {phase} begins with round {current} of {self.inner.setting.config.num_rounds}")
+            self.announce(f"the phase {phase} begins with round {current} of {self.inner.context.config.num_rounds}")
 
     def _record_failures(self, prefix: str, phase: str) -> None:
         failures = self.inner.outcome.failures

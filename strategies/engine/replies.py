@@ -15,7 +15,7 @@ from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
     OUTLIER_SUMS,
-    OWN_ARRAYS,
+    PER_CLIENT_ARRAYS,
     WEIGHTS,
     Report,
     by_number,
@@ -44,13 +44,13 @@ class TrainingReply:
         arrays: The shared arrays of the only client that finished, or weighted sums over several clients; empty if
             none finished.
         outliers: Parts of the sums, by level, with the terms that are too large for `arrays`.
-        own: The per-client groups of each client that finished, by client.
+        per_client: The per-client groups of each client that finished, by client.
     """
 
     report: Report
     arrays: SharedArrays
     outliers: Levels = field(default_factory=dict)
-    own: Mapping[int, SharedArrays] = field(default_factory=dict)
+    per_client: Mapping[int, SharedArrays] = field(default_factory=dict)
 
     @property
     def is_sum(self) -> bool:
@@ -106,7 +106,7 @@ def _check_metrics(report: Report) -> None:
 
 
 def read_training(
-    content: RecordDict, asked: Sequence[int], shared: SharedArrays, own: Mapping[int, SharedArrays]
+    content: RecordDict, asked: Sequence[int], shared: SharedArrays, per_client: Mapping[int, SharedArrays]
 ) -> TrainingReply:
     """Parse and validate a reply to a TRAIN message.
 
@@ -114,7 +114,7 @@ def read_training(
         content: The reply's content.
         asked: Ids of the clients that the message was about, ascending.
         shared: The arrays that all clients received; a client's arrays must have their names, shapes and types.
-        own: The arrays that each client received alone, likewise; empty if no group is per client.
+        per_client: The arrays that each client received alone, likewise; empty if no group is per client.
 
     Raises:
         ValueError: If anything is missing, has a wrong name, shape or type, or is not finite.
@@ -136,7 +136,10 @@ def read_training(
         _check_sums(arrays, shared, num_examples)
         outliers = _read_outliers(content, shared, num_examples)
     return TrainingReply(
-        report=report, arrays=arrays, outliers=outliers, own=_read_own(content, clients, own) if own else {}
+        report=report,
+        arrays=arrays,
+        outliers=outliers,
+        per_client=_read_per_client(content, clients, per_client) if per_client else {},
     )
 
 
@@ -187,14 +190,14 @@ def read_answers(
     """
     report = read_report(content, asked)
     clients = sorted(result.client for result in report.results)
-    return report, _read_own(content, clients, expected) if clients and expected else {}
+    return report, _read_per_client(content, clients, expected) if clients and expected else {}
 
 
-def _read_own(
-    content: RecordDict, clients: Sequence[int], own: Mapping[int, SharedArrays]
+def _read_per_client(
+    content: RecordDict, clients: Sequence[int], per_client: Mapping[int, SharedArrays]
 ) -> Mapping[int, SharedArrays]:
-    expected = {client: own[client] for client in clients}
-    found = by_number(_unpack(record_of(content, OWN_ARRAYS, ArrayRecord)))
+    expected = {client: per_client[client] for client in clients}
+    found = by_number(_unpack(record_of(content, PER_CLIENT_ARRAYS, ArrayRecord)))
     if sorted(found) != list(clients):
         raise ValueError(f"the reply has arrays of the clients {sorted(found)}, expected {list(clients)}")
     for client, arrays in found.items():

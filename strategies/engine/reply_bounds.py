@@ -33,14 +33,14 @@ class Bounds:
         max_ratio: Largest norm of a group's change, relative to the norm of the group that was sent; 0 for no bound.
         num_examples: Number of training samples that nodes announced in the handshake, by client.
         shared: The arrays that all clients received.
-        own: The arrays that each client received alone, by client.
+        per_client: The arrays that each client received alone, by client.
         reductions: Reduction of each shared group.
     """
 
     max_ratio: float
     num_examples: Mapping[int, int]
     shared: SharedArrays
-    own: Mapping[int, SharedArrays]
+    per_client: Mapping[int, SharedArrays]
     reductions: Mapping[str, Reduction]
 
     def check(self, reply: TrainingReply) -> None:
@@ -49,14 +49,14 @@ class Bounds:
         Raises:
             ValueError: If a number is out of bounds; the message names the client or the group.
         """
-        refuse_impossible_numbers(reply.report, self.num_examples, required="own-accuracy")
+        refuse_impossible_numbers(reply.report, self.num_examples, required="personalized-accuracy")
         if not self.max_ratio:
             return
         if reply.arrays:
             divisors = _divisors(reply, self.reductions)
             self._refuse_long(_changes(_with_outliers(reply), self.shared, divisors), self._measures)
-        for client, arrays in reply.own.items():
-            sent = self.own[client]
+        for client, arrays in reply.per_client.items():
+            sent = self.per_client[client]
             self._refuse_long(_changes(arrays, sent), _measures_of(sent))
 
     @cached_property

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import Failure
-from hyperfl_flwr.protocol.queries import ASSESS, CORRECT, DESCRIPTOR, TOGETHER, Question
+from hyperfl_flwr.protocol.queries import ASSESS, CORRECT, DESCRIPTOR, TOGETHER, QuerySpec
 from hyperfl_flwr.runs.novel_results import NovelRecord, described
 from hyperfl_flwr.runs.run_directory import RunDirectory
 from strategies.engine.base import BaseStrategy
@@ -45,7 +45,7 @@ def assess_novel_clients(
     Raises:
         RunFailedError: If no client could be assessed, or a node's process died twice in a row.
     """
-    config = strategy.setting.config
+    config = strategy.context.config
     assessment = _Assessment(grid, strategy, arrays)
     for corruption in config.novel.corruptions.split(","):
         assessment.run(corruption)
@@ -84,7 +84,7 @@ class _Assessment:
 
     def __init__(self, grid: Grid, strategy: BaseStrategy, arrays: ArrayRecord) -> None:
         self._grid, self._strategy, self._arrays = grid, strategy, arrays
-        self._config = strategy.setting.config
+        self._config = strategy.context.config
         self._novel = list(range(self._config.num_clients, self._config.hosted_clients))
         self.records: list[NovelRecord] = []
         self.failures: list[Failure] = []
@@ -92,10 +92,10 @@ class _Assessment:
     def run(self, corruption: str) -> None:
         """Assess all clients in all ways, with one corruption of their samples."""
         # Only descriptors depend on the amount of samples and on noise.
-        if "descriptor" in self._strategy.ways:
+        if "descriptor" in self._strategy.novel_modes:
             for amount in self._config.novel.amounts:
                 for epsilon in self._config.novel.budgets:
-                    question = Question(
+                    question = QuerySpec(
                         corruption=corruption, samples=amount, epsilon=epsilon, delta=self._config.novel.delta
                     )
                     self.records += self._of_descriptors(question)
@@ -111,35 +111,37 @@ class _Assessment:
             clients=self._novel,
             expected=dict.fromkeys(self._novel, _expected(number)),
             shared=pack_arrays(models),
-            question=Question(corruption=corruption),
+            question=QuerySpec(corruption=corruption),
         )
         counts = self._counts(self._ask(query))
         size = num_bytes(models) // number
         distances = Distances()
-        if "nearest" in self._strategy.ways:
-            distances = find_distances(self._grid, self._strategy.setting, corruption)
+        if "nearest" in self._strategy.novel_modes:
+            distances = find_distances(self._grid, self._strategy.context, corruption)
             self.failures += distances.failures
         for client, found in counts.items():
-            for way in self._strategy.ways:
+            for way in self._strategy.novel_modes:
                 if way != "nearest":
                     yield _chosen(way, client, corruption, found, size)
                 elif distances.between.get(client):
                     yield _nearest(client, corruption, found, size, distances)
 
-    def _of_descriptors(self, question: Question) -> Iterator[NovelRecord]:
+    def _of_descriptors(self, question: QuerySpec) -> Iterator[NovelRecord]:
         """Yield the records of models that are generated from descriptors."""
         dimension = self._strategy.descriptor_dimension
         query = descriptors_of(self._novel, self._arrays, dimension, question)
         descriptors = self._ask(query)
-        models = self._strategy.models_of({client: own[DESCRIPTOR] for client, own in descriptors.arrays.items()})
+        models = self._strategy.models_of(
+            {client: per_client[DESCRIPTOR] for client, per_client in descriptors.arrays.items()}
+        )
         if not models:
             return
         assess = Query(
             kind=ASSESS,
             clients=list(models),
             expected=dict.fromkeys(models, _expected(1)),
-            own=models,
-            question=Question(corruption=question.corruption),
+            per_client=models,
+            question=QuerySpec(corruption=question.corruption),
         )
         for client, found in self._counts(self._ask(assess)).items():
             yield NovelRecord(
@@ -157,7 +159,7 @@ class _Assessment:
             )
 
     def _ask(self, query: Query) -> Answers:
-        answers = ask(self._grid, self._strategy.setting, self._config.num_rounds, query)
+        answers = ask(self._grid, self._strategy.context, self._config.num_rounds, query)
         self.failures += answers.failures
         return answers
 

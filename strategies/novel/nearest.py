@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes
 from hyperfl_flwr.protocol.messages import Failure
-from hyperfl_flwr.protocol.queries import CLASSIFIERS, ERRORS, GRADIENTS, RATES, Question
+from hyperfl_flwr.protocol.queries import CLASSIFIERS, ERRORS, GRADIENTS, RATES, QuerySpec
 from hyperfl_flwr.training.a_distance import a_distance
-from strategies.engine.base import Setting
+from strategies.engine.base import ServerContext
 from strategies.engine.query_clients import Query, ask
 
 
@@ -49,19 +49,19 @@ class Distances:
         return min(sorted(distances), key=distances.__getitem__)
 
 
-def find_distances(grid: Grid, setting: Setting, corruption: str) -> Distances:
+def find_distances(grid: Grid, context: ServerContext, corruption: str) -> Distances:
     """Find the A-distance of every novel client to every training client.
 
     Args:
         grid: Flower's grid.
-        setting: Nodes and settings of the run.
+        context: Nodes and settings of the run.
         corruption: Corruption of the novel clients' samples.
 
     Raises:
         RunFailedError: If a node's process died twice in a row.
     """
-    config = setting.config
-    pairs = _Pairs(grid, setting, corruption)
+    config = context.config
+    pairs = _Pairs(grid, context, corruption)
     for _ in range(config.novel.a_distance_rounds):
         novel, training = pairs.ask(GRADIENTS)
         pairs.step(novel, training, config.novel.a_distance_learning_rate)
@@ -77,12 +77,12 @@ class _Pairs:
         training: Ids of training clients, ascending.
     """
 
-    def __init__(self, grid: Grid, setting: Setting, corruption: str) -> None:
-        config = setting.config
-        self._grid, self._setting, self._corruption = grid, setting, corruption
+    def __init__(self, grid: Grid, context: ServerContext, corruption: str) -> None:
+        config = context.config
+        self._grid, self._setting, self._corruption = grid, context, corruption
         self.novel = list(range(config.num_clients, config.hosted_clients))
         self.training = list(range(config.num_clients))
-        features = math.prod(setting.federation.input_shape)
+        features = math.prod(context.federation.input_shape)
         self.weights = np.zeros((len(self.novel), len(self.training), features + 1), np.float32)
         nothing = dict.fromkeys(self.novel, 0)
         self._found = Distances(bytes_down=dict(nothing), bytes_up=dict(nothing), bytes_of_others=dict(nothing))
@@ -96,11 +96,11 @@ class _Pairs:
         Returns:
             Answers of novel clients and of training clients, by client; rows are in the order of the pairs kept.
         """
-        own = {client: {CLASSIFIERS: self.weights[row]} for row, client in enumerate(self.novel)}
+        per_client = {client: {CLASSIFIERS: self.weights[row]} for row, client in enumerate(self.novel)}
         theirs = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
-        novel = self._asked(kind, own, self._corruption)
+        novel = self._asked(kind, per_client, self._corruption)
         training = self._asked(kind, theirs, "none")  # only novel clients' samples are corrupted
-        self._count(own, novel, training)
+        self._count(per_client, novel, training)
         rows = [row for row, client in enumerate(self.novel) if client in novel]
         columns = [row for row, client in enumerate(self.training) if client in training]
         kept: dict[int, Any] = {client: _only(novel[client], columns) for client in novel}
@@ -109,12 +109,18 @@ class _Pairs:
         self.novel, self.training = sorted(novel), sorted(training)
         return kept, others
 
-    def _asked(self, kind: str, own: Mapping[int, SharedArrays], corruption: str) -> Mapping[int, SharedArrays]:
-        if not own or not next(iter(own.values()))[CLASSIFIERS].size:
+    def _asked(self, kind: str, per_client: Mapping[int, SharedArrays], corruption: str) -> Mapping[int, SharedArrays]:
+        if not per_client or not next(iter(per_client.values()))[CLASSIFIERS].size:
             return {}
-        expected = own if kind == GRADIENTS else {client: _rates(arrays) for client, arrays in own.items()}
+        expected = (
+            per_client if kind == GRADIENTS else {client: _rates(arrays) for client, arrays in per_client.items()}
+        )
         query = Query(
-            kind=kind, clients=list(own), expected=expected, own=own, question=Question(corruption=corruption)
+            kind=kind,
+            clients=list(per_client),
+            expected=expected,
+            per_client=per_client,
+            question=QuerySpec(corruption=corruption),
         )
         answers = ask(self._grid, self._setting, self._setting.config.num_rounds, query)
         self._found.failures += answers.failures

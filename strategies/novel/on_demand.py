@@ -17,7 +17,7 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.protocol.arrays import num_bytes, unpack_arrays
 from hyperfl_flwr.protocol.messages import Failure
-from hyperfl_flwr.protocol.queries import DESCRIPTOR, PERSONALIZE, RECIPE, Question
+from hyperfl_flwr.protocol.queries import DESCRIPTOR, PERSONALIZE, RECIPE, QuerySpec
 from hyperfl_flwr.server.federation import Federation, greet
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine.query_clients import Query, ask, descriptors_of
@@ -25,7 +25,7 @@ from strategies.it_pfl import ITPFL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class PersonalizedModel:
     """Record of the exchange between the server and one novel client.
 
     Attributes:
@@ -53,7 +53,7 @@ class Served:
         )
 
 
-def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, timeout: float) -> list[Served]:
+def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, timeout: float) -> list[PersonalizedModel]:
     """Generate and send a model for each novel node of a grid.
 
     Args:
@@ -67,21 +67,21 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
         RunFailedError: If novel nodes are missing, or a node could not be served; the other nodes have their models.
     """
     # The federation of the training nodes is replaced: only novel nodes receive queries here.
-    setting = replace(strategy.setting, federation=Federation(_novel_nodes(grid, timeout)))
-    clients = [client for node in setting.federation.nodes for client in node.clients]
+    context = replace(strategy.context, federation=Federation(_novel_nodes(grid, timeout)))
+    clients = [client for node in context.federation.nodes for client in node.clients]
     records = {RECIPE: ConfigRecord(recipe.values())}
-    query = descriptors_of(clients, encoder, recipe.descriptor_length, Question())
-    described = ask(grid, setting, strategy.progress.round, replace(query, records=records))
+    query = descriptors_of(clients, encoder, recipe.descriptor_length, QuerySpec())
+    described = ask(grid, context, strategy.progress.round, replace(query, records=records))
     rows = {client: arrays[DESCRIPTOR] for client, arrays in described.arrays.items()}
     models = {
         client: {key: value[0] for key, value in arrays.items()} for client, arrays in strategy.models_of(rows).items()
     }
-    query = Query(kind=PERSONALIZE, clients=list(models), expected={}, own=models, records=records)
-    personalized = ask(grid, setting, strategy.progress.round, query)
+    query = Query(kind=PERSONALIZE, clients=list(models), expected={}, per_client=models, records=records)
+    personalized = ask(grid, context, strategy.progress.round, query)
     # Failures are raised last, so that one node cannot keep the others from their models.
     _refuse_failures([*described.failures, *personalized.failures], len(clients))
     return [
-        Served(
+        PersonalizedModel(
             client=client,
             descriptor=row[0],
             num_examples=described.num_examples[client],

@@ -197,7 +197,7 @@ def test_a_run_leaves_its_results_on_both_sides(machines: Machines) -> None:
     assert [row["round"] for row in read_metrics(run) if row["kind"] == "train"] == [1, 2, 3]
     exported = machines.folder / "owner" / "mine" / "model.safetensors"
     newest = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 0][-1]
-    assert json.loads(exported.with_suffix(".json").read_text())["accuracy"] == newest["own_accuracy"]
+    assert json.loads(exported.with_suffix(".json").read_text())["accuracy"] == newest["personalized_accuracy"]
     told = next(said for command, said in machines.said.items() if command.startswith("hyperfl ledger"))
     assert "These groups are private and stayed on the node: classifier, embedding" in told
 

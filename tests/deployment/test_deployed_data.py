@@ -144,7 +144,7 @@ def test_folders_and_files_of_owners_train_as_in_one_process(
         context.node_config |= {"data": data, "device": "cpu", "threads": 1, "state-dir": state}
     run(grid, RunConfig.from_flat(settings))
     (expected,), (found,) = rows_of(here, "train"), rows_of(owners.output, "train")
-    assert found["own_accuracy"] == expected["own_accuracy"]
+    assert found["personalized_accuracy"] == expected["personalized_accuracy"]
     counts = [(row["client"], row["num_examples"], row["test_examples"]) for row in rows_of(owners.output, "client")]
     assert counts == [(0, 32, 8), (1, 60, 20)]
     file = Path("checkpoints") / "round-000001.npz"

@@ -47,8 +47,8 @@ def checkpoint(folder: Path, number: int) -> dict[str, np.ndarray]:
 
 
 def accuracies(folder: Path) -> list[tuple[int, float]]:
-    """Return (round, mean own accuracy) as recorded, in the order of the lines."""
-    return [(row["round"], row["own_accuracy"]) for row in rows_of(folder, "train")]
+    """Return (round, mean personalized accuracy) as recorded, in the order of the lines."""
+    return [(row["round"], row["personalized_accuracy"]) for row in rows_of(folder, "train")]
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +73,10 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
     assert "online: nodes 0, 1" in err
-    shown = EventAccumulator(str(output / FOLDER)).Reload().Scalars("accuracy/own")
+    shown = EventAccumulator(str(output / FOLDER)).Reload().Scalars("accuracy/personalized")
     assert [event.step for event in shown] == [1, 2]
     assert [event.value for event in shown] == pytest.approx([own for _, own in accuracies(output)])
-    assert [int(number) for number in re.findall(r"^round (\d)/2: own accuracy", err, flags=re.M)] == [1, 2]
+    assert [int(number) for number in re.findall(r"^round (\d)/2: personalized accuracy", err, flags=re.M)] == [1, 2]
     assert_like(output, straight, 2)
     manifest = json.loads((output / "manifest.json").read_text())
     assert (manifest["status"], manifest["nodes"]) == ("completed", [[0], [1]])
@@ -95,7 +95,7 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
     code, out, err = finished(two_nodes.hyperfl("run", "--num-rounds", 3, "--resume", output, "--verbose"))
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
-    assert "INFO :      round 3/3: own accuracy" in err
+    assert "INFO :      round 3/3: personalized accuracy" in err
     assert "Start `flwr-serverapp` process" in err  # Flower's own
     assert_like(output, straight, 3)
 

@@ -17,7 +17,7 @@ import pytest
 from programs import LocalDeployment, eventually, finished, local_deployment, rows_of, sets
 from small_disk import SmallDisk
 
-from hyperfl_flwr.node.ledger import LEDGER, Entry, read_ledger
+from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry, read_ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -99,7 +99,7 @@ class Story:
         pattern = rf"round {number}/{ROUNDS}: "
         eventually(lambda: re.search(pattern, self.log), f"{pattern!r} in\n{self.log}")
 
-    def messages(self, node: int) -> list[Entry]:
+    def messages(self, node: int) -> list[LedgerEntry]:
         """Return the TRAIN messages and replies in a node's ledger."""
         state = self.made.nodes[node].folder / "state"
         entries = read_ledger(state)[0] if (state / LEDGER).is_file() else []
@@ -229,7 +229,7 @@ def test_a_killed_node_is_left_out_and_goes_on_with_its_state(story: Story) -> N
     assert not any(1 in row["away"] or 1 in row["failed"] for row in later)
 
 
-def versions(entry: Entry) -> list[int]:
+def versions(entry: LedgerEntry) -> list[int]:
     """Return the versions of private state that a message asks its clients to start from."""
     (found,) = [record.values["versions"] for record in entry.records if record.values and "versions" in record.values]
     return list(found)

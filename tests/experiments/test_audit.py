@@ -43,7 +43,9 @@ def test_a_recorded_round_is_what_each_client_sent(method: str, federate: Federa
     assert np.isfinite(one.reply[key]).all()
     plain = federate(method)
     assert not (plain / "observations").exists()
-    losses = [[row["own_loss"] for row in read_metrics(each) if row["kind"] == "train"] for each in (run, plain)]
+    losses = [
+        [row["personalized_loss"] for row in read_metrics(each) if row["kind"] == "train"] for each in (run, plain)
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 

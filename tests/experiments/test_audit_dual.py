@@ -18,8 +18,8 @@ from hyperfl_flwr.attacks.base import build_structure
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.attacks.registry import attacks_on
 from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks, make_target, passes
-from hyperfl_flwr.audit.history import Followed, attacked_round, require_history
-from hyperfl_flwr.audit.record_round import Target, record_round, recorded_round
+from hyperfl_flwr.audit.history import ObservationHistory, attacked_round, require_history
+from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
 from hyperfl_flwr.cli.main import cli
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
@@ -73,7 +73,7 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     assert dual_rule(target.config.section(PrivHFLConfig)) == dual_rule(
         resolved(RunConfig.from_flat(settings_of(run))).priv_hfl
     )
-    observed = Followed(record_round(target, tmp_path).paths, run)
+    observed = ObservationHistory(record_round(target, tmp_path).paths, run)
     names = [name for name, _ in build_structure(target.knowledge()).named_parameters()]
     for client, observation in enumerate(observed):
         stored = private_arrays(run)[f"client-{client:05d}/round-000002.npz"]
@@ -123,7 +123,7 @@ def test_a_study_can_have_it_as_a_cell(tmp_path: Path) -> None:
     assert document["attacks"]["dual-difference"]["findings"][0]["moved-norm"] > 1e-3
 
 
-def gradients(target: Target, images: Tensor, labels: Tensor) -> Tensor:
+def gradients(target: AttackedRound, images: Tensor, labels: Tensor) -> Tensor:
     """Return autograd's gradient [n, m] of each sample at what all clients start from, with the weight decay's."""
     structure = build_structure(target.knowledge())
     start = ordinary_parameters(structure, torch_generator(0, "model"))
@@ -167,7 +167,7 @@ def test_a_rotation_hides_the_gradient_and_not_its_length(realisation: str, tmp_
         assert int((rate * norms - reading.findings["change-norm"]).abs().argmin()) == 0
 
 
-def candidates(target: Target, chosen: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def candidates(target: AttackedRound, chosen: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Return normalised images and their labels in parts of 250."""
     dataset = target.data().dataset
     images = (torch.from_numpy(dataset.train.scaled(chosen.numpy())) - dataset.mean[0]) / dataset.std[0]

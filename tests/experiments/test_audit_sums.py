@@ -15,7 +15,7 @@ OPTIONS = Options(num_images=6, samples=2, summed=True, iterations=3)
 
 
 def target(options=OPTIONS, **changes):
-    settings = {"method": "hyperfl", "batch-size": 2, "local-epochs": 1, "hyperfl.embedding": "own"}
+    settings = {"method": "hyperfl", "batch-size": 2, "local-epochs": 1, "hyperfl.embedding": "per-client"}
     settings |= {"hyperfl.hidden-width": 4} | changes
     return make_target(default_settings() | settings, options)
 

@@ -9,7 +9,7 @@ from torchvision.models import resnet18
 
 from experiments.collect import Collected, Entry, showing
 from experiments.dual.cost import Cost, computed_cost
-from experiments.runner import Begun
+from experiments.runner import StudyManifest
 from experiments.study import load_study
 from experiments.tables import comma_separated, latex, markdown
 from hyperfl_flwr.models.targets import build_target
@@ -60,7 +60,7 @@ def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
         for row in study.rows
         for column in study.columns
     }
-    begun = Begun(study=study.name, quick=False, changes={})
+    begun = StudyManifest(study=study.name, quick=False, changes={})
     collected = Collected(study=study, begun=begun, entries=entries, commits=["abc"], rounds=[2])
     page = markdown(collected)
     assert "server_state_bytes in bytes" in page

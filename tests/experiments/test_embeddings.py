@@ -9,12 +9,12 @@ from federations import last_checkpoint
 
 from experiments.figures.curves import draw
 from experiments.figures.embeddings import groups_of, read_embeddings, separation
-from experiments.runner import Begun, begin, run_cells
+from experiments.runner import StudyManifest, begin, run_cells
 from experiments.study import load_study
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.storage import read_arrays
 
-BEGUN = Begun(study="figure-8", quick=True, changes={})
+BEGUN = StudyManifest(study="figure-8", quick=True, changes={})
 
 
 def test_separated_groups_are_told_from_noise():
@@ -74,7 +74,7 @@ def test_a_method_without_embeddings_is_refused(federate):
 def test_rows_without_embeddings_are_left_out(tmp_path):
     """Of HyperFL and FedAvg only the former has some; FedAvg alone is an error."""
     study, changes = load_study("ablation"), {"num-clients": 6}
-    begun = Begun(study="ablation", quick=True, changes=changes)
+    begun = StudyManifest(study="ablation", quick=True, changes=changes)
     both = study.cells(quick=True, rows=["fedavg", "hyperfl"], changes=changes)
     folder, fedavg = tmp_path / "both", tmp_path / "fedavg"
     begin(folder, begun)

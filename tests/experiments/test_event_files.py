@@ -10,7 +10,7 @@ from federations import Call, Federate, KilledError, KilledGrid, Settings, plain
 import hyperfl_flwr.app.server
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.launch.follow import Observer
+from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.launch.tensorboard import FOLDER, EventFiles, write_event_files, written_along
 from hyperfl_flwr.runs.run_directory import read_metrics
 
@@ -36,7 +36,7 @@ def recorded(run: Path, kind: str, name: str) -> list[tuple[int, float]]:
 def test_every_number_of_a_round_is_shown(federate: Federate) -> None:
     run = federate("hyperfl", num_clients=2)
     shown = curves(write_event_files(run))
-    assert shown["accuracy/own"] == recorded(run, "train", "own_accuracy")
+    assert shown["accuracy/personalized"] == recorded(run, "train", "personalized_accuracy")
     assert shown["accuracy/aggregate"] == recorded(run, "aggregate", "aggregate_accuracy")
     assert shown["loss/train"] == recorded(run, "train", "train_loss")
     assert shown["bytes/on_wire"] == recorded(run, "train", "bytes_on_wire")
@@ -53,8 +53,8 @@ def test_clients_have_curves_on_request(federate: Federate) -> None:
     run = federate("local", num_clients=2)
     shown = curves(write_event_files(run, per_client=True))
     rows = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 1]
-    expected = [(row["round"], pytest.approx(row["own_accuracy"])) for row in rows]
-    assert shown["client 00001/own_accuracy"] == expected
+    expected = [(row["round"], pytest.approx(row["personalized_accuracy"])) for row in rows]
+    assert shown["client 00001/personalized_accuracy"] == expected
 
 
 def test_writing_again_takes_the_place_of_what_was_there(federate: Federate) -> None:
@@ -73,22 +73,22 @@ def test_a_resumed_run_has_each_step_once(make_settings: Callable[..., Settings]
     with pytest.raises(KilledError):
         hyperfl_flwr.app.server.run(KilledGrid(1, settings, in_round=4), RunConfig.from_flat(settings))
     files.update()
-    assert [step for step, _ in curves(run / FOLDER)["accuracy/own"]] == [1, 2, 3]
+    assert [step for step, _ in curves(run / FOLDER)["accuracy/personalized"]] == [1, 2, 3]
     again = settings | {"resume": str(run), "output": ""}
     hyperfl_flwr.app.server.run(plain_grid(1, again), RunConfig.from_flat(again))
     files.finish()
     shown = curves(run / FOLDER)
-    assert shown["accuracy/own"] == recorded(run, "train", "own_accuracy")
-    assert [step for step, _ in shown["accuracy/own"]] == [1, 2, 3, 4]
+    assert shown["accuracy/personalized"] == recorded(run, "train", "personalized_accuracy")
+    assert [step for step, _ in shown["accuracy/personalized"]] == [1, 2, 3, 4]
 
 
 def test_files_grow_with_the_run(federate: Federate) -> None:
     """The observer's rounds bring them up to date; the observer itself hears as before."""
     heard: list[int] = []
     run = federate("local", num_clients=2)
-    with written_along(run, Observer(on_round=lambda finished, *_: heard.append(finished))) as observer:
+    with written_along(run, RunCallbacks(on_round=lambda finished, *_: heard.append(finished))) as observer:
         observer.on_round(2, 2, 0.5)
-        assert [step for step, _ in curves(run / FOLDER)["accuracy/own"]] == [1, 2]
+        assert [step for step, _ in curves(run / FOLDER)["accuracy/personalized"]] == [1, 2]
     assert heard == [2]
 
 
@@ -107,7 +107,7 @@ def test_along_with_a_simulation(call: Call, tmp_path: Path) -> None:
     words = [f"--set={key}={json.dumps(value)}" for key, value in small_settings(num_clients=2).items() if value != ""]
     code, _, problem = call("run", "--method", "local", "--output", run, "--num-nodes", "1", "--tensorboard", *words)
     assert code == 0, problem
-    assert curves(run / FOLDER)["accuracy/own"] == recorded(run, "train", "own_accuracy")
+    assert curves(run / FOLDER)["accuracy/personalized"] == recorded(run, "train", "personalized_accuracy")
 
 
 def test_a_run_without_metrics_is_told(tmp_path: Path) -> None:

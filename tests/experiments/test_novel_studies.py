@@ -13,7 +13,7 @@ from scipy import stats
 from experiments.collect import collect, showing
 from experiments.figures.curves import draw
 from experiments.figures.novel import curves, divergence_points, fifths, nearest_divergence
-from experiments.runner import Begun, begin, differences
+from experiments.runner import StudyManifest, begin, differences
 from experiments.study import load_study
 from experiments.study_axes import read_lines, with_grid
 from experiments.tables import comma_separated, latex, markdown
@@ -25,7 +25,7 @@ WAYS = {"fedavg": ("global",), "pfedhn": ("sampled", "ensemble", "nearest"), "it
 CORRUPTIONS = ("none", "blur", "contrast")
 ACCURACIES = {
     (way, corruption): (0.25 + 0.125 * a, 0.5 + 0.03125 * b)
-    for a, way in enumerate(way for ways in WAYS.values() for way in ways)
+    for a, way in enumerate(way for novel_modes in WAYS.values() for way in novel_modes)
     for b, corruption in enumerate(CORRUPTIONS)
 }
 """Of two novel clients, another pair for each way and corruption."""
@@ -51,7 +51,7 @@ def record(way, client, accuracy, corruption="none", **others):
 @pytest.fixture
 def corrupted(tmp_path):
     """The three runs of Table 3's quick form."""
-    study, begun = load_study("it-pfl-table-3"), Begun(study="it-pfl-table-3", quick=True, changes={})
+    study, begun = load_study("it-pfl-table-3"), StudyManifest(study="it-pfl-table-3", quick=True, changes={})
     folder = tmp_path / "study"
     begin(folder, begun)
     cells = study.cells(quick=True)
@@ -169,7 +169,7 @@ def test_fifths_hold_all_points_in_order():
 @pytest.fixture
 def far(tmp_path):
     """Figure 3 with the quick form's column: novel client 4 has a training client's labels, client 5 has other ones."""
-    study, begun = load_study("it-pfl-figure-3"), Begun(study="it-pfl-figure-3", quick=True, changes={})
+    study, begun = load_study("it-pfl-figure-3"), StudyManifest(study="it-pfl-figure-3", quick=True, changes={})
     folder = tmp_path / "study"
     begin(folder, begun)
     counts = [[8, 0], [7, 1], [6, 2], [8, 0], [7, 1], [0, 8]]
@@ -201,7 +201,7 @@ def test_points_of_figure_3(far):
 
 def test_curves_of_figure_4(tmp_path):
     """Clients with 30 and 31 samples, that is 30 (half to even); levels by samples and epsilon."""
-    study, begun = load_study("it-pfl-figure-4"), Begun(study="it-pfl-figure-4", quick=True, changes={})
+    study, begun = load_study("it-pfl-figure-4"), StudyManifest(study="it-pfl-figure-4", quick=True, changes={})
     begin(tmp_path / "study", begun)
     (cell,) = study.cells(quick=True)
     path: Path = cell.folder(tmp_path / "study")

@@ -14,7 +14,7 @@ from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.audit.report import write_audit
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.node.ledger import ArrayEntry, Entry, Ledger, RecordEntry
+from hyperfl_flwr.node.ledger import ArrayEntry, Ledger, LedgerEntry, RecordEntry
 from hyperfl_flwr.pages.render import TEMPLATES
 from hyperfl_flwr.protocol.messages import Failure
 from hyperfl_flwr.results.report import write_report
@@ -74,7 +74,7 @@ def test_a_ledger_s_page_escapes_what_a_server_has_chosen(tmp_path: Path, call: 
     records = [
         RecordEntry(name=SCRIPT, bytes=20, arrays=[array]), RecordEntry(name="x", bytes=5, values={"key": SCRIPT}),
     ]  # fmt: skip
-    entry = Entry(
+    entry = LedgerEntry(
         time=datetime.now(UTC).isoformat(), direction="out", kind=SCRIPT, flower_run=1, node=0, method=SCRIPT,
         experiment=SCRIPT, round=1, records=records, error=SCRIPT,
     )  # fmt: skip

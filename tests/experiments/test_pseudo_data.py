@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from experiments.figures.curves import draw
 from experiments.figures.pseudo_data import PseudoStudy, gaussian_divergence
-from experiments.runner import read_begun
+from experiments.runner import read_study_manifest
 from experiments.study import load_study
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 
@@ -33,7 +33,7 @@ def test_the_divergence_of_gaussians_is_the_closed_form():
 def studied(quick_study):
     """The quick form of the study of figure 7: the study, how it was begun, and its folder."""
     folder = quick_study("priv-hfl-figure-7")
-    return load_study("priv-hfl-figure-7"), read_begun(folder), folder
+    return load_study("priv-hfl-figure-7"), read_study_manifest(folder), folder
 
 
 @pytest.mark.slow

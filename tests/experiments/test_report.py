@@ -24,7 +24,7 @@ def test_the_page_says_what_the_run_recorded(federate, method):
     assert len(page.figures) == 5
     assert page.sources == []
     assert f'<dd class="value">{100 * summary["test_accuracy"]:.2f} %</dd>' in text
-    assert page.rows["own accuracy of the worst client"] == f"{100 * summary['test_accuracy_worst']:.2f} %"
+    assert page.rows["personalized accuracy of the worst client"] == f"{100 * summary['test_accuracy_worst']:.2f} %"
     sent = f"{summary['bytes_up_per_client_round'] / 1e6:.3f} MB"
     assert page.rows["a client's payload to the server"] == sent
     assert f'<dd class="value">{sent}</dd>' in text
@@ -93,6 +93,9 @@ def test_a_folder_that_is_no_run(tmp_path):
 def test_the_global_test_set_is_told_where_it_was_asked_for(federate):
     summary = json.loads(((run := federate("fedavg", **{"data.global-test": True})) / "summary.json").read_text())
     rows = Page(write_report(run).read_text()).rows
-    assert rows["own accuracy on all test data of the data set"] == f"{100 * summary['global_test_accuracy']:.2f} %"
+    assert (
+        rows["personalized accuracy on all test data of the data set"]
+        == f"{100 * summary['global_test_accuracy']:.2f} %"
+    )
     plain = Page(write_report(federate("fedavg")).read_text()).rows
-    assert "own accuracy on all test data of the data set" not in plain
+    assert "personalized accuracy on all test data of the data set" not in plain

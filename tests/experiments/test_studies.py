@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from experiments.attack_cell import PREFIX
 from experiments.collect import collect
 from experiments.figures.curves import draw
-from experiments.runner import Begun, begin, is_finished, run_cells, seeds_in
+from experiments.runner import StudyManifest, begin, is_finished, run_cells, seeds_in
 from experiments.study import FOLDER, load_study, study_names
 from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli.main import cli
@@ -20,7 +20,7 @@ from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.runs.run_directory import read_manifest
 
-QUICK = Begun(study="table-1", quick=True, changes={})
+QUICK = StudyManifest(study="table-1", quick=True, changes={})
 ROWS = ("fedavg", "hyperfl")
 
 
@@ -130,9 +130,9 @@ def test_columns_beside_the_papers_say_what_they_are():
 def test_a_folder_belongs_to_one_study(tmp_path):
     """Begun again as before, or with another machine's settings, it goes on; otherwise it is refused."""
     begin(tmp_path / "a", QUICK)
-    begin(tmp_path / "a", Begun(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"}))
+    begin(tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"}))
     with pytest.raises(RunDirectoryError, match="was created with"):
-        begin(tmp_path / "a", Begun(study="table-1", quick=True, changes={"num-rounds": 3}))
+        begin(tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"num-rounds": 3}))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
     with pytest.raises(RunDirectoryError, match="is neither empty nor a study's folder"):

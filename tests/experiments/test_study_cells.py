@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from experiments.runner import Begun, begin, differences, is_finished, run_cells
+from experiments.runner import StudyManifest, begin, differences, is_finished, run_cells
 from experiments.study import Cell, load_study
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots, usable_cores
 from hyperfl_flwr.launch.processes import descendants, process_table
 from hyperfl_flwr.runs.run_directory import RunDirectory
 
-QUICK = Begun(study="table-1", quick=True, changes={})
+QUICK = StudyManifest(study="table-1", quick=True, changes={})
 
 
 @pytest.mark.slow

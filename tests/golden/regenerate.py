@@ -59,11 +59,11 @@ RUNS: dict[str, dict[str, Scalar]] = {
 }
 """What differs from `COMMON`."""
 
-KEYS = ("train_loss", "own_accuracy")
+KEYS = ("train_loss", "personalized_accuracy")
 
 
 def sequences(name: str, folder: Path, *, num_nodes: int = 2) -> dict[str, Sequence[float]]:
-    """Run one of `RUNS` in this process and return its mean training loss and own accuracy by round."""
+    """Run one of `RUNS` in this process and return its mean training loss and personalized accuracy by round."""
     config = RunConfig.from_flat(default_settings() | COMMON | RUNS[name] | {"output": str(folder / "run")})
     grid = InProcessGrid(client_app.app, num_nodes, config.flat(), {"simulated": True})
     rounds = [record for record in read_metrics(server_app.run(grid, config)) if record["kind"] == "train"]

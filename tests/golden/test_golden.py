@@ -21,4 +21,4 @@ def test_losses_and_accuracies_are_the_stored_ones(name, tmp_path):
     """
     found = sequences(name, tmp_path)
     assert found["train_loss"] == pytest.approx(STORED[name]["train_loss"], rel=1e-3)
-    assert found["own_accuracy"] == pytest.approx(STORED[name]["own_accuracy"], rel=0, abs=1.01 / 120)
+    assert found["personalized_accuracy"] == pytest.approx(STORED[name]["personalized_accuracy"], rel=0, abs=1.01 / 120)

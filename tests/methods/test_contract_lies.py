@@ -14,7 +14,15 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
-from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, OWN_ARRAYS, WEIGHTS, Report, record_of, weights_record
+from hyperfl_flwr.protocol.messages import (
+    ARRAYS,
+    CLIENTS,
+    PER_CLIENT_ARRAYS,
+    WEIGHTS,
+    Report,
+    record_of,
+    weights_record,
+)
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
 pytestmark = pytest.mark.parametrize("method", METHODS)
@@ -27,7 +35,7 @@ Lie = Callable[[RecordDict], None]
 
 def long_update(content: RecordDict) -> None:
     """All numbers are finite, and far too large."""
-    for name in (ARRAYS, OWN_ARRAYS):
+    for name in (ARRAYS, PER_CLIENT_ARRAYS):
         if name in content:
             arrays = unpack_arrays(record_of(content, name, ArrayRecord))
             content[name] = pack_arrays({key: value * 0 + value.dtype.type(1e6) for key, value in arrays.items()})
@@ -51,12 +59,12 @@ LIES: dict[str, tuple[Lie, str]] = {
         "client 1 reports 1000000000000 training samples but announced 40",
     ),
     "accuracy": (
-        partial(told, metrics=lambda numbers: {**numbers, "own-accuracy": 7.0}),
-        "the own-accuracy of client 1 must be between 0 and 1, got 7",
+        partial(told, metrics=lambda numbers: {**numbers, "personalized-accuracy": 7.0}),
+        "the personalized-accuracy of client 1 must be between 0 and 1, got 7",
     ),
     "no-number": (
-        partial(told, metrics=lambda numbers: {**numbers, "own-accuracy": float("nan")}),
-        "client 1 reports no own-accuracy, or one that is not a number",
+        partial(told, metrics=lambda numbers: {**numbers, "personalized-accuracy": float("nan")}),
+        "client 1 reports no personalized-accuracy, or one that is not a number",
     ),
 }
 

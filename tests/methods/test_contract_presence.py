@@ -83,7 +83,7 @@ class Deployment(InProcessGrid):
         lies = self.lies if number == GONE else self.all_lie
         if message.metadata.message_type == MessageType.TRAIN and round_of(message) in lies | self.all_lie:
             report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
-            results = [replace(each, metrics={**each.metrics, "own-accuracy": 7.0}) for each in report.results]
+            results = [replace(each, metrics={**each.metrics, "personalized-accuracy": 7.0}) for each in report.results]
             reply.content[CLIENTS] = replace(report, results=results).to_record()
         return reply
 
@@ -148,7 +148,7 @@ def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Depl
     assert {client: progress.versions[client] for client in ITS_CLIENTS} == dict.fromkeys(ITS_CLIENTS, 0)
     (excluded,) = read_manifest(run)["excluded"]
     reason = excluded.pop("reason")
-    assert "the own-accuracy of client 1 must be between 0 and 1, got 7" in reason
+    assert "the personalized-accuracy of client 1 must be between 0 and 1, got 7" in reason
     assert excluded == {"node": GONE, "round": 6, "until": 10, "times": 3}
     text = (run / "server.log").read_text()
     assert f"node 1 is not asked again until round 3: {reason}" in text
@@ -159,7 +159,7 @@ def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Depl
 
 def test_a_run_in_which_most_replies_are_refused_fails(method: str, deploy: Deploy) -> None:
     """Nobody is excluded, since the cause may be what the nodes were sent; and the failures count."""
-    with pytest.raises(RunFailedError, match=r"5 of 10 client trainings failed.*own-accuracy of client"):
+    with pytest.raises(RunFailedError, match=r"5 of 10 client trainings failed.*personalized-accuracy of client"):
         deploy(method, all_lie=[2])
 
 

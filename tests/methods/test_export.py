@@ -80,17 +80,20 @@ def test_the_aggregate_has_the_recorded_accuracy(run: Path) -> None:
 
 
 def test_the_own_model_has_the_recorded_accuracy(kind: str, run: Path) -> None:
-    """`own_accuracy` of the client's last local training, where the private state tells the model."""
+    """`personalized_accuracy` of the client's last local training, where the private state tells the model."""
     if kind not in STORED:
-        with pytest.raises(RunDirectoryError, match="only a SuperNode keeps it; leave out --state own"):
-            model_of_run(run, 0, "own")
+        with pytest.raises(RunDirectoryError, match="only a SuperNode keeps it; leave out --state personalized"):
+            model_of_run(run, 0, "personalized")
         assert model_of_run(run, 0).state == "aggregate"
         return
     for client in range(NUM_CLIENTS):
         found = model_of_run(run, client)
         row = recorded(run, "client", client)
-        assert (found.state, found.round) == ("own", row["round"])
-        assert (found.accuracy, accuracy(run, client, found)) == (row["own_accuracy"], row["own_accuracy"])
+        assert (found.state, found.round) == ("personalized", row["round"])
+        assert (found.accuracy, accuracy(run, client, found)) == (
+            row["personalized_accuracy"],
+            row["personalized_accuracy"],
+        )
 
 
 def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def digits(tmp_path: Path) -> Callable[[int], Settings]:
 
 
 def losses(run: Path) -> list[float]:
-    return [row[kind] for row in read_metrics(run) for kind in ("own_loss", "aggregate_loss") if kind in row]
+    return [row[kind] for row in read_metrics(run) for kind in ("personalized_loss", "aggregate_loss") if kind in row]
 
 
 @pytest.mark.parametrize("method", METHODS)

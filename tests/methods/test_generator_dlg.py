@@ -19,8 +19,8 @@ from hyperfl_flwr.attacks.optimiser_loop import Optimisation
 from hyperfl_flwr.attacks.registry import ATTACKS
 from hyperfl_flwr.attacks.scoring import match
 from hyperfl_flwr.audit.audit import Options, audit, images_of
-from hyperfl_flwr.audit.history import Followed
-from hyperfl_flwr.audit.record_round import Target, recorded_round
+from hyperfl_flwr.audit.history import ObservationHistory
+from hyperfl_flwr.audit.record_round import AttackedRound, recorded_round
 from hyperfl_flwr.audit.report import measure, sentence
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.generator import Generator
@@ -51,10 +51,10 @@ class Draws:
         monkeypatch.setattr(PseudoData, "draw", classmethod(drawing))
 
 
-def run_and_watch(federate: Federate, **changes: Any) -> tuple[Path, Target, Followed]:
+def run_and_watch(federate: Federate, **changes: Any) -> tuple[Path, AttackedRound, ObservationHistory]:
     run = federate("priv-hfl", **WATCHED | changes)
     target, observed = recorded_round(run, {})
-    return run, target, Followed(observed.paths, run)
+    return run, target, ObservationHistory(observed.paths, run)
 
 
 def test_columns_are_zero_for_absent_labels_and_rows_span_the_noise(

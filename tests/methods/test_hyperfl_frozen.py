@@ -32,7 +32,9 @@ def test_a_run_that_sends_theta_is_hyperfl_with_a_common_frozen_embedding(federa
     assert np.linalg.norm(flat - theta) < 1e-4 * np.linalg.norm(theta)
     for ours, theirs in zip(metrics(one), metrics(other), strict=True):
         assert ours["kind"] == theirs["kind"]
-        for key in {"train_loss", "own_loss", "aggregate_loss", "hidden_squared_norm", "theta_norm"} & set(ours):
+        for key in {"train_loss", "personalized_loss", "aggregate_loss", "hidden_squared_norm", "theta_norm"} & set(
+            ours
+        ):
             assert theirs[key] == pytest.approx(ours[key], rel=1e-3)
     sizes = [json.loads((run / "summary.json").read_text())["bytes_up_per_client_round"] for run in (one, other)]
     assert sizes[0] > 8 * sizes[1]

@@ -29,13 +29,13 @@ from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
     CONFIG,
-    OWN_ARRAYS,
+    PER_CLIENT_ARRAYS,
     Report,
     Request,
     by_number,
     record_of,
 )
-from hyperfl_flwr.protocol.queries import DESCRIBE, Question
+from hyperfl_flwr.protocol.queries import DESCRIBE, QuerySpec
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_directory import read_manifest
 
@@ -63,8 +63,8 @@ class OwnArraysGrid(InProcessGrid):
         if message.metadata.message_type != "query.hello":
             request = Request.of(message.content)
             for content, kept in ((message.content, self.sent), (reply.content, self.replies)):
-                if OWN_ARRAYS in content:
-                    own = by_number(unpack_arrays(record_of(content, OWN_ARRAYS, ArrayRecord)))
+                if PER_CLIENT_ARRAYS in content:
+                    own = by_number(unpack_arrays(record_of(content, PER_CLIENT_ARRAYS, ArrayRecord)))
                     kept.append((message.metadata.message_type, request, own))
         return reply
 
@@ -222,7 +222,7 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     """Client 2 fails when the second phase begins, in round 2: it is named in that round and trained in the next."""
     describe, calls = ITPFLClient.describe, []
 
-    def broken(self: ITPFLClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    def broken(self: ITPFLClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         calls.append(self.setting.client)
         arrays, number = describe(self, received, question)
         if self.setting.client == 2 and calls.count(2) == 1:
@@ -252,7 +252,7 @@ def test_a_method_without_an_encoder_describes_nothing(make_settings: Callable[.
     content = RecordDict({ARRAYS: ArrayRecord(), CONFIG: request.to_record()})
     message = Message(content, dst_node_id=next(iter(grid.get_node_ids())), message_type=DESCRIBE)
     (reply,) = grid.pull_messages(grid.push_messages([message]))
-    assert OWN_ARRAYS not in reply.content
+    assert PER_CLIENT_ARRAYS not in reply.content
     report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
     reason = "ValueError: fedavg has no encoder"
     assert [(failure.client, failure.reason) for failure in report.failures] == [(0, reason), (3, reason)]

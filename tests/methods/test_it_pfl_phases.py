@@ -26,8 +26,8 @@ def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -
         assert [row.get(name, 0) > 0 for row in rounds] == [True] * 3 + [False] * 2
     log = (run / "server.log").read_text()
     assert "the phase fine-tuning begins with round 4 of 5" in log
-    assert "round 3/5 (embeddings): own accuracy" in log
-    assert "round 5/5 (fine-tuning): own accuracy" in log
+    assert "round 3/5 (embeddings): personalized accuracy" in log
+    assert "round 5/5 (fine-tuning): personalized accuracy" in log
     checkpoints = Checkpoints(run / "checkpoints")
     assert checkpoints.rounds() == [3, 5]  # a phase ends with a checkpoint
     stages = [checkpoints.load(number)[1] for number in (3, 5)]

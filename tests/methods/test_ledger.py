@@ -18,7 +18,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy.ledger_view import RunLedger, runs_of
 from hyperfl_flwr.methods import METHODS
-from hyperfl_flwr.node.ledger import LEDGER, Entry
+from hyperfl_flwr.node.ledger import LEDGER, LedgerEntry
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import CONFIG, HELLO, PROPERTIES, record_of
 from hyperfl_flwr.protocol.queries import PERSONALIZE
@@ -61,7 +61,7 @@ def run_in(folder: Path) -> RunLedger:
     return run
 
 
-def in_round(entries: Sequence[Entry], number: int) -> list[Entry]:
+def in_round(entries: Sequence[LedgerEntry], number: int) -> list[LedgerEntry]:
     return [entry for entry in entries if entry.round == number and entry.kind == "train"]
 
 
@@ -107,7 +107,7 @@ def test_a_client_s_numbers_are_those_of_metrics_jsonl(make_settings: MakeSettin
         (report,) = [record.values for record in entry.records if record.name == "clients"]
         assert report is not None
         assert report["client"] == [number]
-        assert report["metric/own-accuracy"] == [rows[number]["own_accuracy"]]
+        assert report["metric/own-accuracy"] == [rows[number]["personalized_accuracy"]]
 
 
 def test_it_is_its_owner_s_and_only_grows(make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def reply_of(settings: Settings, state: Path, kind: str = HELLO, **node: Scalar)
     return grid.answer(Message(RecordDict(), dst_node_id=number, message_type=kind))
 
 
-def last_out(state: Path) -> Entry:
+def last_out(state: Path) -> LedgerEntry:
     runs, _ = runs_of(state)
     return [entry for entry in runs[-1].entries if entry.direction == "out"][-1]
 
@@ -205,7 +205,7 @@ def test_a_private_group_s_array_is_stopped(
     """HyperFL's embedding is private; an answer that holds one does not leave."""
     secret = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})
     monkeypatch.setattr(
-        adapter, "introduce", lambda message, _: Message(RecordDict({"own-arrays": secret}), reply_to=message)
+        adapter, "introduce", lambda message, _: Message(RecordDict({"per-client-arrays": secret}), reply_to=message)
     )
     reply = reply_of(make_settings("hyperfl"), tmp_path)
     assert reply.error.reason == last_out(tmp_path).error == "ValueError: the reply contains arrays of private groups"

@@ -31,7 +31,7 @@ from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
-from hyperfl_flwr.protocol.messages import OWN_ARRAYS, Request, by_number, record_of
+from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, by_number, record_of
 from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS
 from hyperfl_flwr.results.report import write_report
 from hyperfl_flwr.runs.novel_results import NovelRecord, read_novel
@@ -66,8 +66,8 @@ class QueryGrid(InProcessGrid):
         reply, kind = super().answer(message), message.metadata.message_type
         if kind != "query.hello":
             self.asked.setdefault(kind, set()).update(Request.of(message.content).clients)
-        if not reply.has_error() and OWN_ARRAYS in reply.content:
-            own = by_number(unpack_arrays(record_of(reply.content, OWN_ARRAYS, ArrayRecord)))
+        if not reply.has_error() and PER_CLIENT_ARRAYS in reply.content:
+            own = by_number(unpack_arrays(record_of(reply.content, PER_CLIENT_ARRAYS, ArrayRecord)))
             self.answers.setdefault(kind, []).append({client: dict(arrays) for client, arrays in own.items()})
         return reply
 

@@ -18,7 +18,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.federated_data import ClientData, FederatedData, load_federated_data
 from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.protocol.queries import ERRORS, RATES, Question
+from hyperfl_flwr.protocol.queries import ERRORS, RATES, QuerySpec
 from hyperfl_flwr.training.a_distance import a_distance, split
 from strategies.novel.nearest import find_distances
 
@@ -132,9 +132,9 @@ def test_a_client_with_impossible_error_rates_is_never_nearest(
     """Training client 0 answers rates of 1e9, for which the A-distance would be the lowest of all."""
     honest = adapter._WORK[ERRORS]
 
-    def lying(member: BaseClient, received: SharedArrays, question: Question) -> tuple[SharedArrays, int]:
+    def lying(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         arrays, number = honest(member, received, question)
-        return ({RATES: np.full_like(arrays[RATES], 1e9)} if member.setting.client == 0 else arrays), number
+        return ({RATES: np.full_like(arrays[RATES], 1e9)} if member.context.client == 0 else arrays), number
 
     monkeypatch.setitem(adapter._WORK, ERRORS, lying)
     found = distances_in(groups[0], 1)

@@ -14,7 +14,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.protocol.arrays import pack_arrays
-from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, Question
+from hyperfl_flwr.protocol.queries import ASSESS, DESCRIBE, DESCRIPTOR, ERRORS, GRADIENTS, QuerySpec
 from hyperfl_flwr.runs.novel_results import NovelRecord, described, flat_means
 from strategies.engine.query_clients import Query, ask
 
@@ -100,7 +100,7 @@ def test_a_trained_client_describes_all_of_its_samples_or_none(make_settings: Ca
     encoder = build_encoder("mlp", SHAPE, config.section(PFedHNConfig).dimension(NUM_CLIENTS), "mean")
     arrays = pack_arrays({f"encoder/{name}": np.zeros(v.shape, np.float32) for name, v in encoder.state_dict().items()})
     expected = {0: {DESCRIPTOR: np.zeros((1, config.section(PFedHNConfig).dimension(NUM_CLIENTS)), np.float32)}}
-    for question in (Question(samples=1), Question(corruption="blur"), Question(epsilon=1.0, delta=0.1)):
+    for question in (QuerySpec(samples=1), QuerySpec(corruption="blur"), QuerySpec(epsilon=1.0, delta=0.1)):
         query = Query(kind=DESCRIBE, clients=[0], expected=expected, shared=arrays, question=question)
         found = ask(grid, setting_of(config, grid), 1, query)
         assert "describes all of its samples" in found.failures[0].reason

@@ -17,7 +17,7 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.audit.record_round import recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.data.federated_data import load_own_data
+from hyperfl_flwr.data.federated_data import load_local_data
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.launch.tensorboard import write_event_files
 from hyperfl_flwr.results.export import model_of_node, model_of_run
@@ -214,13 +214,13 @@ def own_settings(make_settings: Callable[..., Settings], folder: Path, **changes
 
 
 def test_sizes_per_client_are_upper_limits(make_settings: Callable[..., Settings], folders: list[Path]) -> None:
-    data = load_own_data(own_settings(make_settings, folders[0]).data_settings(), 1)
+    data = load_local_data(own_settings(make_settings, folders[0]).data_settings(), 1)
     assert data.partition == "own"
     assert [len(data.train_indices(client)) for client in range(3)] == [0, 32, 0]
     few = {"data.train-samples": 5, "data.test-samples": 100}
-    limited = load_own_data(own_settings(make_settings, folders[0], **few).data_settings(), 1)
+    limited = load_local_data(own_settings(make_settings, folders[0], **few).data_settings(), 1)
     assert (len(limited.train_indices(1)), len(limited.test_indices(1))) == (5, 8)
     held = {"data.validation-fraction": 0.25}
-    validated = load_own_data(own_settings(make_settings, folders[0], **held).data_settings(), 1)
+    validated = load_local_data(own_settings(make_settings, folders[0], **held).data_settings(), 1)
     assert (len(validated.train_indices(1)), len(validated.test_indices(1))) == (24, 8)
     assert not set(validated.train_indices(1)) & set(validated.test_indices(1))

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.audit.audit import Options, audit, make_target
-from hyperfl_flwr.audit.record_round import Target, record_round
+from hyperfl_flwr.audit.record_round import AttackedRound, record_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models import initialisation as initialisation_module
-from hyperfl_flwr.models.custom.network import OwnTarget
+from hyperfl_flwr.models.custom.network import CustomTarget
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.models.targets import build_target
@@ -31,9 +31,9 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 SHAPE = (1, 8, 8)
 
 
-def own(name: str = "build") -> OwnTarget:
+def own(name: str = "build") -> CustomTarget:
     target = build_target(f"own_networks:{name}", SHAPE, 10)
-    assert isinstance(target, OwnTarget)
+    assert isinstance(target, CustomTarget)
     return target
 
 
@@ -228,7 +228,7 @@ def test_a_node_without_the_network_says_so(federate: Federate) -> None:
         federate("fedavg", target="nowhere_at_all:build")
 
 
-def attacked(method: str, name: str) -> Target:
+def attacked(method: str, name: str) -> AttackedRound:
     local = {"method": method, "batch-size": 2, "learning-rate": 0.05, "num-rounds": 1}
     return make_target(small_settings(target=f"own_networks:{name}", **local), Options(num_images=2))
 

@@ -17,7 +17,7 @@ from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
-from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, OWN_ARRAYS, PROPERTIES, Report, record_of
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, PER_CLIENT_ARRAYS, PROPERTIES, Report, record_of
 from hyperfl_flwr.protocol.queries import DESCRIBE, PERSONALIZE, PROBLEM, RECIPE
 from hyperfl_flwr.server.federation import greet, handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -65,11 +65,11 @@ def reply_to(grid: InProcessGrid, message: Message) -> RecordDict:
 
 
 def described(content: RecordDict) -> bytes:
-    return unpack_arrays(record_of(content, OWN_ARRAYS, ArrayRecord))["0/embedding/weight"].tobytes()
+    return unpack_arrays(record_of(content, PER_CLIENT_ARRAYS, ArrayRecord))["0/embedding/weight"].tobytes()
 
 
 def failure(content: RecordDict) -> str:
-    assert OWN_ARRAYS not in content
+    assert PER_CLIENT_ARRAYS not in content
     return Report.from_record(record_of(content, CLIENTS, ConfigRecord)).failures[0].reason
 
 

@@ -30,14 +30,14 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import build_structure
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.attacks.ig import _simulation
-from hyperfl_flwr.audit.history import Followed, require_history
-from hyperfl_flwr.audit.record_round import Target, recorded_round
+from hyperfl_flwr.audit.history import ObservationHistory, require_history
+from hyperfl_flwr.audit.record_round import AttackedRound, recorded_round
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.arrays import unpack_arrays
-from hyperfl_flwr.protocol.messages import OWN_ARRAYS, Request, by_number, record_of
+from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, by_number, record_of
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from hyperfl_flwr.training.dual_averaging import DualRule
@@ -63,7 +63,7 @@ class ForcesGrid(InProcessGrid):
         messages = list(messages)
         for message in messages:
             if message.metadata.message_type == MessageType.TRAIN:
-                own = by_number(unpack_arrays(record_of(message.content, OWN_ARRAYS, ArrayRecord)))
+                own = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
                 for client, arrays in own.items():
                     force = arrays["force/theta"].astype(np.float64)
                     self.forces[Request.of(message.content).round, client] = force
@@ -147,10 +147,10 @@ def test_within_the_chain_a_client_sees_a_combination(federate: Federate, monkey
     assert np.abs(left - right).max() > 1e-3
 
 
-def followed(run: Path) -> tuple[Target, Followed]:
+def followed(run: Path) -> tuple[AttackedRound, ObservationHistory]:
     target, observed = recorded_round(run, {})
     require_history(target)
-    return target, Followed(observed.paths, run)
+    return target, ObservationHistory(observed.paths, run)
 
 
 def flat(tensors: Mapping[str, Tensor]) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyperfl_flwr.attacks.descriptor_labels import BATCH, expected_shares, own_fit, swapped_fit
+from hyperfl_flwr.attacks.descriptor_labels import BATCH, expected_shares, paired_fit, swapped_fit
 from hyperfl_flwr.metrics.distributions import rank_correlation, total_variation
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
@@ -27,7 +27,7 @@ def test_a_model_that_expects_its_classes_gives_them_away() -> None:
     parameters["classifier.bias"] = np.log(np.maximum(TRUTH, math.exp(-40))).astype(np.float32)
     found = expected_shares(target, parameters, torch.randn(7, 1, 4, 4))
     np.testing.assert_allclose(found, TRUTH, rtol=0, atol=1e-7)
-    fit = own_fit([found], [TRUTH])
+    fit = paired_fit([found], [TRUTH])
     assert fit.total_variation[0] < 1e-6
     assert fit.rank_correlation == pytest.approx((1.0,))
 
@@ -50,12 +50,12 @@ def test_the_control_takes_the_others_estimates() -> None:
     Spearman's of (1, 0, 0) and (0, 1, 0): ranks (3, 1.5, 1.5) and (1.5, 3, 1.5), covariance -0.75/3, variances 1.5/3.
     """
     exact = list(np.eye(3))
-    own, swapped = own_fit(exact, exact), swapped_fit(exact, exact)
+    own, swapped = paired_fit(exact, exact), swapped_fit(exact, exact)
     assert (own.total_variation, own.rank_correlation) == ((0.0,) * 3, pytest.approx((1.0,) * 3))
     assert swapped.total_variation == (1.0,) * 3
     assert swapped.rank_correlation == pytest.approx((-0.5,) * 3)
     wrong_one = [exact[0], exact[0], exact[2]]
-    assert own_fit(wrong_one, exact).total_variation == (0.0, 1.0, 0.0)
+    assert paired_fit(wrong_one, exact).total_variation == (0.0, 1.0, 0.0)
     assert swapped_fit(wrong_one, exact).total_variation == (0.5, 1.0, 1.0)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
@@ -85,7 +85,7 @@ def fit(method, device, tmp_path):
     arrays = unpack_arrays(strategy.initial_arrays())
     state = PrivateState(tmp_path / device, "", 0)
     where = resolve_device(device)
-    client = client_of(method)(ClientSetting(config=config, client=0, data=data.to(where), device=where, state=state))
+    client = client_of(method)(ClientContext(config=config, client=0, data=data.to(where), device=where, state=state))
     keys = client.keys()
     shared, _, numbers = client.fit([arrays[key] for key in keys], {"round": 1, "version": 0, "kept-version": 0})
     return dict(zip(keys, shared, strict=True)), numbers, state.load(1) if client.private else {}
@@ -100,7 +100,7 @@ def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
         assert set(cpu) == set(cuda)
         for key, value in cpu.items():
             np.testing.assert_allclose(cuda[key], value, rtol=0, atol=1e-3, err_msg=key)
-    for name in ("train-loss", "own-loss", "aggregate-loss"):
+    for name in ("train-loss", "personalized-loss", "aggregate-loss"):
         assert on_cuda[1][name] == pytest.approx(on_cpu[1][name], rel=1e-3)
 
 

@@ -6,7 +6,7 @@ import torch
 from dense import Dense
 
 from experiments.dual.cost import computed_cost
-from experiments.dual.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
+from experiments.dual.toy_problems import DIM, NUM_CLIENTS, LeastSquares, Logistic, ToyFederation, distance, incidence
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
@@ -28,7 +28,7 @@ STEPS = {"mean": 0.4, "chain": 0.1}
 """Dual steps of the same kappa l_max beta = 0.8."""
 
 
-class Disturbed(Federation):
+class Disturbed(ToyFederation):
     """A federation whose multipliers can be seen; `fault` leaves out one of the rules for absent clients."""
 
     def __init__(self, *args, fault="", **settings):
@@ -67,7 +67,7 @@ class Disturbed(Federation):
 def test_the_compact_forms_are_the_printed_algorithm(problem, order, realisation, projection, sigma):
     """60 rounds of 3 local steps, some clients absent in every third: the dense algorithm is the expected value."""
     rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], sigma=sigma, projection=projection)
-    ours = Federation(problem, rule, rate=0.03, steps=3)
+    ours = ToyFederation(problem, rule, rate=0.03, steps=3)
     printed = Dense(problem, rule, incidence(realisation), rate=0.03, steps=3)
     rng = np.random.default_rng(1)
     for number in range(60):
@@ -82,7 +82,7 @@ def test_the_compact_forms_are_the_printed_algorithm(problem, order, realisation
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 def test_without_sigma_all_clients_reach_the_common_optimum(problem, realisation, projection):
     """The optimum is from a linear system or Newton's method; alternating order."""
-    federation = Federation(
+    federation = ToyFederation(
         problem, DualRule(realisation=realisation, order="alternating", step=STEPS[realisation], projection=projection)
     )
     for _ in range(1500):
@@ -102,7 +102,7 @@ def test_with_sigma_clients_end_where_the_fixed_point_is(realisation, projection
     problem = LeastSquares.random()
     step = STEPS[realisation] if steps == 1 else default_step(realisation, 0.1, steps)
     rule = DualRule(realisation=realisation, order="alternating", step=step, sigma=0.03 / step, projection=projection)
-    federation = Federation(problem, rule, steps=steps)
+    federation = ToyFederation(problem, rule, steps=steps)
     for _ in range(2500 if projection else 1500):
         federation.round()
     wanted = problem.biased(incidence(realisation), kappa / (rule.sigma * rule.step))
@@ -118,7 +118,7 @@ def test_the_published_order_diverges_where_the_alternating_one_converges(realis
         rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], projection=projection)
         wanted = 0.0 if order == "alternating" else 0.8
         assert smallest_stable_curvature(rule, 0.1, 1) == pytest.approx(wanted, rel=0.1)
-        federation = Federation(problem, rule, steps=1)
+        federation = ToyFederation(problem, rule, steps=1)
         for _ in range(800):
             federation.round()
         errors[order] = distance(federation.theta, problem.optimum())
@@ -126,7 +126,7 @@ def test_the_published_order_diverges_where_the_alternating_one_converges(realis
     assert errors["published"] > 10
     small = DualRule(realisation=realisation, order="published", step=STEPS[realisation] / 10, projection=projection)
     assert is_stable(small, 0.1, 1, curvature=0.14)
-    federation = Federation(problem, small, steps=1)
+    federation = ToyFederation(problem, small, steps=1)
     for _ in range(3000):
         federation.round()
     assert distance(federation.theta, problem.optimum()) < 0.02

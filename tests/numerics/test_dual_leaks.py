@@ -5,7 +5,7 @@ import pytest
 from dense import Dense
 from test_dual import STEPS
 
-from experiments.dual.toy_problems import DIM, NUM_CLIENTS, Federation, LeastSquares, Logistic, distance, incidence
+from experiments.dual.toy_problems import DIM, NUM_CLIENTS, LeastSquares, Logistic, ToyFederation, distance, incidence
 from hyperfl_flwr.privacy.secret_rotation import Mixing
 from hyperfl_flwr.training.dual_averaging import ChainServer, DualRule
 
@@ -101,7 +101,7 @@ def test_a_rotation_changes_no_model(order, realisation, projection):
     """60 rounds with sigma: equal to rounding. With the projection, which acts on single numbers, another path."""
     problem = LeastSquares.random()
     rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], sigma=0.3, projection=projection)
-    plain, mixed = (Federation(problem, rule, rate=0.03, steps=3) for _ in range(2))
+    plain, mixed = (ToyFederation(problem, rule, rate=0.03, steps=3) for _ in range(2))
     behind = Behind if realisation == "mean" else BehindChain
     mixed.server = behind(mixed.server, Mixing(b"a key of sixteen", DIM))
     for _ in range(60):
@@ -115,7 +115,7 @@ def test_a_rotation_changes_no_model(order, realisation, projection):
 
 def test_a_rotated_chain_with_projection_has_the_same_optimum():
     problem = LeastSquares.random()
-    mixed = Federation(problem, chain_rule(projection=True))
+    mixed = ToyFederation(problem, chain_rule(projection=True))
     mixed.server = BehindChain(mixed.server, Mixing(b"a key of sixteen", DIM))
     for _ in range(400):
         mixed.round()

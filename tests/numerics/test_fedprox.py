@@ -8,7 +8,7 @@ import torch
 from federations import exact, last_checkpoint, metrics, small_settings, trained
 from plain import random_samples
 
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from clients.fedavg import FedAvgClient
 from clients.fedprox import FedProxClient
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
@@ -119,7 +119,7 @@ def client(kind, folder, changes, target="cnn"):
         default_settings() | {"device": "cpu", "learning-rate": 0.1, "target": target} | changes
     )
     member = kind(
-        ClientSetting(
+        ClientContext(
             config=config,
             client=0,
             data=data,
@@ -147,7 +147,7 @@ def test_a_round_is_sgd_on_the_loss_with_the_proximal_term(target, tmp_path):
     mu, changes = 2.0, {"batch-size": 30, "local-epochs": 6, "momentum": 0.5, "weight-decay": 0.02}
     found = fitted(FedProxClient, tmp_path, changes | {"fedprox.mu": mu}, target)
     member, values = client(FedAvgClient, tmp_path, changes, target)
-    model, data = member.model, member.setting.data
+    model, data = member.model, member.context.data
     model.load_state_dict({name: value.clone() for name, value in values.items()}, assign=True)
     model.train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.02)

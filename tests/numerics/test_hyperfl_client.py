@@ -4,7 +4,7 @@ import pytest
 import torch
 from plain import HyperFLRound, digits_cnn, random_samples
 
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from clients.hyperfl import HyperFLClient
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
@@ -26,14 +26,14 @@ def client(number, tmp_path, changes):
     )
     state = PrivateState(tmp_path, "experiment", number)
     return HyperFLClient(
-        ClientSetting(config=config, client=number, data=data, device=torch.device("cpu"), state=state)
+        ClientContext(config=config, client=number, data=data, device=torch.device("cpu"), state=state)
     )
 
 
-@pytest.mark.parametrize(("embedding", "common"), [("trained", True), ("common-frozen", True), ("own", False)])
+@pytest.mark.parametrize(("embedding", "common"), [("trained", True), ("common-frozen", True), ("per-client", False)])
 @pytest.mark.parametrize("initialisation", ["hyperfan-bias", "torch"])
 def test_which_clients_start_from_the_same_embedding(embedding, common, initialisation, tmp_path):
-    """All (the paper) unless `own`; with hyperfan on the unit sphere; the classifier is common in any case."""
+    """All (the paper) unless `per-client`; with hyperfan on the unit sphere; the classifier is common in any case."""
     changes = {"hyperfl.embedding": embedding, "hyperfl.initialisation": initialisation}
     starts = [client(number, tmp_path, changes).initial_private() for number in (0, 1, 7)]
     vectors = [start["embedding"]["v"] for start in starts]
@@ -75,7 +75,7 @@ def test_the_client_trains_with_the_rates_of_its_settings(tmp_path):
         start = {name: value.clone() for name, value in start.items()}
         arrays, _, _ = member.fit([start[key].numpy() for key in keys], {"round": 1, "version": 0, "kept-version": 0})
         got = {key: torch.from_numpy(array) for key, array in zip(keys, arrays, strict=True)}
-        stored = member.setting.state.load(1)
+        stored = member.context.state.load(1)
         got |= {"v": torch.from_numpy(stored["embedding/v"])}
         got |= {f"classifier.{name}": torch.from_numpy(stored[f"classifier/{name}"]) for name in ("weight", "bias")}
         round_ = HyperFLRound(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from plain import CLASSIFIER, Sgd, cross_entropy, digits_cnn, leaves, random_samples
 
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from clients.pfedhn import PFedHNClient, PFedHNPCClient
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.rng import torch_generator
@@ -36,7 +36,7 @@ def fit(client_class, tmp_path, **changes):
     }
     config = RunConfig.from_flat(default_settings() | base | changes)
     state = PrivateState(tmp_path, "experiment", 0)
-    client = client_class(ClientSetting(config=config, client=0, data=data, device=torch.device("cpu"), state=state))
+    client = client_class(ClientContext(config=config, client=0, data=data, device=torch.device("cpu"), state=state))
     values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(5, "model"))
     received = {
         key: values[key.partition("/")[2] if key.startswith("model/") else f"extractor.{key.partition('/')[2]}"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from plain import Sgd, cross_entropy, digits_cnn, leaves, random_samples
 
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.rng import torch_generator
@@ -31,7 +31,7 @@ class OneClient:
             "priv-hfl.dual-step": BETA, "priv-hfl.local-steps": STEPS, "priv-hfl.realisation": realisation,
             "priv-hfl.clip-norm": 0.0,
         } | dict(more)  # fmt: skip
-        self.setting = ClientSetting(
+        self.context = ClientContext(
             config=RunConfig.from_flat(default_settings() | changes), client=0, device=torch.device("cpu"),
             data=ClientData(
                 train_images=images, train_labels=labels, test_images=images, test_labels=labels,
@@ -43,12 +43,12 @@ class OneClient:
 
     def fit(self, received, number, version):
         """Return the reply and the stored model of one round."""
-        client = PrivHFLClient(self.setting)
+        client = PrivHFLClient(self.context)
         self.samples.seen.clear()
         config = {"round": number, "version": version, "kept-version": version}
         (reply,), num_examples, _ = client.fit([received.numpy().copy()], config)
         assert (num_examples, len(self.samples.seen)) == (13, STEPS)
-        stored = self.setting.state.load(number)
+        stored = self.context.state.load(number)
         return torch.from_numpy(reply), {name: torch.from_numpy(stored[f"model/{name}"]) for name in self.values}
 
     def reference(self, values, force):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from plain import Samples, Sgd, cross_entropy, digits_cnn, leaves, random_samples
 
-from clients.engine.context import ClientSetting
+from clients.engine.context import ClientContext
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.app import client as client_app
 from hyperfl_flwr.app import server as server_app
@@ -35,7 +35,7 @@ def fedavg_loss(values, images, labels):
 def fit_fedavg(data, rate, tmp_path, changes):
     """Return (initial values, values after one round of FedAvg's client, its reported numbers)."""
     config = RunConfig.from_flat(settings({"learning-rate": rate} | changes))
-    setting = ClientSetting(
+    context = ClientContext(
         config=config,
         client=0,
         data=data,
@@ -43,7 +43,7 @@ def fit_fedavg(data, rate, tmp_path, changes):
         state=PrivateState(tmp_path, "experiment", 0),
     )
     values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(0, "model"))
-    client = FedAvgClient(setting)
+    client = FedAvgClient(context)
     names = [key.removeprefix("model/") for key in list(client.keys())]
     arrays, num_examples, metrics = client.fit(
         [values[name].numpy().copy() for name in names], {"round": 1, "version": 0, "kept-version": 0}

@@ -59,7 +59,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
         for printed, summary in zip(row, summaries, strict=True):
             assert float(printed) == pytest.approx(factor * summary[key], abs=tolerance), key
     assert "| HyperFL |" in done.stdout
-    assert (runs / "studies" / "table-1-quick" / "figure-own-accuracy.png").is_file()
+    assert (runs / "studies" / "table-1-quick" / "figure-personalized-accuracy.png").is_file()
     assert "head-gradient recovered the private images" in done.stdout
     assert str(runs / "audit" / "audit.html") in done.stdout.splitlines()
     lines = [json.loads(line) for line in (runs / "fedprox" / "metrics.jsonl").read_text().splitlines()]

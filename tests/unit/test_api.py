@@ -113,7 +113,7 @@ def test_runs_follow_one_another_and_an_interrupted_one_is_resumed(tmp_path: Pat
     ]
     assert len(json.loads((tmp_path / "first" / "manifest.json").read_text())["resumed"]) == 1
     told = done.stderr.splitlines()  # of the second run alone
-    assert sum(line.startswith("round 8/8: own accuracy") for line in told) == 1
+    assert sum(line.startswith("round 8/8: personalized accuracy") for line in told) == 1
     assert not [line for line in told if "1/1" in line]
 
 
@@ -150,7 +150,7 @@ def test_a_clients_model_and_its_predictions(finished: Path, tmp_path: Path) -> 
     run = hyperfl.Run(finished)
     own = run.export(3, tmp_path / "mine" / "model.safetensors")
     aggregate = run.export(3, state="aggregate")
-    assert (own.state, aggregate.state) == ("own", "aggregate")
+    assert (own.state, aggregate.state) == ("personalized", "aggregate")
     written = load_file(tmp_path / "mine" / "model.safetensors")
     assert {name: values.tolist() for name, values in written.items()} == {
         name: values.tolist() for name, values in own.tensors.items()
@@ -226,7 +226,7 @@ def test_the_pages_example(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "use_model.py").is_file()
     assert any(line.startswith("3 of 3 rounds, mean accuracy 0.") for line in lines)
     assert lines[-1].endswith("did you mean hyperfl?")
-    assert "round 2/2: own accuracy" in done.stderr
+    assert "round 2/2: personalized accuracy" in done.stderr
     assert hyperfl.Run(folder).summary["rounds"] == 3
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hyperfl_flwr.audit.audit import chosen_attacks
-from hyperfl_flwr.audit.record_round import Target
+from hyperfl_flwr.audit.record_round import AttackedRound
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
 
@@ -43,7 +43,7 @@ def applicable(method: str, *, server_round: int = FIRST_ROUND, summed: bool = F
     settings = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     config = RunConfig.from_flat(default_settings() | {"method": method} | settings)
     by_neighbours = config.flat()["priv-hfl.realisation"] == "chain"
-    target = Target(
+    target = AttackedRound(
         config=config, clients=[0], recorded_round=server_round, summed=summed, by_neighbours=by_neighbours
     )  # fmt: skip
     with contextlib.suppress(ConfigError):  # none applies

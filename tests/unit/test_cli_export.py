@@ -39,7 +39,7 @@ def test_what_is_printed_and_written(run: Path, call: Call) -> None:
     (row,) = [row for row in read_metrics(run) if (row["kind"], row["round"], row.get("client")) == ("client", 2, 3)]
     assert lines[0] == (
         f"client 3's model of hyperfl, after its local training in round 2; its test accuracy was "
-        f"{100 * row['own_accuracy']:.2f} %"
+        f"{100 * row['personalized_accuracy']:.2f} %"
     )
     names = ("model.safetensors", "model.json", "use_model.py")
     assert lines[1:] == [str(Path.cwd() / "mine" / name) for name in names]
@@ -58,20 +58,22 @@ def test_an_owner_predicts_with_what_the_node_keeps(federate: Federate, tmp_path
     np.savez(tmp_path / "test.npz", images=test.images[chosen], labels=test.labels[chosen])
     code, out, err = call("predict", states, "--client", "3", "--data", tmp_path / "test.npz")
     assert code == 0, err
-    last = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 3][-1]["own_accuracy"]
+    last = [row for row in read_metrics(run) if row["kind"] == "client" and row["client"] == 3][-1][
+        "personalized_accuracy"
+    ]
     assert f"{100 * last:.2f} %" in out
     assert len(Path("predictions.csv").read_text().splitlines()) == 1 + len(chosen)
 
 
 @pytest.mark.parametrize("method", ["hyperfl", "fedrep", "pfedhn"])
 def test_a_node_keeps_its_clients_models(method: str, federate: Federate, tmp_path: Path, call: Call) -> None:
-    """Each has the recorded `own_accuracy`, also where no private state tells it; only the owner can read them."""
+    """Each has the recorded accuracy, also where no private state has it; only the owner can read them."""
     states = tmp_path / "states"
     run = federate(method, grid=owned(**{"state-dir": str(states)}))
     assert "label_counts" not in read_manifest(run)
     config = RunConfig.from_flat(settings_of(run))
     data = load_federated_data(config.data_settings())
-    last = {row["client"]: row["own_accuracy"] for row in read_metrics(run) if row["kind"] == "client"}
+    last = {row["client"]: row["personalized_accuracy"] for row in read_metrics(run) if row["kind"] == "client"}
     for client in range(NUM_CLIENTS):
         path = states / read_manifest(run)["experiment"] / f"client-{client:05d}" / "model.npz"
         assert path.stat().st_mode & 0o777 == 0o600
@@ -148,7 +150,7 @@ def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: 
 BAD = {
     "no client": ((), "has no model that is the same for all clients; name one with --client, 0 to 4"),
     "unknown client": (("--client", "5"), "--client must be 0 to 4 for"),
-    "unknown state": (("--client", "1", "--state", "best"), "--state must be own or aggregate, got 'best'"),
+    "unknown state": (("--client", "1", "--state", "best"), "--state must be personalized or aggregate, got 'best'"),
 }
 
 
@@ -183,7 +185,7 @@ def test_a_nodes_folder_has_own_models_only(call: Call, tmp_path: Path) -> None:
     code, _, err = call("export", states, "-o", "a.safetensors")
     assert (code, "--client is required with a node's state-dir" in err) == (2, True)
     code, _, err = call("export", states, "--client", "1", "--state", "aggregate", "-o", "a.safetensors")
-    assert (code, "--state must be own on a node" in err) == (2, True)
+    assert (code, "--state must be personalized on a node" in err) == (2, True)
     (folder := states / "e" / "client-00001").mkdir(parents=True)
     (folder / "model.npz").write_bytes(b"torn")
     code, _, err = call("export", states, "--client", "1", "-o", "a.safetensors")

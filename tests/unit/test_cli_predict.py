@@ -62,7 +62,10 @@ def test_a_file_with_labels(run: Path, model: Path, samples: tuple[np.ndarray, n
     assert (code, err) == (0, "")
     (row,) = [row for row in read_metrics(run) if (row["kind"], row["round"], row.get("client")) == ("client", 2, 3)]
     path = Path("out/predictions.csv").absolute()
-    assert out.splitlines() == [f"accuracy {100 * row['own_accuracy']:.2f} % of {len(labels)} samples", str(path)]
+    assert out.splitlines() == [
+        f"accuracy {100 * row['personalized_accuracy']:.2f} % of {len(labels)} samples",
+        str(path),
+    ]
     assert path.stat().st_mode & 0o777 == 0o600
     script = runpy.run_path(str(model / "use_model.py"))
     classes, confidences = script["predict"](script["load_model"](), torch.tensor(pixels / 255).float())

@@ -9,7 +9,7 @@ INFO :      Starting the app
 INFO :      waiting for nodes: 0 of 2 present, 1 missing
 INFO :      node 1 runs torch 1.0 (here 2.0): results may differ
 INFO :      node 0 takes part: clients 0
-INFO :      round 1/2: own accuracy 0.5000, 2 of 2 clients, 8.0 s, nodes 0 1
+INFO :      round 1/2: personalized accuracy 0.5000, 2 of 2 clients, 8.0 s, nodes 0 1
 INFO :      node 1 is away (clients 1)
 INFO :      warning: client 3 has few samples
 INFO :      round 2: client 1 is left out: StateError, see the node's log
@@ -27,9 +27,9 @@ TOLD = ["waiting for", "node 1 runs", "node 0 takes part", "round 1/2", "node 1 
     ],
 )
 def test_an_operator_sees_a_line_for_each_thing(
-    ways: dict[str, bool], expected: list[str], capsys: pytest.CaptureFixture[str]
+    novel_modes: dict[str, bool], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ShownProgress("hyperfl", **ways) as observer:
+    with ShownProgress("hyperfl", **novel_modes) as observer:
         observer.on_log(LOG)
     shown = [line for line in capsys.readouterr().err.splitlines() if line.strip() and "starting" not in line]
     assert [text for line, text in zip(shown, expected, strict=True) if text not in line] == []

@@ -145,12 +145,16 @@ def test_per_client_groups_are_not_summed() -> None:
     """Clients 1 and 2 get c/x of their own, 5 and 7, and return it + 1 and + 2; a and b are summed as ever."""
     given = received()
     del given["c/x"]
-    own = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
+    per_client = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
     reductions = REDUCTIONS | {"c": Reduction.PER_CLIENT}
     result = train_cohort(
-        OneByOne(Member), request_for(1, 2, 9), Received(shared=given, own=own), reductions, send_details=True
+        OneByOne(Member),
+        request_for(1, 2, 9),
+        Received(shared=given, per_client=per_client),
+        reductions,
+        send_details=True,
     )
-    assert {client: arrays["c/x"].tolist() for client, arrays in result.own.items()} == {1: [6.0], 2: [9.0]}
+    assert {client: arrays["c/x"].tolist() for client, arrays in result.per_client.items()} == {1: [6.0], 2: [9.0]}
     assert sorted(result.arrays) == ["a/x", "b/x"]
     np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
     assert [failure.client for failure in result.failures] == [9]

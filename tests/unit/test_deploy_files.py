@@ -15,7 +15,7 @@ from jinja2 import UndefinedError
 from hyperfl_flwr.core.errors import ConfigError, StateError
 from hyperfl_flwr.deploy.keys import read_certificate, read_node_key
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.node_settings import Place
+from hyperfl_flwr.deploy.node_settings import NodeAddress
 from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.deploy.render import jinja_environment, render
 
@@ -214,7 +214,7 @@ def test_only_a_server_for_others_listens_to_others(deployment: Deployment, tmp_
     for number, host in enumerate(("localhost", "127.0.0.1")):
         local = make(tmp_path / str(number), host=host, nodes=1)
         assert '--host "${HYPERFL_BIND:-127.0.0.1}" --port 8123' in (local.server / "start.sh").read_text()
-        assert Place.read(local.node(0)) == Place(number=0, nodes=1, host=host, port=8123)
+        assert NodeAddress.read(local.node(0)) == NodeAddress(number=0, nodes=1, host=host, port=8123)
 
 
 def test_flowers_commands_find_the_superlink(deployment: Deployment) -> None:

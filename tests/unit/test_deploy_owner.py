@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.deploy.node_settings import Place, as_toml, node_arguments, read_node_config, read_settings
+from hyperfl_flwr.deploy.node_settings import NodeAddress, as_toml, node_arguments, read_node_config, read_settings
 from hyperfl_flwr.deploy.render import render
 
 
 def node_folder(folder: Path, text: str = "") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "node.toml").write_text(text)
-    (folder / "place.toml").write_bytes(Place(number=1, nodes=3, host="fl.example.org", port=8000).text())
+    (folder / "place.toml").write_bytes(NodeAddress(number=1, nodes=3, host="fl.example.org", port=8000).text())
     return folder
 
 
@@ -146,4 +146,4 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read_settings(folder)
     (folder / "place.toml").write_text("number = 1\n")
     with pytest.raises(ConfigError, match=r"place\.toml, 3 settings are wrong:\n  - nodes is missing"):
-        Place.read(folder)
+        NodeAddress.read(folder)

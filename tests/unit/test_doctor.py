@@ -78,7 +78,7 @@ def test_wrong_and_missing_packages_are_named_with_the_command() -> None:
 def test_foreign_packages_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numpy lies elsewhere."""
     monkeypatch.setattr(doctor, "ALL", ("numpy",))
-    finding = the_only(doctor.own_packages())
+    finding = the_only(doctor.project_packages())
     assert finding.level is Level.ERROR
     assert finding.remedy == "rename or uninstall the other package, or start from another folder"
 

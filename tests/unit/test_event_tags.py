@@ -13,7 +13,7 @@ def test_without_the_package_the_command_to_install_it_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("own_accuracy", "accuracy/own"), ("bytes_on_wire", "bytes/on_wire"), ("seconds", "seconds/all"),
+    [("personalized_accuracy", "accuracy/personalized"), ("bytes_on_wire", "bytes/on_wire"), ("seconds", "seconds/all"),
      ("theta_norm", "other/theta_norm"), ("client_seconds", "seconds/client")],
 )  # fmt: skip
 def test_metrics_are_sorted_by_what_they_measure(name: str, place: str) -> None:

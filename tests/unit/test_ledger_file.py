@@ -13,25 +13,25 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from hyperfl_flwr.core.errors import StateError
-from hyperfl_flwr.node.ledger import LEDGER, Entry, Ledger, LedgerError, Origin, read_ledger
+from hyperfl_flwr.node.ledger import LEDGER, Ledger, LedgerEntry, LedgerError, Origin, read_ledger
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.sizes import content_bytes
 
 
-def entry(number: int = 0, error: str = "") -> Entry:
-    return Entry(
+def entry(number: int = 0, error: str = "") -> LedgerEntry:
+    return LedgerEntry(
         time="2026-01-01T00:00:00.000+00:00", direction="out", kind="train", flower_run=1, node=0, method="local",
         experiment="00", round=number, error=error,
     )  # fmt: skip
 
 
-def written(content: RecordDict) -> Entry:
+def written(content: RecordDict) -> LedgerEntry:
     """Return the entry of a content, as it comes back from a file's line."""
     origin = Origin(kind="train", flower_run=1, node=0, method="local", request=RecordDict())
     return origin.entry("out", content)
 
 
-def reread(content: RecordDict, folder: Path) -> Entry:
+def reread(content: RecordDict, folder: Path) -> LedgerEntry:
     Ledger(folder).append(written(content))
     (found,), damaged = read_ledger(folder)
     assert damaged == []

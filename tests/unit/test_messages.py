@@ -17,7 +17,7 @@ from hyperfl_flwr.protocol.messages import (
     Request,
     by_number,
     group_of,
-    own_key,
+    per_client_key,
     record_of,
     weights_record,
 )
@@ -58,8 +58,8 @@ def test_a_report_survives_the_wire() -> None:
     """A metric that only one client has is missing for the other, not NaN."""
     report = Report(
         results=[
-            ClientResult(client=1, num_examples=7, metrics={"own-accuracy": 0.5}),
-            ClientResult(client=4, num_examples=9, metrics={"own-accuracy": 0.25, "train-loss": 2.0}),
+            ClientResult(client=1, num_examples=7, metrics={"personalized-accuracy": 0.5}),
+            ClientResult(client=4, num_examples=9, metrics={"personalized-accuracy": 0.25, "train-loss": 2.0}),
         ],
         failures=[Failure(client=6, reason="ValueError: no", details="Traceback\n ...")],
         process="host:1",
@@ -124,7 +124,7 @@ def test_weights_and_divisors(reduction: Reduction, weights: list[float], diviso
 
 def test_keys_of_own_arrays() -> None:
     """CLIENT/GROUP/NAME there and back; what does not begin with a client is refused."""
-    arrays = {own_key(client, "c/x"): np.array([client]) for client in (3, 10)}
+    arrays = {per_client_key(client, "c/x"): np.array([client]) for client in (3, 10)}
     assert {client: list(each) for client, each in by_number(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
     with pytest.raises(ValueError, match="must have keys NUMBER/GROUP/NAME, got 'c/x'"):
         by_number({"c/x": np.zeros(1)})

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.models.custom.checks import check_own
+from hyperfl_flwr.models.custom.checks import check_custom
 
 SHAPE = (1, 8, 8)
 
@@ -43,19 +43,19 @@ def test_a_good_one_is_let_through(name: str) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    check_own(f"own_networks:{name}", SHAPE, 10)
+    check_custom(f"own_networks:{name}", SHAPE, 10)
     assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_one_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=WRONG[name]) as caught:
-        check_own(f"own_networks:{name}", SHAPE, 10)
+        check_custom(f"own_networks:{name}", SHAPE, 10)
     assert str(caught.value).startswith(f"target = own_networks:{name}: ")
 
 
 def test_a_module_that_is_nowhere_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no module nowhere_at_all is in the working directory"):
-        check_own("nowhere_at_all.nets:build", SHAPE, 10)
+        check_custom("nowhere_at_all.nets:build", SHAPE, 10)
     with pytest.raises(ConfigError, match=r"no module own_networks.part is"):
-        check_own("own_networks.part:build", SHAPE, 10)
+        check_custom("own_networks.part:build", SHAPE, 10)

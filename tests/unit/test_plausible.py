@@ -18,7 +18,7 @@ SENT = {"net/a": np.full(3, 1.0, np.float32), "net/b": np.full(1, 1.0, np.float3
 
 def reply(change: float, *, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, **metrics: float) -> TrainingReply:
     """Return the reply of two clients with 10 and 30 samples, the mean of which is a change of `net/b` away."""
-    numbers = {"own-accuracy": 0.5} | {name.replace("_", "-"): value for name, value in metrics.items()}
+    numbers = {"personalized-accuracy": 0.5} | {name.replace("_", "-"): value for name, value in metrics.items()}
     results = [ClientResult(client=client, num_examples=10 + 20 * client, metrics=numbers) for client in (0, 1)]
     weight = np.float64(40.0 if reduction is Reduction.MEAN_BY_EXAMPLES else 2.0)
     mean = {**SENT, "net/b": SENT["net/b"] + np.float32(change)}
@@ -50,12 +50,12 @@ def test_a_ratio_of_zero_allows_any_update() -> None:
 def test_what_was_sent_may_be_zero() -> None:
     """The measure is then 0.05 for each of 4 numbers: 0.05 * 2 = 0.1 long, so that 0.19 passes and 0.21 does not."""
     sent = {"net/a": np.zeros(4, np.float32)}
-    bounds = bounds_of({"net": Reduction.MEAN}, shared=sent, own={0: {"own/a": sent["net/a"]}})
-    results = [ClientResult(client=0, num_examples=1, metrics={"own-accuracy": 0.0})]
+    bounds = bounds_of({"net": Reduction.MEAN}, shared=sent, per_client={0: {"own/a": sent["net/a"]}})
+    results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
     for length, fits in ((0.19, True), (0.21, False)):
         arrays = {"net/a": np.array([length, 0, 0, 0], np.float32)}
-        for shared, own in ((arrays, {}), ({}, {0: {"own/a": arrays["net/a"]}})):
-            one = TrainingReply(report=Report(results=results), arrays=shared, own=own)
+        for shared, per_client in ((arrays, {}), ({}, {0: {"own/a": arrays["net/a"]}})):
+            one = TrainingReply(report=Report(results=results), arrays=shared, per_client=per_client)
             if fits:
                 bounds.check(one)
             else:
@@ -65,7 +65,7 @@ def test_what_was_sent_may_be_zero() -> None:
 
 def test_numbers_that_overflow() -> None:
     """The largest float32, whose square is beyond float32 but not beyond the float64 in which it is added up."""
-    results = [ClientResult(client=0, num_examples=1, metrics={"own-accuracy": 0.0})]
+    results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
     arrays = {**SENT, "net/b": np.array([np.finfo(np.float32).max])}
     with pytest.raises(ValueError, match=r"1\.7e\+38 times the norm"):
         check(TrainingReply(report=Report(results=results), arrays=arrays))
@@ -73,7 +73,7 @@ def test_numbers_that_overflow() -> None:
 
 def test_one_client_s_arrays_are_not_divided() -> None:
     """Of one client with 40 samples the arrays are its own: 1 + 3.9 passes, and 1 + 4.1 does not."""
-    results = [ClientResult(client=0, num_examples=40, metrics={"own-accuracy": 0.0})]
+    results = [ClientResult(client=0, num_examples=40, metrics={"personalized-accuracy": 0.0})]
     for change, fits in ((3.9, True), (4.1, False)):
         one = TrainingReply(
             report=Report(results=results), arrays={**SENT, "net/b": SENT["net/b"] + np.float32(change)}
@@ -103,7 +103,7 @@ def test_arrays_of_several_blocks(dtype: type, size: int) -> None:
     rng = np.random.default_rng(0)
     signs = rng.choice([-1, 1], size)
     shared = {"net/a": (0.2 * signs).astype(dtype)}
-    results = [ClientResult(client=c, num_examples=3 + c, metrics={"own-accuracy": 0.0}) for c in (0, 1)]
+    results = [ClientResult(client=c, num_examples=3 + c, metrics={"personalized-accuracy": 0.0}) for c in (0, 1)]
     bounds = bounds_of({"net": Reduction.MEAN_BY_EXAMPLES}, shared=shared)
     for change, fits in ((0.3, True), (0.41, False)):
         sums = {"net/a": 7.0 * (shared["net/a"] + rng.permutation(signs) * change)}
@@ -123,7 +123,7 @@ def test_a_number_of_samples_may_not_change() -> None:
 
 
 @pytest.mark.parametrize(("value", "fits"), [(0.0, True), (1.0, True), (1.01, False), (-0.01, False)])
-@pytest.mark.parametrize("name", ["own_accuracy", "aggregate_accuracy", "own_global_accuracy"])
+@pytest.mark.parametrize("name", ["personalized_accuracy", "aggregate_accuracy", "personalized_global_accuracy"])
 def test_an_accuracy_is_a_share(name: str, value: float, fits: bool) -> None:
     if fits:
         check(reply(0.0, **{name: value}))
@@ -134,7 +134,7 @@ def test_an_accuracy_is_a_share(name: str, value: float, fits: bool) -> None:
 
 def test_an_accuracy_that_is_missing() -> None:
     """As one that is not a number is: a report's columns hold NaN where a client has none."""
-    results = [ClientResult(client=4, num_examples=1, metrics={"own-accuracy": float("nan")})]
+    results = [ClientResult(client=4, num_examples=1, metrics={"personalized-accuracy": float("nan")})]
     report = Report.from_record(Report(results=results, process="p").to_record())
-    with pytest.raises(ValueError, match="client 4 reports no own-accuracy, or one that is not a number"):
-        refuse_impossible_numbers(report, {}, required="own-accuracy")
+    with pytest.raises(ValueError, match="client 4 reports no personalized-accuracy, or one that is not a number"):
+        refuse_impossible_numbers(report, {}, required="personalized-accuracy")

@@ -33,7 +33,12 @@ def content(metrics: dict[str, float], **changes: Any) -> RecordDict:
 
 def test_our_metrics_are_taken() -> None:
     """A loss may become infinite."""
-    told = {"own-accuracy": 0.5, "own-loss": float("inf"), "hidden-active-units": 12.0, "seconds": 1.0}
+    told = {
+        "personalized-accuracy": 0.5,
+        "personalized-loss": float("inf"),
+        "hidden-active-units": 12.0,
+        "seconds": 1.0,
+    }
     assert read_report(content(told), [0]).results[0].metrics == told
 
 
@@ -46,8 +51,8 @@ def test_our_metrics_are_taken() -> None:
         ({"failed": 1.0}, "a metric cannot have the name 'failed'"),
         ({"a\x1b[2J": 1.0}, "a metric cannot have the name"),
         ({"": 1.0}, "a metric cannot have the name ''"),
-        ({"own-loss": -float("inf")}, "the own-loss of client 0 cannot be -inf"),
-        ({"own-loss": 1e308}, r"the own-loss of client 0 cannot be 1e\+308"),
+        ({"personalized-loss": -float("inf")}, "the personalized-loss of client 0 cannot be -inf"),
+        ({"personalized-loss": 1e308}, r"the personalized-loss of client 0 cannot be 1e\+308"),
         ({f"m{number}": 1.0 for number in range(MOST_METRICS + 1)}, "has 101 metrics, more than 100"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_node_with_other_versions_is_told_once_and_takes_part(
     }
     roster = make_roster(ScriptedGrid(answers), num_clients=2)
     roster.gather()
-    roster.muster(1)
+    roster.refresh(1)
     assert there(roster) == [0, 1]
     assert [line for line in said if "runs" in line] == [
         f"node 1 runs torch 1.0 (here {here['torch']}): results may differ"
@@ -138,7 +138,7 @@ def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], sa
     history = []
     for present in ([A, B], [A, B, C], [A, B, C], [A, C], [A, B, C]):
         grid.present = present
-        roster.muster(1)
+        roster.refresh(1)
         history.append(there(roster))
     assert history == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2]]
     assert said == ["node 2 joins (clients 2 5)", "node 1 is away (clients 1 4)", "node 1 is back (clients 1 4)"]
@@ -154,10 +154,10 @@ def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster
     roster = make_roster(grid)
     roster.gather()
     grid.present = [A, B, C]
-    assert [node.id for node in roster.muster(1).nodes] == [A, B]
+    assert [node.id for node in roster.refresh(1).nodes] == [A, B]
     assert said[-1] == "node 1 is refused: another node has the same partition-id 1; give each node a different one"
     grid.present = [A, C]
-    assert [node.id for node in roster.muster(1).nodes] == [A, C]
+    assert [node.id for node in roster.refresh(1).nodes] == [A, C]
     assert roster.refused == []
 
 
@@ -171,10 +171,10 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
     assert (there(roster), roster.away) == ([0], [1])
     assert said[-1] == "node 1 is away (clients 1 3 5): no reply in time"
     assert there(roster) == [0]
-    roster.muster(1)
+    roster.refresh(1)
     assert there(roster) == [0]
     while there(roster) == [0]:
-        roster.muster(1)
+        roster.refresh(1)
     assert said[-1] == "node 1 is back (clients 1 3 5)"
 
 
@@ -215,9 +215,9 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
     assert reason in str(roster.refused[0])
     assert [line for line in said if "refused" in line] == [str(roster.refused[0])]
     grid.present = [A, C]
-    roster.muster(1)
+    roster.refresh(1)
     grid.present = [A, C, B]
-    roster.muster(1)
+    roster.refresh(1)
     assert (there(roster), roster.refused) == ([0, 1, 2], [])
     assert said[-1] == "node 1 joins (clients 1 4)"
 
@@ -230,7 +230,7 @@ def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> N
     roster = make_roster(grid, min_nodes=1)
     roster.gather()
     grid.present = [A, B, C]
-    roster.muster(1)
+    roster.refresh(1)
     assert (there(roster), len(roster.refused)) == ([0], 2)
 
 
@@ -253,9 +253,9 @@ def test_too_few_nodes_before_a_round(make_roster: Callable[..., Roster], said: 
     roster.gather()
     grid.present, grid.arrivals = [A], []
     with pytest.raises(RunFailedError, match="2 of 4 nodes are needed, present: 0, missing: 1 2 3; start the missing"):
-        roster.muster(1)
+        roster.refresh(1)
     grid.present, grid.arrivals = [], [A, D]
-    roster.muster(1)
+    roster.refresh(1)
     assert there(roster) == [0, 3]
 
 

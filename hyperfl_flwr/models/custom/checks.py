@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hyperfl_flwr.models.custom.network import Factory, OwnTarget, build_own, new_target, where
+from hyperfl_flwr.models.custom.network import CustomTarget, Factory, build_custom, new_target, where
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 
 BATCH = 3
@@ -16,7 +16,7 @@ TOLERANCE = 1e-4
 """Largest difference of logits that counts as rounding error, relative to the largest logit or to 1, if larger."""
 
 
-def check_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+def check_custom(name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
     """Check a user-supplied network with random samples.
 
     Args:
@@ -39,7 +39,7 @@ def check_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> None
     _check_training(factory, target, samples)
 
 
-def _check_values(factory: Factory, target: OwnTarget) -> None:
+def _check_values(factory: Factory, target: CustomTarget) -> None:
     """Check that the same seed gives the same finite initial values."""
     again = new_target(factory, 1).state_dict()
     for name, value in target.state_dict().items():
@@ -90,7 +90,7 @@ def _check_classifier(factory: Factory, samples: Tensor, logits: Tensor) -> None
         )
 
 
-def _check_samples_apart(factory: Factory, target: OwnTarget, samples: Tensor, logits: Tensor) -> None:
+def _check_samples_apart(factory: Factory, target: CustomTarget, samples: Tensor, logits: Tensor) -> None:
     if not _close(_logits(factory, target, samples[:-1]), logits[:-1]):
         raise factory.problem(
             "in evaluation, a sample's logits must not depend on the other samples of its batch; BatchNorm needs "
@@ -98,10 +98,10 @@ def _check_samples_apart(factory: Factory, target: OwnTarget, samples: Tensor, l
         )
 
 
-def _check_replaceable(factory: Factory, target: OwnTarget, samples: Tensor, logits: Tensor) -> None:
+def _check_replaceable(factory: Factory, target: CustomTarget, samples: Tensor, logits: Tensor) -> None:
     """Check that the network computes with replaced weights, as a hypernetwork requires."""
     # Its parameters are on the meta device: a network that uses them instead of the replacements gives meta logits.
-    empty = build_own(factory.name, factory.input_shape, factory.num_classes).eval()
+    empty = build_custom(factory.name, factory.input_shape, factory.num_classes).eval()
     values = {name: value.detach() for name, value in target.state_dict().items()}
     advice = "read parameters from the layers in each call and keep no other references to them"
     try:
@@ -113,7 +113,7 @@ def _check_replaceable(factory: Factory, target: OwnTarget, samples: Tensor, log
         raise factory.problem(f"the network does not use the weights that are passed in a call; {advice}")
 
 
-def _check_training(factory: Factory, target: OwnTarget, samples: Tensor) -> None:
+def _check_training(factory: Factory, target: CustomTarget, samples: Tensor) -> None:
     """Check that training draws random numbers in dropout layers only, and changes no constant buffer."""
     constants = {name: value.clone() for name, value in _constants(target).items()}
     target.train()
@@ -132,7 +132,7 @@ def _check_training(factory: Factory, target: OwnTarget, samples: Tensor) -> Non
             )
 
 
-def _trained(factory: Factory, target: OwnTarget, samples: Tensor, seed: int) -> Tensor:
+def _trained(factory: Factory, target: CustomTarget, samples: Tensor, seed: int) -> Tensor:
     """Return the logits in training mode under a seed of torch, with a fixed seed of our dropout."""
     seed_dropout([target], torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]):
@@ -145,7 +145,7 @@ def _trained(factory: Factory, target: OwnTarget, samples: Tensor, seed: int) ->
     return logits.detach()
 
 
-def _constants(target: OwnTarget) -> Mapping[str, Tensor]:
+def _constants(target: CustomTarget) -> Mapping[str, Tensor]:
     kept = target.state_dict()
     return {name: value for name, value in target.named_buffers() if name not in kept}
 

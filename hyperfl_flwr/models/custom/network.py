@@ -127,7 +127,7 @@ def where(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-class OwnExtractor(nn.Module, Drawn):
+class CustomExtractor(nn.Module, Drawn):
     """The part of a user-supplied network below its classifier.
 
     Args:
@@ -159,7 +159,7 @@ class OwnExtractor(nn.Module, Drawn):
         self._on = device
 
 
-class OwnClassifier(nn.Linear, Drawn):
+class CustomClassifier(nn.Linear, Drawn):
     """The last layer of a user-supplied network.
 
     Args:
@@ -177,7 +177,7 @@ class OwnClassifier(nn.Linear, Drawn):
         return _detached(new_target(self._factory, seed_of(generator)).classifier)
 
 
-class OwnTarget(Target, Drawn):
+class CustomTarget(Target, Drawn):
     """A user-supplied network, split into extractor and classifier.
 
     Args:
@@ -188,7 +188,7 @@ class OwnTarget(Target, Drawn):
     """
 
     def __init__(
-        self, extractor: OwnExtractor, classifier: OwnClassifier, factory: Factory, classifier_name: str
+        self, extractor: CustomExtractor, classifier: CustomClassifier, factory: Factory, classifier_name: str
     ) -> None:
         super().__init__(extractor, classifier)
         self._factory, self.classifier_name = factory, classifier_name
@@ -203,7 +203,7 @@ class OwnTarget(Target, Drawn):
         return f"{self.classifier_name}.{rest}" if part == "classifier" else rest.removeprefix("network.")
 
 
-def build_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> OwnTarget:
+def build_custom(name: str, input_shape: tuple[int, ...], num_classes: int) -> CustomTarget:
     """Build a user-supplied target: parameters and running statistics on the meta device, constants with values.
 
     The factory is called once per process and shape. See `hyperfl_flwr.models.targets.build_target`.
@@ -212,7 +212,7 @@ def build_own(name: str, input_shape: tuple[int, ...], num_classes: int) -> OwnT
 
 
 @functools.lru_cache(maxsize=8)
-def _template(factory: Factory) -> OwnTarget:
+def _template(factory: Factory) -> CustomTarget:
     target = new_target(factory, 0)
     for layer in target.modules():
         for name, parameter in layer.named_parameters(recurse=False):
@@ -223,7 +223,7 @@ def _template(factory: Factory) -> OwnTarget:
     return target
 
 
-def new_target(factory: Factory, seed: int) -> OwnTarget:
+def new_target(factory: Factory, seed: int) -> CustomTarget:
     """Make the factory's network under a seed, and split it; parameters have their initial values.
 
     Raises:
@@ -242,7 +242,7 @@ def new_target(factory: Factory, seed: int) -> OwnTarget:
         raise factory.problem("the classifier is the only layer with parameters; add a trainable layer below it")
     parent, _, leaf = own[-1].rpartition(".")
     setattr(network.get_submodule(parent), leaf, nn.Identity())
-    return OwnTarget(OwnExtractor(network, factory), OwnClassifier(last, factory), factory, own[-1])
+    return CustomTarget(CustomExtractor(network, factory), CustomClassifier(last, factory), factory, own[-1])
 
 
 def _exchange_layers(network: nn.Module, factory: Factory) -> None:
