@@ -26,8 +26,8 @@ class Observation:
 
     Attributes:
         received: Arrays that the server sent to the client.
-        reply: Arrays that the client sent back, under the same keys: parameters; for a model of `GENERATED` its change
-            (before minus after); for PRIV-HFL the change of the client's model (after minus before).
+        reply: Arrays that the client sent back, under the same keys, in the form that the method's row declares
+            (`hyperfl_flwr.core.method.Form`): parameters, their increase or decrease, or a gradient.
         num_examples: Number n of training samples, as reported in the reply.
         client: The client's id.
         round: The federated round, from 1.

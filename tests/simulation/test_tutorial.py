@@ -29,14 +29,10 @@ def code(title: str) -> str:
 
 
 def add_method(checkout: Path) -> None:
-    """Add the method as the page says: a file, an import and a row."""
-    (checkout / "clients" / "fedprox.py").write_text(code("clients/fedprox.py"))
-    registry = checkout / "hyperfl_flwr" / "methods.py"
-    text, opening = registry.read_text(), "METHODS: Mapping[str, Method] = {\n"
-    assert text.count(opening) == 1
-    text = text.replace(opening, opening + code("hyperfl_flwr/app/methods.py, in METHODS"))
-    anchor = "from clients.fedavg import FedAvgClient\n"
-    registry.write_text(text.replace(anchor, anchor + code("hyperfl_flwr/app/methods.py")))
+    """Add the method as the page says: two files."""
+    for name in ("clients/clipped.py", "hyperfl_flwr/methods/clipped.py"):
+        assert not (checkout / name).exists()
+        (checkout / name).write_text(code(name))
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
@@ -62,10 +58,9 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert (runs / "studies" / "table-1-quick" / "figure-personalized-accuracy.png").is_file()
     assert "head-gradient recovered the private images" in done.stdout
     assert str(runs / "audit" / "audit.html") in done.stdout.splitlines()
-    lines = [json.loads(line) for line in (runs / "fedprox" / "metrics.jsonl").read_text().splitlines()]
-    distances = [line["squared_distance"] for line in lines if line["kind"] == "train"]
-    assert len(distances) == 5
-    assert min(distances) > 0
+    assert "clipped.norm" in done.stdout
+    assert json.loads((runs / "clipped" / "manifest.json").read_text())["settings"]["clipped.norm"] == 0.5
+    assert json.loads((runs / "clipped" / "summary.json").read_text())["rounds"] == 5
     assert (runs / "client-3" / "use_model.py").is_file()
 
 

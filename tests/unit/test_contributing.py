@@ -98,7 +98,7 @@ def test_every_registry_is_the_real_one() -> None:
 @pytest.mark.parametrize(
     ("name", "path"),
     [("BaseStrategy", "strategies/engine/base.py"), ("BaseClient", "clients/engine/base.py"),
-     ("Part", "hyperfl_flwr/core/method.py"), ("Run", "hyperfl_flwr/attacks/base.py"),
+     ("Part", "hyperfl_flwr/core/method.py"), ("AttackFunction", "hyperfl_flwr/attacks/base.py"),
      ("grey_images", "hyperfl_flwr/data/sources/torchvision.py"), ("PERCEPTRONS", "hyperfl_flwr/models/targets.py")],
 )  # fmt: skip
 def test_what_it_refers_to_stands_there(name: str, path: str) -> None:
