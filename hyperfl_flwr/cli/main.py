@@ -173,9 +173,9 @@ def methods() -> None:
     """List the training methods."""
     from hyperfl_flwr.methods import METHODS
 
-    table = Table("name", "what it does", "leaves the client", "learning rate", "paper", "state")
+    table = Table("name", "what it does", "leaves the client", "learning rate", "paper")
     for name, method in METHODS.items():
-        table.add_row(name, method.title, method.leaves, f"{method.learning_rate:g}", method.paper, "ready")
+        table.add_row(name, method.title, method.leaves, f"{method.learning_rate:g}", method.paper)
     out.print(table)
 
 
