@@ -25,7 +25,7 @@ WAYS = {"fedavg": ("global",), "pfedhn": ("sampled", "ensemble", "nearest"), "it
 CORRUPTIONS = ("none", "blur", "contrast")
 ACCURACIES = {
     (way, corruption): (0.25 + 0.125 * a, 0.5 + 0.03125 * b)
-    for a, way in enumerate(way for novel_modes in WAYS.values() for way in novel_modes)
+    for a, way in enumerate(way for ways in WAYS.values() for way in ways)
     for b, corruption in enumerate(CORRUPTIONS)
 }
 """Of two novel clients, another pair for each way and corruption."""

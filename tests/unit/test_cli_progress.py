@@ -27,9 +27,9 @@ TOLD = ["waiting for", "node 1 runs", "node 0 takes part", "round 1/2", "node 1 
     ],
 )
 def test_an_operator_sees_a_line_for_each_thing(
-    novel_modes: dict[str, bool], expected: list[str], capsys: pytest.CaptureFixture[str]
+    ways: dict[str, bool], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ShownProgress("hyperfl", **novel_modes) as observer:
+    with ShownProgress("hyperfl", **ways) as observer:
         observer.on_log(LOG)
     shown = [line for line in capsys.readouterr().err.splitlines() if line.strip() and "starting" not in line]
     assert [text for line, text in zip(shown, expected, strict=True) if text not in line] == []
