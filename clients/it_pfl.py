@@ -42,7 +42,7 @@ def encoder_steps(config: RunConfig) -> LocalSteps:
 class ITPFLClient(PFedHNClient):
     """Trains the model as pFedHN's clients do, and in the first phase the encoder.
 
-    The upload of the group `encoder` is the trained parameters, that of `model` the model's change (before minus after).
+    The upload of the group `encoder` is the trained parameters, that of `model` the change (before minus after).
     The received `embedding` is the encoder's training target, or the input that generated the model; its upload is
     zero, or noise with `privacy.*`.
     """
