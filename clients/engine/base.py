@@ -248,7 +248,7 @@ class BaseClient(LocalTraining, NumPyClient):
         self.context.state.forget_before(version, but=kept)
 
     def networks(self) -> Sequence[nn.Module]:
-        """Return all modules in use, whose mode is switched for training; by default the groups' modules."""
+        """Return all modules that are switched between training and evaluation; by default the groups' modules."""
         return list(self.groups.values())
 
     def _set_mode(self, *, training: bool) -> None:

@@ -28,7 +28,7 @@ PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "i
         (
             "hyperfl",
             {},
-            "with hyperfl: its clients .* a client without labels has no classifier of its own",
+            "with hyperfl: its clients .* which a client without labels cannot train",
         ),
         ("local", {}, "novel.clients must be 0 with local: its clients keep model private"),
         ("priv-hfl", {}, "take one of fedavg, fedprox, it-pfl, pfedhn"),
