@@ -78,7 +78,7 @@ def run(
 
         require_tensorboard()  # before any file is written
     if deployment is not None and (num_nodes is not None or engine != RAY):
-        raise ConfigError("num_nodes and engine are for simulations, but a deployment was given; leave them out")
+        raise ConfigError("num_nodes and engine are for simulations; a deployment has its own nodes")
     ready = (deployment or simulation(num_nodes, engine))(changes)
     with (
         _display(progress)(ready.plan.method) as shown,
