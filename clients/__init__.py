@@ -1,1 +1,1 @@
-"""The clients' side of each method: Flower NumPyClients."""
+"""Client side of each method, as Flower NumPyClients."""

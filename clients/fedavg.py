@@ -1,4 +1,4 @@
-"""FedAvg's client: the whole model is shared (McMahan et al., AISTATS 2017, algorithm 1, ClientUpdate)."""
+"""FedAvg's client: shares the whole model (McMahan et al., AISTATS 2017, algorithm 1, ClientUpdate)."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -8,6 +8,6 @@ from hyperfl_flwr.protocol.messages import Reduction
 
 
 class FedAvgClient(BaseClient):
-    """Trains all layers with one rate; FedAvg itself does not clip."""
+    """Trains all layers with one learning rate, without gradient clipping."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}

@@ -1,4 +1,4 @@
-"""FedRep's client: shares the feature extractor, keeps the classifier (Collins et al., ICML 2021, algorithm 1)."""
+"""FedRep's client: shares the extractor, keeps the classifier private (Collins et al., ICML 2021, algorithm 1)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,22 +15,22 @@ from hyperfl_flwr.training.public_training import LocalSteps
 
 
 class FedRepClient(SplitClient):
-    """Trains the classifier with the received extractor, then the extractor."""
+    """Trains the classifier on the received extractor, then the extractor under the new classifier."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
     joins: ClassVar[bool] = True
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
-        """Return the passes that train the extractor."""
+        """Return the local steps that train the extractor."""
         return replace(super().local_steps(config), clip_norm=config.section(FedRepConfig).clip_norm)
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
-        """Train the classifier."""
+        """Train the private classifier in place; the received extractor is constant."""
         self.train_classifier(self.context.config.section(FedRepConfig).classifier_learning_rate, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local round; reports `train-loss`."""
+        """Train classifier and extractor in place; reports `train-loss`."""
         method = self.context.config.section(FedRepConfig)
         rates = FedRepRates(
             classifier=method.classifier_learning_rate,

@@ -1,4 +1,4 @@
-"""HyperFL's client: shares the hypernetwork, keeps embedding and classifier (Guo et al., AAAI 2025, algorithm 1)."""
+"""HyperFL's client: shares the hypernetwork, not embedding or classifier (Guo et al., AAAI 2025, algorithm 1)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from hyperfl_flwr.training.public_training import HypernetworkForm, LocalSteps, 
 
 
 class Embedding(nn.Module):
-    """Holds the embedding v [d].
+    """Holds the client's private embedding v [d].
 
     Args:
-        embedding_dim: Its length d.
+        embedding_dim: Length d of the embedding.
     """
 
     def __init__(self, embedding_dim: int) -> None:
@@ -36,10 +36,10 @@ class Embedding(nn.Module):
 
 
 class LastTheta(nn.Module):
-    """Holds the generated weights theta [P] after the client's last round; NaN before the first.
+    """Holds the generated weights theta [P] after the client's last round; NaN before its first round.
 
     Args:
-        num_weights: Their number P.
+        num_weights: Number P of generated weights.
     """
 
     theta: Tensor
@@ -50,7 +50,7 @@ class LastTheta(nn.Module):
 
 
 def hyperfl_rates(config: RunConfig) -> HyperFLRates:
-    """Return the step sizes that a run's settings ask for."""
+    """Return the step sizes and the clipping that a run's settings define."""
     method = config.section(HyperFLConfig)
     return HyperFLRates(
         classifier=method.classifier_learning_rate,
@@ -62,7 +62,7 @@ def hyperfl_rates(config: RunConfig) -> HyperFLRates:
 
 
 class HyperFLClient(BaseClient):
-    """Step 1 trains the classifier, step 2 the hypernetwork and the embedding."""
+    """Trains the classifier (step 1), then the hypernetwork and the embedding (step 2)."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
@@ -71,12 +71,12 @@ class HyperFLClient(BaseClient):
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
-        """Return the passes that train the hypernetwork."""
+        """Return the local steps that train the hypernetwork."""
         return replace(super().local_steps(config), clip_norm=config.section(HyperFLConfig).clip_norm)
 
     @classmethod
     def public_training(cls, config: RunConfig) -> PublicTraining:
-        """Return the steps, and the form of the hypernetwork."""
+        """Return the local steps and the form of the hypernetwork."""
         method = config.section(HyperFLConfig)
         form = HypernetworkForm(
             embedding_dim=method.embedding_dim,
@@ -87,7 +87,7 @@ class HyperFLClient(BaseClient):
         return replace(super().public_training(config), hypernetwork=form)
 
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which is for a metric only."""
+        """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which only a metric needs."""
         method = self.context.config.section(HyperFLConfig)
         target = self.new_target()
         self.extractor, self.classifier = target.extractor, target.classifier
@@ -104,7 +104,7 @@ class HyperFLClient(BaseClient):
         }
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the common classifier and, unless `embedding = per-client`, the common embedding."""
+        """Return the common initial classifier, and the embedding: common, or drawn per client."""
         seed, method = self.context.config.seed, self.context.config.section(HyperFLConfig)
         if method.embedding == "per-client":
             generator = torch_generator(seed, "own-embedding", self.context.client)
@@ -116,13 +116,14 @@ class HyperFLClient(BaseClient):
         return {"embedding": {"v": v}, "classifier": classifier, "last": {"theta": last}}
 
     def networks(self) -> Sequence[nn.Module]:
-        """Return the groups' modules, and the feature extractor, which is no group since its weights are generated."""
+        """Return the groups' modules and the extractor, which is not a group since its weights are generated."""
         return [*super().networks(), self.extractor]
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local round; reports `train-loss`, the hypernetwork's health after it, and how far theta has gone.
+        """Train all groups in place; reports `train-loss`, the hypernetwork's health afterwards, and `theta-change`.
 
-        `theta-change` is the distance of theta from the client's after its last round, absent in its first.
+        `theta-change` is the L2 distance between theta now and after the client's previous round; it is absent in the
+        first round.
         """
         loss = train_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
         state = health(self.hypernetwork, self.embedding.v)
@@ -137,20 +138,20 @@ class HyperFLClient(BaseClient):
         return metrics if math.isnan(change) else {**metrics, "theta-change": change}
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
-        """Train embedding and classifier."""
+        """Train the private embedding and classifier in place; the hypernetwork is constant."""
         join_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rounds, rng)
 
     def predictor(self) -> Predict:
-        """Return the target network with theta generated once."""
+        """Return the target network with theta generated once, not for every batch."""
         return self._model().fixed()
 
     @torch.no_grad()
     def target_state(self) -> Mapping[str, Tensor]:
-        """Return theta = h(v) and the classifier."""
+        """Return the generated extractor theta = h(v) and the classifier."""
         return self._assembled(self.hypernetwork(self.embedding.v), self.classifier.state_dict())
 
     def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Return the theta and the classifier that the client's last round ended with."""
+        """Return theta and the classifier from the end of the client's last round."""
         return self._assembled(
             stored["last/theta"], {name: stored[f"classifier/{name}"] for name in ("weight", "bias")}
         )

@@ -1,7 +1,7 @@
-"""HyperFL's client with one frozen embedding for all: shares theta, keeps the classifier.
+"""HyperFL's client with one frozen embedding for all: shares theta, keeps the classifier private.
 
-With z constant, HyperFL's round on (H, c) is FedRep's round on theta = z H + c at other rates (`as_fedrep`), so theta
-may travel in the place of the hypernetwork.
+With z constant, HyperFL's round on (H, c) is FedRep's round on theta = z H + c at other rates (`as_fedrep`), so clients
+can exchange theta instead of the hypernetwork.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from hyperfl_flwr.training.public_training import LocalSteps
 
 
 def _hidden(config: RunConfig) -> Tensor:
-    """Return the constant z [p]."""
+    """Return the constant output z [p] of the hypernetwork's hidden layer."""
     method = config.section(HyperFLConfig)
     return frozen_hidden(method.embedding_dim, method.hidden_width, method.initialisation, config.seed)
 
@@ -35,7 +35,7 @@ def _rates(config: RunConfig) -> FedRepRates:
 
 
 class HyperFLFrozenClient(SplitClient):
-    """Trains the classifier, then theta."""
+    """Trains the classifier, then the extractor theta."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
     generated: ClassVar[bool] = True
@@ -43,21 +43,21 @@ class HyperFLFrozenClient(SplitClient):
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
-        """Return the passes that train theta, at the rates at which the heads of a hypernetwork would move it."""
+        """Return the local steps that train theta, with the rates at which a hypernetwork's heads would move it."""
         rates, plain = _rates(config), super().local_steps(config)
         decay = plain.weight_decay if rates.weight_decay is None else rates.weight_decay
         return replace(plain, learning_rate=rates.extractor, clip_norm=rates.clip_norm, weight_decay=decay)
 
     def epochs(self) -> Epochs:
-        """Return the local epochs as the settings have them, which train the classifier."""
+        """Return the local epochs of the settings, unconverted: they train the classifier, which no head generates."""
         return super().local_steps(self.context.config)
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
-        """Train the classifier."""
+        """Train the private classifier in place; the received extractor is constant."""
         self.train_classifier(hyperfl_rates(self.context.config).classifier, rounds, rng)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Run the local round; reports `train-loss` and the numbers of the hypernetwork that HyperFL's client does."""
+        """Train classifier and theta in place; reports `train-loss` and the health that `HyperFLClient` reports."""
         config = self.context.config
         hidden, rates = _hidden(config), _rates(config)
         extractor, classifier = self.model.extractor, self.model.classifier

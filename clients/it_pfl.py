@@ -1,4 +1,4 @@
-"""IT-PFL-HN's clients: train a generated model, and an encoder that is to find the client's embedding in its data.
+"""IT-PFL-HN's clients: train a generated model, and an encoder that predicts the client's embedding from its data.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4 and appendix B. The algorithm
 is in docs/methods/it-pfl.md.
@@ -29,7 +29,7 @@ from hyperfl_flwr.training.public_training import EncoderForm, LocalSteps, Publi
 
 
 def encoder_steps(config: RunConfig) -> LocalSteps:
-    """Return the steps on the encoder that a run's settings ask for."""
+    """Return the local steps that train the encoder."""
     method, of_model = config.section(ITPFLConfig), PFedHNClient.local_steps(config)
     return replace(
         of_model,
@@ -42,9 +42,9 @@ def encoder_steps(config: RunConfig) -> LocalSteps:
 class ITPFLClient(PFedHNClient):
     """Trains the model as pFedHN's clients do, and in the first phase the encoder.
 
-    The group `encoder` is trained parameters, `model` the change of the model (before minus after). `embedding` brings
-    what the encoder is to learn, or what the model was generated of; what goes up in its place is zero, or with
-    `privacy.*` noise.
+    The upload of the group `encoder` is the trained parameters, that of `model` the change (before minus after).
+    The received `embedding` is the encoder's training target, or the input that generated the model; its upload is
+    zero, or noise with `privacy.*`.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {
@@ -55,12 +55,12 @@ class ITPFLClient(PFedHNClient):
 
     @classmethod
     def public_training(cls, config: RunConfig) -> PublicTraining:
-        """Return the steps on the model, and how the encoder is trained."""
+        """Return the local steps that train the model, and the form and the steps of the encoder."""
         form = EncoderForm(pooling=config.section(ITPFLConfig).pooling, steps=encoder_steps(config))
         return replace(super().public_training(config), encoder=form)
 
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return encoder, target network, and a table of one embedding [1, d]."""
+        """Return the encoder, the target network, and a table of one embedding [1, d]."""
         config, shape = self.context.config, self.context.data.train_images.shape[1:]
         dimension = config.section(PFedHNConfig).dimension(config.num_clients)
         self.encoder = build_encoder(config.target, shape, dimension, config.section(ITPFLConfig).pooling)
@@ -68,7 +68,7 @@ class ITPFLClient(PFedHNClient):
         return {"encoder": self.encoder, **super().build_groups(), "embedding": self.embedding}
 
     def travelling(self) -> tuple[str, ...]:
-        """Return the groups without the encoder where that is frozen: nobody needs it then."""
+        """Return the shared groups of the round, without the encoder in the second phase, in which it is constant."""
         config = self.context.config
         frozen = config.section(ITPFLConfig).fine_tunes(self.context.round, config.num_rounds)
         return tuple(group for group in self.shared if not (frozen and group == "encoder"))
@@ -76,8 +76,8 @@ class ITPFLClient(PFedHNClient):
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the model, and the encoder unless it is frozen.
 
-        Reports `train-loss`, and of the encoder `embedding-distance` |g(D) - t|^2 / d of its target t, as received, and
-        `encoder-loss`.
+        Reports `train-loss`; while the encoder is trained also `encoder-loss`, and `embedding-distance`
+        |g(D) - t|^2 / d between the received encoder's descriptor and its target t.
         """
         numbers = super().train(rng)
         if "encoder" not in self.travelling():
@@ -91,7 +91,7 @@ class ITPFLClient(PFedHNClient):
             embedding,
             data,
             steps,
-            # Not the model's numbers, so that these are pFedHN's.
+            # A separate stream of random numbers: the model's stream, and so its training, is that of pFedHN.
             numpy_generator(seed, "encoder", self.context.client, self.context.round),
             learning_rate=steps.learning_rate,
             clip_norm=steps.clip_norm,
@@ -99,7 +99,7 @@ class ITPFLClient(PFedHNClient):
         return numbers
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the trained encoder, and the change of the rest."""
+        """Return the trained encoder, and for the other groups the change (before minus after)."""
         uploaded = self.protected(received, trained)
         return [
             after if group_of(key) == "encoder" else before - after
@@ -111,14 +111,14 @@ class ITPFLClient(PFedHNClient):
 
         Args:
             received: The encoder g, keyed `encoder/name`.
-            question: Which samples, and the noise.
+            question: The samples to describe, and the noise.
 
         Raises:
-            ValueError: If the arrays are not an encoder's, noise cannot protect what it makes, or a client that is
-                trained is asked about a part of its samples.
+            ValueError: If the arrays do not fit the encoder, noise cannot protect its descriptors, or a query to a
+                trained client selects, corrupts or noises samples.
         """
         if question != QuerySpec() and not is_novel(self.context):
-            raise ValueError("a client that is trained describes all of its samples, as they are, or none")
+            raise ValueError("a trained client describes all of its samples, unchanged, or none")
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
         samples = unlabelled(self.context, question)
         if question.epsilon is None:

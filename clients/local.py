@@ -1,4 +1,4 @@
-"""Local-only training: FedAvg's client, but its model is private."""
+"""Local-only training: FedAvg's client with a private model."""
 
 from typing import ClassVar
 
@@ -6,6 +6,6 @@ from clients.engine.base import BaseClient
 
 
 class LocalClient(BaseClient):
-    """Trains alone; all clients start from the model that FedAvg starts from."""
+    """Trains its private model alone; all clients start from FedAvg's initial model."""
 
     private: ClassVar[tuple[str, ...]] = ("model",)

@@ -1,4 +1,4 @@
-"""pFedHN's clients: train what the server's hypernetwork generated for them and return the change.
+"""pFedHN's clients: train the parameters that the server's hypernetwork generated, and upload their change.
 
 Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks", ICML 2021, algorithm 1.
 """
@@ -17,25 +17,25 @@ from hyperfl_flwr.training.public_training import LocalSteps
 
 
 class PFedHNClient(BaseClient):
-    """Trains all layers with one rate and returns the model before minus after."""
+    """Trains all layers with one learning rate and uploads the model's change, before minus after."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.PER_CLIENT}
     generated: ClassVar[bool] = True
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
-        """Return the local epochs, or the number of local steps that the settings ask for."""
+        """Return the local epochs, or `pfedhn.local-steps` local steps if it is above 0."""
         method = config.section(PFedHNConfig)
         return replace(super().local_steps(config), steps=method.local_steps, clip_norm=method.clip_norm)
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the change delta = theta - theta'."""
+        """Return the change delta = theta - theta', from received to trained parameters, protected."""
         uploaded = self.protected(received, trained)
         return [before - after for before, after in zip(received, uploaded, strict=True)]
 
 
 class PFedHNPCClient(PFedHNClient):
-    """Has a classifier of its own, which is trained jointly with what was received."""
+    """Trains a private classifier jointly with the received extractor; uploads the extractor's change."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.PER_CLIENT}
     private: ClassVar[tuple[str, ...]] = ("classifier",)

@@ -1,16 +1,18 @@
-"""PRIV-HFL's clients: local steps on their own loss plus a dual force that draws their models together.
+"""PRIV-HFL's clients: local steps on the loss plus a dual force that pulls the clients' models together.
 
 Najafi, Alavizadeh, Shahraki, Kayes, Rahayu: "PRIV-HFL: Privacy-Preserving and Robust Federated Learning for
 Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2, corrected.
 
-The algorithm is in docs/methods/priv-hfl.md. A client keeps its model and, in the mean form, the accumulated A from
-which its multiplier follows (of its models, not of their changes, the first of which is what it has sent). It sends the
-change of its model since the version that the server has counted last. That is the version a request names: where a
-reply was lost, the client starts again from the one before, and the multipliers of all clients sum to zero whoever
-takes part.
+The algorithm is in docs/methods/priv-hfl.md. A client stores its model and, in the mean form, the accumulated A that
+determines its multiplier. This is the A of its models, not of their changes: after one round the latter equals the
+client's upload.
 
-With distillation the server sends a generator, too, and gets the gradient of its loss on the client's model in its
-place.
+The client uploads the change of its model since the last version that the server has counted, which the request names.
+If a reply was lost, the client starts again from the version before it. So the multipliers of all clients sum to zero,
+whichever clients participate.
+
+With distillation the server also sends a generator, and the client uploads the gradient of the generator's loss on the
+client's model.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,11 +48,11 @@ class Vector(nn.Module):
     """Holds one vector [m] under the name `theta`, or nothing.
 
     Attributes:
-        theta: The vector.
+        theta: The vector; missing if `size` is 0.
 
     Args:
-        size: Its length m; 0 for nothing.
-        dtype: Its type.
+        size: Length m of the vector; 0 for nothing.
+        dtype: Type of its numbers.
     """
 
     theta: Tensor
@@ -62,10 +64,10 @@ class Vector(nn.Module):
 
 
 class PrivHFLClient(BaseClient):
-    """Shares changes of its model; which of the first two shared groups is empty is the realisation's choice.
+    """Uploads changes of its private model; `priv-hfl.realisation` decides which of the first two groups is empty.
 
-    The group `changes` brings the server's S down (mean), `force` the client's own r_i (chain); the change of the
-    client's model goes up in their place. `generator` is empty without distillation.
+    The client receives the server's S in the group `changes` (mean), or its own r_i in `force` (chain), and uploads the
+    change of its model in the same group. `generator` is empty without distillation.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {
@@ -83,7 +85,7 @@ class PrivHFLClient(BaseClient):
 
     @classmethod
     def public_training(cls, config: RunConfig) -> PublicTraining:
-        """Return the steps, how the multipliers move, and with distillation the form of the generator."""
+        """Return the local steps, the rule of the multipliers, and with distillation the form of the generator."""
         method = config.section(PrivHFLConfig)
         generator = GeneratorForm(
             width=method.generator_width, pseudo_samples=method.pseudo_samples, class_balance=method.class_balance
@@ -100,7 +102,7 @@ class PrivHFLClient(BaseClient):
         super().__init__(context)
 
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return the target network as the group `model`, vectors of the length of all its parameters, and G."""
+        """Return the target network as the group `model`, vectors with one entry per parameter, and the generator."""
         self.model = self.new_target()
         size = sum(parameter.numel() for parameter in self.model.parameters())
         is_mean = self.rule.realisation == "mean"
@@ -119,7 +121,7 @@ class PrivHFLClient(BaseClient):
         }
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the model that all clients start from, which is FedAvg's, and A = 0."""
+        """Return FedAvg's initial model, from which all clients start, and A = 0."""
         buffers = self.accumulated.state_dict()
         accumulated = {name: torch.zeros(buffer.shape, dtype=buffer.dtype) for name, buffer in buffers.items()}
         return {"model": self._start(self.model), "accumulated": accumulated}
@@ -127,14 +129,14 @@ class PrivHFLClient(BaseClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Train as every client does, from the version that the server has counted, however many rounds ago."""
+        """Train as in `BaseClient.fit`, from the last version that the server has counted, however old it is."""
         self._round, self._version = config["round"], config["version"]
         return super().fit(parameters, config)
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local steps along the gradient plus the dual force.
 
-        Reports `train-loss`, on private data, and with distillation `pseudo-loss`, of the trained model.
+        Reports `train-loss` on the private data; with distillation also `pseudo-loss` of the trained model.
         """
         before, received = self._theta(), self._mixed(self.received.theta, back=True)
         if self.rule.realisation == "mean":
@@ -151,7 +153,7 @@ class PrivHFLClient(BaseClient):
         return numbers
 
     def _train_along(self, force: Tensor, before: Tensor, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        """Return the change [m] that is sent, and the numbers to report; puts the gradient in the generator's place."""
+        """Return the change [m] to upload and the numbers to report; puts the gradient into the group `generator`."""
         if not self.context.config.section(PrivHFLConfig).distill:
             numbers = {"train-loss": self._local_steps(force, rng)}
             return self._upload(before, {}), numbers
@@ -161,7 +163,7 @@ class PrivHFLClient(BaseClient):
         return self._upload(before, gradients), numbers
 
     def _pseudo_data(self) -> PseudoData:
-        """Draw this round's pseudo-data: of classes that the client has few samples of, more."""
+        """Draw this round's pseudo-data, with more samples of the classes that the client has few of."""
         settings, data = self.context.config, self.context.data
         path = ("pseudo-data", self.context.client, self._round)
         return PseudoData.draw(
@@ -186,34 +188,35 @@ class PrivHFLClient(BaseClient):
         return lambda: pseudo.loss(self.model, settings.batch_size, rng)
 
     def _mixed(self, vector: Tensor, *, back: bool = False) -> Tensor:
-        """Return a vector [m] as it travels, or turned back."""
+        """Rotate a vector [m] for a message by the run's secret, or rotate it `back`."""
         if not self.context.config.section(PrivHFLConfig).mixing:
             return vector
         mixing = mixing_of(self.context.mixing_key, len(vector))
         return mixing.unmix(vector) if back else mixing.mix(vector)
 
     def _upload(self, before: Tensor, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Return the change [m] that is sent, and go to where the server will think that the model is.
+        """Return the protected change [m] to upload, and move the model to where the server will assume it.
 
-        Change and gradient are clipped together: the norm is that of all that the client sends.
+        Change and gradient are clipped together: the norm is that of the whole upload.
         """
         sent = [self._theta() - before, *gradients.values()]
         if self.context.config.privacy.clip_norm:
             arrays = [part.cpu().numpy() for part in sent]
             protected = self.protected([np.zeros_like(array) for array in arrays], arrays)
             sent = [torch.from_numpy(array).to(before.device) for array in protected]
+            # The server counts what was sent, so the client must continue from there.
             vector_to_parameters(before + sent[0], self.model.parameters())
         self.groups["generator"].load_state_dict(dict(zip(gradients, sent[1:], strict=True)), assign=True)
         return sent[0]
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return change and gradient, which are protected already."""
+        """Return the change and the gradient, which `_upload` has protected already."""
         return trained
 
     def receive(self, received: SharedArrays, version: int) -> None:
-        """Become what is evaluated after the last round: the mean model, whose change is received, or the own (chain).
+        """Load the model for the last evaluation: the mean model from its received change, or the private one (chain).
 
-        In a round, `aggregate` is the own model in both forms: no other one is received.
+        Within a round, `aggregate` metrics are of the client's private model in both forms: no other one is received.
         """
         super().receive(received, version)
         if self.rule.realisation == "mean":
@@ -233,5 +236,5 @@ class PrivHFLClient(BaseClient):
         return initial_state(target, torch_generator(self.context.config.seed, "model"))
 
     def _of_start(self, start: Tensor, rounds: int) -> Tensor:
-        """Return what A of models is more than A of changes, after some rounds."""
+        """Return the difference between A of models and A of changes after some rounds: the share of the start."""
         return self.rule.accumulated(torch.zeros_like(start), start, rounds)

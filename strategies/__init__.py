@@ -1,1 +1,1 @@
-"""The server's side of each method: Flower strategies."""
+"""Server side of each method, as Flower strategies."""

@@ -17,14 +17,14 @@ from strategies.engine.base import BaseStrategy
 
 
 class FedAvg(BaseStrategy):
-    """Shares the group `model`."""
+    """Averages the shared group `model`."""
 
     novel_modes: ClassVar[tuple[str, ...]] = ("global",)
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
-        """Return the one model."""
+        """Return the global model as the only candidate (M = 1)."""
         return {key: value[np.newaxis] for key, value in arrays.items()}
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the ordinary initial values of the target network."""
+        """Return the target network's initial values, drawn with its usual initialisation."""
         return {"model": initial_state(self.new_target(), torch_generator(self.context.config.seed, "model"))}

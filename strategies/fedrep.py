@@ -1,4 +1,4 @@
-"""FedRep: the feature extractor is shared and averaged, classifiers stay with the clients.
+"""FedRep: the feature extractor is averaged, the classifiers stay on the clients.
 
 Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning", ICML
 2021, algorithm 1.
@@ -14,9 +14,9 @@ from strategies.engine.base import BaseStrategy
 
 
 class FedRep(BaseStrategy):
-    """Shares the group `extractor`."""
+    """Averages the shared group `extractor`."""
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the ordinary initial values of the feature extractor."""
+        """Return the extractor's initial values, drawn with its usual initialisation."""
         generator = torch_generator(self.context.config.seed, "model")
         return {"extractor": initial_state(self.new_target().extractor, generator)}

@@ -1,4 +1,4 @@
-"""HyperFL: only a hypernetwork is averaged; embeddings and classifiers stay with the clients.
+"""HyperFL: the hypernetwork is averaged, embeddings and classifiers stay on the clients.
 
 Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Against Gradient Inversion Attacks", AAAI
 2025, algorithm 1 (server): varphi <- sum_i (n_i / n) varphi_i.
@@ -19,10 +19,10 @@ from strategies.engine.base import BaseStrategy
 
 
 class WithEmbedding(BaseStrategy):
-    """What both forms of HyperFL start from and recommend."""
+    """Shared base of both forms of HyperFL: the initial hypernetwork and the meaning of `auto`."""
 
     def initial_state(self) -> tuple[Hypernetwork, dict[str, Tensor], Tensor]:
-        """Return a hypernetwork without values, its initial parameters by name, and the common embedding."""
+        """Return a hypernetwork on the meta device, its initial parameters by name, and the common embedding [d]."""
         config, method, extractor = (
             self.context.config,
             self.context.config.section(HyperFLConfig),
@@ -35,31 +35,32 @@ class WithEmbedding(BaseStrategy):
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
-        """Return the embedding's rate, which is that of what is shared."""
+        """Return the embedding's learning rate, which equals that of the hypernetwork."""
         return {"hyperfl.embedding-learning-rate": number(config.learning_rate)}
 
 
 class HyperFL(WithEmbedding):
-    """Shares the group `hypernetwork`."""
+    """Averages the shared group `hypernetwork`."""
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the hypernetwork's initial values under the chosen initialisation."""
+        """Return the hypernetwork's initial values, drawn as `hyperfl.initialisation` says."""
         _, parameters, _ = self.initial_state()
         return {"hypernetwork": parameters}
 
     def advance(self, means: SharedArrays) -> SharedArrays:
-        """Return the means; with `embedding = common-frozen` the first layer is a constant, free of rounding."""
+        """Return the means; with `embedding = common-frozen` the first layer keeps its values."""
         if self.context.config.section(HyperFLConfig).embedding != "common-frozen":
             return means
+        # No client trains the first layer then; its mean would differ from it by rounding.
         first = ("hypernetwork/hidden.weight", "hypernetwork/hidden.bias")
         return {key: self._current[key] if key in first else mean for key, mean in means.items()}
 
 
 class HyperFLFrozen(WithEmbedding):
-    """Shares the group `extractor`: what the hypernetwork generates of one frozen embedding for all."""
+    """Averages the shared group `extractor`, which the hypernetwork generates from one frozen embedding for all."""
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the parameters that the initial hypernetwork generates."""
+        """Return the extractor that the initial hypernetwork generates from the common embedding."""
         hypernetwork, parameters, v = self.initial_state()
         hypernetwork.load_state_dict(parameters, assign=True)
         with torch.no_grad():

@@ -1,9 +1,10 @@
-"""IT-PFL-HN's server: pFedHN's hypernetwork, and an encoder that makes its inputs of clients' data without labels.
+"""IT-PFL-HN's server: pFedHN's hypernetwork, and an encoder that computes its inputs from unlabelled data.
 
 "Inference-Time Personalized Federated Learning", under review at ICLR 2022, section 4 and appendix B. The algorithm
-is in docs/methods/it-pfl.md. In the first phase hypernetwork and embeddings move as pFedHN's do, and the encoder is
-averaged. In the second the encoder is frozen and the hypernetwork is tuned on the clients' descriptors in the place of
-their embeddings (equation 9); as it was before it is kept, for the clients of the federation.
+is in docs/methods/it-pfl.md. In the first phase the hypernetwork and the embeddings are trained as in pFedHN, and the
+encoder is averaged. In the second phase the encoder is frozen, and the hypernetwork is tuned on the clients'
+descriptors instead of their embeddings (equation 9). A copy of the hypernetwork from the end of the first phase is kept
+for the clients of the federation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,24 +33,24 @@ from strategies.engine.query_clients import Answers, ask, descriptors_of
 from strategies.pfedhn import PFedHN
 
 KEPT = "federation/"
-"""Prefix, in the server's state, of the hypernetwork as it was at the end of the first phase."""
+"""Prefix, in the server's state, of the hypernetwork from the end of the first phase."""
 
 ADAM = "encoder-optimiser/"
-"""Prefix, in the server's state, of what the encoder's optimiser remembers."""
+"""Prefix, in the server's state, of the state of the encoder's optimiser."""
 
 ENCODER = "encoder/"
-"""Prefix of the encoder's arrays as they travel."""
+"""Prefix of the encoder's arrays in messages."""
 
 EMBEDDINGS, FINE_TUNING = "embeddings", "fine-tuning"
 """Names of the phases."""
 
 
 class ITPFL(PFedHN):
-    """Averages the group `encoder`; sends each client its `model` and, in `embedding`, what that was generated of.
+    """Averages the group `encoder`; sends each client its `model` and, in `embedding`, the input that generated it.
 
     Attributes:
         kept: The hypernetwork's parameters at the end of the first phase, by name; empty before.
-        descriptors: g(D_i) [d] of the clients that have sent it.
+        descriptors: Descriptors g(D_i) [d] of the clients that have sent one, by client.
     """
 
     novel_modes: ClassVar[tuple[str, ...]] = ("descriptor",)
@@ -86,22 +87,26 @@ class ITPFL(PFedHN):
 
     @classmethod
     def only_round(cls) -> Mapping[str, Scalar]:
-        """Return that no round is of the second phase, in which the encoder does not travel."""
+        """Return settings without a second phase, since the encoder is not uploaded in it."""
         return {"it-pfl.fine-tune-rounds": 0}
 
     @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
-        """Refuse noise on descriptors that are made of maxima."""
+        """Refuse noise on descriptors that contain maxima.
+
+        Raises:
+            ConfigError: If descriptors are to be noised and `it-pfl.pooling` is not `mean`.
+        """
         novel, pooling = config.novel, config.section(ITPFLConfig).pooling
         if novel.clients and any(novel.budgets) and pooling != "mean":
             raise ConfigError(
-                f"novel.epsilons = {novel.epsilons} needs it-pfl.pooling = mean, got {pooling}: of a maximum over "
-                f"samples one sample can move the descriptor without bound, so that no noise hides it"
+                f"novel.epsilons = {novel.epsilons} needs it-pfl.pooling = mean, got {pooling}: a single "
+                f"sample can change a maximum without bound, so that no amount of noise hides it"
             )
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
-        """Return whether no round is left that trains the encoder."""
+        """Return a warning if all rounds are of the second phase, so that none trains the encoder."""
         if not config.section(ITPFLConfig).fine_tunes(1, config.num_rounds):
             return ()
         return [
@@ -114,11 +119,11 @@ class ITPFL(PFedHN):
         return {"encoder": self._initial_encoder}
 
     def inputs(self, clients: Sequence[int]) -> Tensor | None:
-        """Return the descriptors [B, d] of some clients in the second phase."""
+        """Return the descriptors [B, d] of some clients in the second phase; None (embeddings) in the first."""
         return torch.stack([self.descriptors[client] for client in clients]) if self.kept and clients else None
 
     def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
-        """Return each client's network and the embedding or descriptor that it was generated of."""
+        """Return each client's network and the embedding or descriptor [1, d] that generated it."""
         inputs = self.inputs(clients)
         rows = self._targets(clients) if inputs is None else inputs
         networks = super().per_client_arrays(clients)
@@ -128,17 +133,17 @@ class ITPFL(PFedHN):
         }
 
     def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
-        """Return what a client is sent after the last round; a frozen encoder does not travel.
+        """Return the arrays that a client is sent after the last round, without a frozen encoder.
 
         Raises:
-            RunDirectoryError: If the client was never described in the second phase, and so gets no model.
+            RunDirectoryError: If the client has sent no descriptor in the second phase, so that it has no model.
         """
         if self.kept and client not in self.descriptors:
             raise RunDirectoryError(f"client {client} has sent no descriptor; take another client, or resume the run")
         return super().evaluated(pack_arrays({}) if self.kept else arrays, client)
 
     def models_of(self, descriptors: Mapping[int, NDArray[Any]]) -> Mapping[int, SharedArrays]:
-        """Return what the hypernetwork makes of descriptors [1, d] of clients that were not trained."""
+        """Return the models that the hypernetwork generates from descriptors [1, d] of novel clients."""
         clients = list(descriptors)
         rows = torch.cat([torch.tensor(descriptors[client]) for client in clients]) if clients else torch.zeros(0)
         return {
@@ -147,11 +152,11 @@ class ITPFL(PFedHN):
         }
 
     def _targets(self, clients: Sequence[int]) -> Tensor:
-        """Return what the encoder is to learn in a round of some clients: their embeddings [B, d], moved together.
+        """Return the encoder's training targets in a round: the clients' embeddings [B, d], shifted by one vector.
 
-        Their mean is moved to that of all embeddings. Otherwise an encoder that does not tell clients apart yet is
-        mostly drawn to the mean of the round's clients, to another one in each round. With all clients in a round, or
-        with one, the embeddings are as they are.
+        The shift moves their mean to the mean of all embeddings. Without it, an encoder that cannot distinguish clients
+        yet mostly follows the mean of the round's clients, which differs from round to round. Nothing is shifted if a
+        round has all clients or only one.
         """
         embeddings = self.server.embeddings.detach()
         mine = embeddings[list(clients)]
@@ -160,19 +165,19 @@ class ITPFL(PFedHN):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
-        """Return the messages of a round; in the second phase, ask for descriptors that are missing before."""
+        """Return the messages of a round; in the second phase, first query the descriptors that are missing."""
         self._prepare(server_round, arrays, grid, self.sampled(server_round))
         return super().configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
-        """Return the messages of the evaluation after the last round, of models of descriptors if it has tuned."""
+        """Return the messages of the last evaluation; after a second phase, of models generated from descriptors."""
         self._prepare(server_round, arrays, grid, self.present)
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _prepare(self, server_round: int, encoder: ArrayRecord, grid: Grid, clients: Sequence[int]) -> None:
-        """Have the descriptors of some clients, of all that are there when the second phase begins."""
+        """Query the missing descriptors of some clients, or of all present ones when the second phase begins."""
         self._asked_for = Answers()
         if self.phase(server_round) == EMBEDDINGS:
             return
@@ -184,6 +189,7 @@ class ITPFL(PFedHN):
             query = descriptors_of(missing, encoder, self.descriptor_dimension, QuerySpec())
             found = ask(grid, self.context, server_round, query)
             self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
+            # This round's outcome must mention only clients that take part in it, and each of them once.
             gone = {client for mine in found.away.values() for client in mine}
             found.away = {node: [each for each in mine if each in clients] for node, mine in found.away.items()}
             found.failures = [each for each in found.failures if each.client in clients and each.client not in gone]
@@ -212,7 +218,7 @@ class ITPFL(PFedHN):
         self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire
 
     def advance(self, means: SharedArrays) -> SharedArrays:
-        """Return the encoder after a step along the mean; a frozen one has not travelled."""
+        """Return the encoder after the server's step; in the second phase the frozen encoder."""
         if self.kept:
             return self._frozen
         if self._adam is None or not means:
@@ -221,7 +227,7 @@ class ITPFL(PFedHN):
         return {ENCODER + name: value.numpy() for name, value in stepped.items()}
 
     def server_state(self) -> SharedArrays:
-        """Return pFedHN's state, and in the second phase the hypernetwork of before and the descriptors [N, d]."""
+        """Return pFedHN's state; in the second phase also the kept hypernetwork and the descriptors [N, d]."""
         state = super().server_state()
         if self.kept:
             number = self.context.config.num_clients
@@ -237,7 +243,7 @@ class ITPFL(PFedHN):
         )
 
     def load_server_state(self, arrays: SharedArrays) -> None:
-        """Go back to a state that `server_state` returned."""
+        """Restore a state that `server_state` returned."""
         super().load_server_state(arrays)
         self.kept = {
             name.removeprefix(KEPT): torch.tensor(value) for name, value in arrays.items() if name.startswith(KEPT)

@@ -1,4 +1,4 @@
-"""Local-only training: nothing is shared; the baseline that federated learning has to beat."""
+"""Local-only training, the baseline that federated learning has to beat: nothing is shared."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ from strategies.engine.base import BaseStrategy
 
 
 class Local(BaseStrategy):
-    """Shares no group."""
+    """Has no shared groups; clients train their private models only."""
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return no groups."""
+        """Return no groups, since none is shared."""
         return {}

@@ -1,4 +1,4 @@
-"""pFedHN and pFedHN-PC: the hypernetwork lives on the server, clients are sent what it generates for them.
+"""pFedHN and pFedHN-PC: a hypernetwork on the server generates a model, or an extractor, for each client.
 
 Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks", ICML 2021, algorithm 1 and
 section 4.1 (PC: a personal classifier that never leaves the client).
@@ -22,13 +22,20 @@ from strategies.engine.base import BaseStrategy, ServerContext
 
 
 class PFedHN(BaseStrategy):
-    """Generates the group `model`, the whole target network."""
+    """Generates the per-client group `model`, the whole target network, and trains the hypernetwork.
+
+    Attributes:
+        group: Name of the generated group.
+        rates: Default step sizes of the server.
+        embedding_std: Default standard deviation of the embeddings' initial values.
+        server: The hypernetwork, the embeddings and their optimiser.
+    """
 
     novel_modes: ClassVar[tuple[str, ...]] = ("sampled", "ensemble", "nearest")
 
     group: ClassVar[str] = "model"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=1e-2)
-    """The public code's."""
+    """From the authors' public code."""
     embedding_std: ClassVar[float] = 1.0
 
     def __init__(self, context: ServerContext) -> None:
@@ -59,7 +66,7 @@ class PFedHN(BaseStrategy):
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
-        """Return the length, the rates and the initial spread of the embeddings, and the hypernetwork's rate."""
+        """Return the embeddings' length, step sizes and initial spread, and the hypernetwork's learning rate."""
         method, rates = config.section(PFedHNConfig), cls.rates
         rate = rates.learning_rate if method.server_learning_rate == "auto" else method.server_learning_rate
         decay = method.server_weight_decay
@@ -76,22 +83,22 @@ class PFedHN(BaseStrategy):
         return target
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return no groups: nothing is the same for all clients."""
+        """Return no groups, since every client gets different parameters."""
         return {}
 
     def inputs(self, clients: Sequence[int]) -> Tensor | None:
-        """Return what the networks of some clients are generated of [B, d]; None: their embeddings."""
+        """Return the hypernetwork's inputs [B, d] for some clients; None for their embeddings."""
         return None
 
     def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
-        """Return the networks that the hypernetwork generates for some clients."""
+        """Return the network that the hypernetwork generates for each client."""
         return {
             client: {f"{self.group}/{name}": value.numpy() for name, value in tensors.items()}
             for client, tensors in self.server.generate(clients, self.inputs(clients)).items()
         }
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
-        """Return the models of all clients of the federation, in the order of their ids."""
+        """Return the models of all N trained clients, in the order of their ids."""
         generated = self.server.generate(range(self.context.config.num_clients)).values()
         return {
             f"{self.group}/{name}": torch.stack([tensors[name] for tensors in generated]).numpy()
@@ -99,7 +106,7 @@ class PFedHN(BaseStrategy):
         }
 
     def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
-        """Step the hypernetwork and the embeddings along the clients' changes."""
+        """Step the hypernetwork and the embeddings along the clients' changes (algorithm 1)."""
         self.server.update(
             {
                 client: {
@@ -113,11 +120,11 @@ class PFedHN(BaseStrategy):
         )
 
     def server_state(self) -> SharedArrays:
-        """Return hypernetwork, embeddings and momentum."""
+        """Return the hypernetwork, the embeddings and the momentum buffers."""
         return {name: value.numpy() for name, value in self.server.state().items()}
 
     def load_server_state(self, arrays: SharedArrays) -> None:
-        """Go back to a state that `server_state` returned."""
+        """Restore a state that `server_state` returned."""
         self.server.load({name: torch.tensor(value) for name, value in arrays.items()})
 
 
@@ -126,7 +133,7 @@ def _first(value: float | None, otherwise: float) -> float:
 
 
 class PFedHNPC(PFedHN):
-    """Generates the group `extractor`; every client has a classifier of its own."""
+    """Generates the per-client group `extractor`; each client keeps a private classifier."""
 
     novel_modes: ClassVar[tuple[str, ...]] = ()
 

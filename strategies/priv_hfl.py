@@ -1,12 +1,12 @@
-"""PRIV-HFL's server: adds up the clients' changes and advances the dual variables; it holds no client's model.
+"""PRIV-HFL's server: sums the clients' changes and updates the dual variables; it holds no client's model.
 
 Najafi, Alavizadeh, Shahraki, Kayes, Rahayu: "PRIV-HFL: Privacy-Preserving and Robust Federated Learning for
 Heterogeneous Clients Against Data Reconstruction Attacks", algorithms 1 and 2, corrected.
 
-The algorithm and what the server sees are in docs/methods/priv-hfl.md. In the mean form it needs nothing but the sum of
-the clients' changes; in the chain it keeps a multiplier for each pair of neighbours and sends every client a force.
-With distillation it steps the generator along the mean of the clients' gradients (equations 21 and 22; the paper lets
-every client take that step, which gives all of them the same generator, but for those that were away).
+The algorithm and what the server sees are in docs/methods/priv-hfl.md. The mean form needs only the sum of the clients'
+changes; the chain form keeps a multiplier for each pair of neighbours and sends every client a force. With distillation
+the server steps the generator along the mean of the clients' gradients (equations 21 and 22). In the paper every client
+takes that step, which gives the same generator, except on clients that were absent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
 
 
 class PrivHFL(BaseStrategy):
-    """Sends S to all (mean) or r_i to each client (chain); gets changes of models back."""
+    """Sends S to all clients (mean) or r_i to each client (chain), and receives changes of their models."""
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
@@ -52,33 +52,37 @@ class PrivHFL(BaseStrategy):
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
-        """Return the dual's step, and the regulariser with which a multiplier forgets a tenth in each round."""
+        """Return the dual's step size, and the sigma that reduces a multiplier by a tenth in each round."""
         rate = effective_rate(number(config.learning_rate), config.momentum)
         step, sigma = default_dual(config.section(PrivHFLConfig), rate, config.fraction_train)
         return {"priv-hfl.dual-step": step, "priv-hfl.sigma": sigma}
 
     @classmethod
     def steps_setting(cls, num_steps: int) -> Mapping[str, Scalar]:
-        """Return K."""
+        """Return the setting of the number K of local steps."""
         return {"priv-hfl.local-steps": num_steps}
 
     @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
-        """Refuse a generator of feature vectors."""
+        """Refuse distillation on feature vectors.
+
+        Raises:
+            ConfigError: If `priv-hfl.distill` is set and the data are not images.
+        """
         if config.section(PrivHFLConfig).distill and len(input_shape) != 3:
             raise ConfigError(
-                f"priv-hfl.distill makes images (channels, height, width), the data are vectors of the shape "
-                f"{input_shape}; set it to false"
+                f"priv-hfl.distill needs images (channels, height, width), but the data are vectors of the "
+                f"shape {input_shape}; set it to false"
             )
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
-        """Return under which settings errors grow."""
+        """Return a warning for each setting with which errors grow from round to round."""
         rate = effective_rate(number(config.learning_rate), config.momentum)
         return stability_warnings(config.section(PrivHFLConfig), rate, config.fraction_train, config.num_rounds)
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return S = 0 (mean) and the generator (distillation); the clients make their first model from the seed."""
+        """Return S = 0 (mean) and the generator (distillation); clients derive their first model from the seed."""
         config, federation = self.context.config, self.context.federation
         groups: dict[str, Mapping[str, Tensor]] = {}
         if isinstance(self.server, MeanServer):
@@ -91,23 +95,23 @@ class PrivHFL(BaseStrategy):
         return groups
 
     def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
-        """Return in the chain the force on each client."""
+        """Return the force r_i on each client in the chain form, nothing in the mean form."""
         if isinstance(self.server, MeanServer):
             return {}
         return {client: {FORCE: self.server.force(client).numpy()} for client in clients}
 
     def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
-        """Keep the changes of a chain's clients until the round ends."""
+        """Store the changes of the chain's clients until `advance` ends the round."""
         self._increments = {client: torch.tensor(arrays[FORCE]) for client, arrays in per_client.items()}
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
-        """Send the mean change in the place of S (mean), so that the clients can evaluate the mean model."""
+        """Send the mean change instead of S (mean form), so that the clients can evaluate the mean model."""
         return super().configure_evaluate(server_round, self._with_mean(arrays), config, grid)
 
     def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
-        """Return what a client is sent after the last round, with the mean change in the place of S (mean)."""
+        """Return the arrays that a client is sent after the last round: the mean change instead of S (mean form)."""
         return super().evaluated(self._with_mean(arrays), client)
 
     def _with_mean(self, arrays: ArrayRecord) -> ArrayRecord:
@@ -117,9 +121,10 @@ class PrivHFL(BaseStrategy):
         return pack_arrays({**unpack_arrays(arrays), CHANGES: mean})
 
     def advance(self, means: SharedArrays) -> SharedArrays:
-        """Add the changes of those who finished, absent clients counting as zero; advance dual variables and generator.
+        """Add the round's changes (zero for clients that did not finish); update the dual variables and the generator.
 
-        They advance in a round without any reply as well: a client counts rounds to catch up.
+        The dual variables are updated in a round without any reply, too: a client that returns catches up by the number
+        of rounds it has missed.
         """
         arrays: SharedArrays = {}
         if isinstance(self.server, ChainServer):
@@ -134,7 +139,7 @@ class PrivHFL(BaseStrategy):
         return arrays | generator
 
     def _stepped_generator(self, gradients: SharedArrays) -> SharedArrays:
-        """Return the generator's parameters after a step along the mean gradient; as they were if there is none."""
+        """Return the generator's parameters after a step along the mean gradient, unchanged if there is none."""
         rate = np.float32(self.context.config.section(PrivHFLConfig).generator_learning_rate)
         return {
             key: value - rate * gradients[key] if key in gradients else value
@@ -143,7 +148,7 @@ class PrivHFL(BaseStrategy):
         }
 
     def _keep(self, generator: SharedArrays) -> None:
-        """Keep a copy of the generator, in the rounds that the settings ask for."""
+        """Write a copy of the generator in the rounds that `priv-hfl.keep-generators` selects."""
         every, current = self.context.config.section(PrivHFLConfig).keep_generators, self.progress.round
         if generator and every and current % every == 0:
             path = kept_generator_path(Path(self.context.run_directory), current)
@@ -151,12 +156,12 @@ class PrivHFL(BaseStrategy):
             write_arrays(path, {key.partition("/")[2]: value for key, value in generator.items()}, {})
 
     def server_state(self) -> SharedArrays:
-        """Return the dual variables; in the mean form also the mean change, in float64."""
+        """Return the dual variables, in float64; in the mean form also the mean change."""
         if isinstance(self.server, MeanServer):
             return {"consensus": self.server.consensus.numpy(), "total": self.server.total.numpy()}
         return {"residuals": self.server.residuals.numpy(), "multipliers": self.server.multipliers.numpy()}
 
     def load_server_state(self, arrays: SharedArrays) -> None:
-        """Go back to a state that `server_state` returned."""
+        """Restore a state that `server_state` returned."""
         for name, value in arrays.items():
             setattr(self.server, name, torch.tensor(value))

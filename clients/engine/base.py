@@ -1,4 +1,4 @@
-"""What all clients share: parameter groups, private state, the two accuracies."""
+"""Base of all clients: parameter groups, private state, and the evaluation before and after training."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -29,20 +29,20 @@ from hyperfl_flwr.training.local_sgd import Predict, train_epochs
 _NOTHING = np.zeros(0)
 
 CHUNK = 2000
-"""Images of the global test set that are brought to the device at a time."""
+"""Number of images of the global test set that are moved to the device at a time."""
 
 
 class BaseClient(LocalTraining, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
-    A method's client declares its groups, builds a module for each, and trains. By default the groups are the target
-    network or parts of it, and all of it is trained. Receiving, merging, storing and sending are done here.
+    A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
+    target network or its parts, and all of it is trained. This class receives, merges, stores and uploads groups.
 
     Attributes:
-        shared: Names of the shared groups and how the server reduces each.
+        shared: Names of the shared groups, and the reduction of each on the server.
         private: Names of the groups that never leave the node.
         generated: Whether a hypernetwork generates parameters of the target network.
-        joins: Whether a new client can train its private groups alone, see `join`.
+        joins: Whether a client that joins later can train its private groups alone, see `join`.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
@@ -55,37 +55,37 @@ class BaseClient(LocalTraining, NumPyClient):
         self.groups = self.build_groups()
 
     def build_groups(self) -> dict[str, nn.Module]:
-        """Return a module for each group; its values do not matter and may be on the meta device.
+        """Return a module for each group; its values are ignored and may be on the meta device.
 
-        By default these are of the target network, `model`, and its two parts, `extractor` and `classifier`.
+        The default knows the target network, `model`, and its two parts, `extractor` and `classifier`.
         """
         self.model = self.new_target()
         parts = {"model": self.model, "extractor": self.model.extractor, "classifier": self.model.classifier}
         return {group: parts[group] for group in (*self.shared, *self.private) if group in parts}
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the initial values of the private groups, by default equal for all clients: group -> values."""
+        """Return the private groups' initial values, by group and name; by default equal for all clients."""
         seed = self.context.config.seed
         return {group: initial_state(self.groups[group], torch_generator(seed, group)) for group in self.private}
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Train the modules in place, by default `parameter_sets` for the local epochs; returns numbers to report."""
+        """Train the modules in place, by default `parameter_sets` for the local epochs; return metrics to report."""
         return {"train-loss": train_epochs(self.model, self.parameter_sets(), self.context.data, self.epochs(), rng)}
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
-        """Train the private groups in place for some rounds, with the shared ones as constants.
+        """Train the private groups in place for some rounds, with constant shared groups.
 
         Raises:
-            ValueError: If the method's clients cannot.
+            ValueError: If the method's clients cannot join (`joins` is false).
         """
-        raise ValueError(f"clients of {self.context.config.method} cannot join by training private parts alone")
+        raise ValueError(f"clients of {self.context.config.method} cannot join by training private groups alone")
 
     def predictor(self) -> Predict:
-        """Return the client's model as it is now."""
+        """Return the client's current model, as a function from samples to logits."""
         return self.model
 
     def target_state(self) -> Mapping[str, Tensor]:
-        """Return the client's model as it is now: values of the whole target network by name, on the device."""
+        """Return the client's current model: values of the whole target network by name, on the device."""
         return self.model.state_dict()
 
     def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
@@ -95,17 +95,17 @@ class BaseClient(LocalTraining, NumPyClient):
             stored: The private groups of that round, keyed `group/name`.
 
         Returns:
-            None where they do not tell.
+            The model; None if the private groups alone cannot rebuild it.
         """
         per_client = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
         return per_client or None
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return what is sent of the shared groups, in the order of `keys`: the trained arrays, protected."""
+        """Return the arrays to upload, in the order of `keys`; by default the trained ones, protected."""
         return self.protected(received, trained)
 
     def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return arrays whose change is clipped and noised as the run's settings ask for."""
+        """Return the trained arrays after clipping and noising their change as `privacy.*` says."""
         privacy = self.context.config.privacy
         if not privacy.clip_norm:
             return trained
@@ -119,15 +119,15 @@ class BaseClient(LocalTraining, NumPyClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Evaluate what was received, train, evaluate again, and store the private groups.
+        """Evaluate the received parameters, train, evaluate again, and store the private groups.
 
         Args:
             parameters: The shared groups' arrays, in the order of `keys`.
             config: `round`, `version` (of the private state to start from) and `kept-version`.
 
         Returns:
-            What `reply` makes of the shared arrays, the number of training samples, and the client's numbers; among
-            them `aggregate-accuracy` (received parameters with the client's private ones) and `personalized-accuracy`
+            The arrays that `reply` returns, the number of training samples, and the client's metrics. Among them are
+            `aggregate-accuracy` (received parameters with the client's private ones) and `personalized-accuracy`
             (after local training), both on the client's test data.
 
         Raises:
@@ -142,12 +142,14 @@ class BaseClient(LocalTraining, NumPyClient):
         evaluated = time.perf_counter()
         self._set_mode(training=True)
         path = (context.client, config["round"])
+        # One stream per purpose, client and round: neither the hosting node nor a resume changes the results.
         seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
         metrics |= self.train(numpy_generator(context.config.seed, "training", *path))
         trained = time.perf_counter()
         metrics |= _accuracy("personalized", self._evaluate())
         if config["round"] == context.config.num_rounds:
             metrics |= self._global_accuracy("personalized")
+        # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
         self._store(config["round"], {config["version"], config["kept-version"]})
         if context.keeps_model:
             keep_model(context, self.target_state(), config["round"], metrics)
@@ -156,29 +158,29 @@ class BaseClient(LocalTraining, NumPyClient):
         return self.reply(parameters, arrays), len(context.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate received parameters with the client's private ones on its test data; see `fit` and `receive`."""
+        """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""
         self.receive(self._named(parameters), config["version"])
         sums = self._evaluate()
         return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
 
     def describe(self, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
-        """Return a descriptor of the client's training data, and their number, for a method that has an encoder.
+        """Return a descriptor of training samples and their number, for a method with an encoder.
 
         Args:
-            received: The encoder.
-            question: Which data, and how they are protected.
+            received: The encoder's arrays, by key.
+            question: The samples to describe, and the noise.
 
         Raises:
-            ValueError: If the method has none.
+            ValueError: If the method has no encoder.
         """
         raise ValueError(f"{self.context.config.method} has no encoder")
 
     def travelling(self) -> tuple[str, ...]:
-        """Return the shared groups that are part of this round: all, unless a method says otherwise."""
+        """Return the shared groups that are exchanged in this round; by default all."""
         return tuple(self.shared)
 
     def keys(self) -> list[str]:
-        """Return the names `group/name` of the shared arrays, in the order in which they travel."""
+        """Return the keys `group/name` of the exchanged arrays, in the order of Flower's lists of arrays."""
         return [f"{group}/{name}" for group in self.travelling() for name in self.groups[group].state_dict()]
 
     def shared_bytes(self) -> int:
@@ -187,7 +189,7 @@ class BaseClient(LocalTraining, NumPyClient):
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def receive(self, received: SharedArrays, version: int) -> None:
-        """Become what is evaluated after the last round: the shared groups, by key, and the private ones of a version.
+        """Load the parameters for the last evaluation: the received groups, and the private ones of a version.
 
         Raises:
             ValueError: If the arrays do not fit the client's model.
@@ -198,7 +200,7 @@ class BaseClient(LocalTraining, NumPyClient):
         self._load(received, version)
 
     def _named(self, parameters: list[NDArray[Any]]) -> SharedArrays:
-        """Return the shared arrays, which came in the order of `keys`, by key."""
+        """Return received arrays by key; they are in the order of `keys`."""
         keys = self.keys()
         if len(parameters) != len(keys):
             raise ValueError(f"received {len(parameters)} arrays, expected {len(keys)}: {', '.join(keys)}")
@@ -219,10 +221,10 @@ class BaseClient(LocalTraining, NumPyClient):
             self.load_group(group, tensors)
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
-        """Put the tensors of one group, by key, into its module.
+        """Load one group's tensors into its module; tensors of other groups are ignored.
 
         Raises:
-            ValueError: If they do not fit.
+            ValueError: If the tensors do not fit the module.
         """
         module = self.groups[group]
         expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
@@ -246,11 +248,11 @@ class BaseClient(LocalTraining, NumPyClient):
         self.context.state.forget_before(version, but=kept)
 
     def networks(self) -> Sequence[nn.Module]:
-        """Return all modules that are called, for what depends on whether they train; these are the groups'."""
+        """Return all modules that are switched between training and evaluation; by default the groups' modules."""
         return list(self.groups.values())
 
     def _set_mode(self, *, training: bool) -> None:
-        """Let BatchNorm use each batch's statistics (training), or the running ones; let Dropout work, or not."""
+        """Switch BatchNorm between batch (training) and running statistics, and Dropout on (training) or off."""
         for module in self.networks():
             module.train(training)
 
@@ -260,7 +262,7 @@ class BaseClient(LocalTraining, NumPyClient):
         return evaluate(self.predictor(), data.test_images, data.test_labels)
 
     def _global_accuracy(self, kind: str) -> dict[str, Scalar]:
-        """Return the accuracy on all test data of the data set, where the run asks for it."""
+        """Return the accuracy on all test data of the data set; empty without `data.global-test`."""
         if self.context.global_test is None:
             return {}
         images, labels = self.context.global_test
@@ -281,6 +283,6 @@ def _to_numpy(tensor: Tensor) -> NDArray[Any]:
 
 
 def _shape_of(tensor: Tensor) -> NDArray[Any]:
-    """Return an array of a tensor's shape and type that takes no memory."""
+    """Return a stand-in with a tensor's shape and type that occupies no memory."""
     dtype = torch.empty((), dtype=tensor.dtype).numpy().dtype
     return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""How clients train as far as a run's settings tell: clients train by it, and attacks are given it."""
+"""Local training as a run's public settings define it, for clients and for attacks that simulate them."""
 
 from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
@@ -9,11 +9,11 @@ from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 
 class LocalTraining:
-    """The steps that settings ask for: passes of plain SGD over the data, unless a method says otherwise.
+    """Local steps of a method's clients; by default passes of plain SGD over the client's data.
 
     Attributes:
-        context: Where the client works.
-        model: The target network; a method without it overrides what uses it.
+        context: The client's context.
+        model: The target network; a client without it overrides the methods that use it.
     """
 
     context: ClientContext
@@ -21,10 +21,10 @@ class LocalTraining:
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
-        """Return the steps on what is shared that a run's settings ask for: clients train by them.
+        """Return the local steps that train the shared parameters.
 
         Args:
-            config: The run's settings, without any `auto` of the method's.
+            config: The run's settings, with the method's `auto` values replaced.
         """
         return LocalSteps(
             epochs=config.local_epochs,
@@ -36,20 +36,23 @@ class LocalTraining:
 
     @classmethod
     def public_training(cls, config: RunConfig) -> PublicTraining:
-        """Return all that a run's settings tell of local training; `hyperfl audit` attacks with it."""
+        """Return all public knowledge of local training, with which `hyperfl audit` attacks."""
         return PublicTraining(steps=cls.local_steps(config))
 
     @property
     def steps(self) -> LocalSteps:
-        """The steps on what is shared."""
+        """The local steps that train the shared parameters."""
         return self.local_steps(self.context.config)
 
     def epochs(self) -> Epochs:
-        """Return the local epochs that the run's settings ask for."""
+        """Return the number of local epochs and the SGD settings of the run."""
         return self.steps
 
     def parameter_sets(self) -> list[ParameterSet]:
-        """Return what is trained and how, by default the whole target network by `steps`, anchored where it is now."""
+        """Return the parameters to train and their rates; by default the target network, by `steps`.
+
+        The anchor of a pull is a copy of the current values, which are those received.
+        """
         steps, parameters = self.steps, list(self.model.parameters())
         return [
             ParameterSet(

@@ -1,4 +1,4 @@
-"""Base of clients that share the feature extractor of their target network and keep its classifier private."""
+"""Base of clients that share the target network's feature extractor and keep its classifier private."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -10,7 +10,7 @@ from hyperfl_flwr.training.finetune_private import join_classifier
 
 
 class SplitClient(BaseClient):
-    """A client with the groups `extractor`, which is shared, and `classifier`, which is private."""
+    """Client with the shared group `extractor` and the private group `classifier`."""
 
     private: ClassVar[tuple[str, ...]] = ("classifier",)
 
@@ -18,9 +18,9 @@ class SplitClient(BaseClient):
         """Train the classifier in place, with as many passes as the local epochs of `rounds` rounds.
 
         Args:
-            rate: Step size.
+            rate: Learning rate of the classifier.
             rounds: Number of rounds.
-            rng: Order of the samples and augmentation.
+            rng: Random numbers for the order of the samples and for augmentation.
         """
         epochs = self.epochs()
         self.model.extractor.requires_grad_(False)

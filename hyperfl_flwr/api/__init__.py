@@ -1,1 +1,1 @@
-"""The Python interface: starts and resumes runs, and uses finished ones."""
+"""Python interface: start and resume runs, and use finished ones."""

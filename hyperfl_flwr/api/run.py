@@ -1,6 +1,6 @@
-"""A run's folder as an object: its result, its metrics, and the models that it holds.
+"""Access to a run's folder from Python: results, metrics and models.
 
-The process that follows a run makes one, too: what takes torch is imported where it is used.
+The process that follows a run constructs a `Run`, too; so modules that import torch are imported where they are used.
 """
 
 import json
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def absolute(path: Path | str) -> Path:
-    """Return a path as it is meant: from the working directory, or with `~` from the user's home."""
+    """Return an absolute path, relative to the working directory, with `~` as the user's home."""
     return Path(path).expanduser().absolute()
 
 
 class Run:
-    """A run, finished or not. Its files are read each time that they are asked for.
+    """A run, finished or not; each access reads its files again.
 
     Args:
         folder: The run's folder.
 
     Attributes:
-        folder: The same, absolute.
+        folder: The run's folder, as an absolute path.
 
     Raises:
         RunDirectoryError: If the folder is not a run's.
@@ -57,17 +57,19 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Content of summary.json, the run's result; accuracies are shares in [0, 1].
 
-        `hyperfl_flwr.runs.summary.summarise` has its keys.
+        `hyperfl_flwr.runs.summary.summarise` documents its keys.
 
         Raises:
-            RunDirectoryError: If the run has not come to its end.
+            RunDirectoryError: If the run is not finished.
             StateError: If it is damaged.
         """
         file = self.folder / "summary.json"
         try:
             summary: dict[str, Any] = json.loads(file.read_text())
         except FileNotFoundError:
-            raise RunDirectoryError(f"{self.folder} holds no summary.json: the run has not ended; resume it") from None
+            raise RunDirectoryError(
+                f"{self.folder} holds no summary.json: the run is not finished; resume it"
+            ) from None
         except ValueError as error:
             raise StateError(f"{file} is damaged ({error}); restore it from a copy") from None
         return summary
@@ -79,7 +81,7 @@ class Run:
 
     @property
     def metrics(self) -> "list[Record]":
-        """The lines of metrics.jsonl so far; `hyperfl_flwr.runs.run_directory.Record` has their kinds.
+        """The lines of metrics.jsonl so far, see `hyperfl_flwr.runs.run_directory.Record`.
 
         Raises:
             StateError: If a line is damaged.
@@ -89,7 +91,7 @@ class Run:
         return list(read_metrics(self.folder))
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Write one self-contained page about the run.
+        """Write a self-contained HTML report of the run.
 
         Args:
             path: The HTML file; None is `report.html` in the run's folder.
@@ -98,7 +100,7 @@ class Run:
             The file.
 
         Raises:
-            RunDirectoryError: If no round was recorded.
+            RunDirectoryError: If the run has no finished round.
         """
         from hyperfl_flwr.results.report import write_report
 
@@ -122,16 +124,17 @@ class Run:
             data_root: Folder of the run's data set, if it has changed.
 
         Returns:
-            The parameters by name as CPU tensors, how they are used, and the accuracy that the run has recorded.
+            The parameters by name as CPU tensors, the specification of the model, and its recorded accuracy.
 
         Raises:
-            RunDirectoryError: If the run has no such model, or not in this folder; or the path is in use.
+            ConfigError: If `state` is unknown.
+            RunDirectoryError: If the run's folder does not have this model, or the path is in use.
             HyperFLError: If a file is missing or damaged.
         """
         from hyperfl_flwr.results.export import model_of_run, write_exported
 
         if state not in (None, "personalized", "aggregate"):
-            raise ConfigError(f"state must be own or aggregate, got {state!r}")
+            raise ConfigError(f"state must be personalized or aggregate, got {state!r}")
         changes: dict[str, Scalar] = {}
         if data_root is not None:
             changes["data-root"] = str(absolute(data_root))
@@ -150,21 +153,21 @@ class Run:
         convert: bool = False,
         device: str = "auto",
     ) -> "Predictions":
-        """Predict samples with a client's model, or with the global one.
+        """Predict the classes of samples with a client's model, or with the global one.
 
         Args:
-            data: Folder of images, or an `.npz` file.
+            data: A folder of images, or an `.npz` file.
             client: As for `export`.
             state: As for `export`.
             data_root: As for `export`.
-            convert: Whether images of another size or colour than the model's are converted.
+            convert: Whether to convert images that do not have the model's size or channels.
             device: `auto`, `cpu`, `cuda` or `cuda:NUMBER`.
 
         Returns:
-            The probabilities [n, K] of n samples, and the labels where they are known.
+            The class probabilities [n, K] of n samples, and the labels if they are known.
 
         Raises:
-            DataError: If there is no sample, or one cannot be used.
+            DataError: If there are no samples, or one does not fit the model.
             HyperFLError: As for `export`, or if the device is missing.
         """
         from hyperfl_flwr.core.device import resolve_device

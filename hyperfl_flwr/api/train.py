@@ -1,4 +1,4 @@
-"""Trains a federation from a program: what `hyperfl run` does, with keyword arguments for its options."""
+"""Train a federation from Python: the command `hyperfl run` as a function."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from hyperfl_flwr.launch.progress import ShownProgress
 from hyperfl_flwr.launch.simulation import simulation
 
 Progress = bool | RunCallbacks | Display
-"""How a run is shown while it goes on, see `run`."""
+"""Progress display of a run, see `run`."""
 
 
 def run(
@@ -39,8 +39,8 @@ def run(
 ) -> Run:
     """Train a federation, simulated or on a deployment, and wait for its end.
 
-    What is None is as by default (docs/reference/settings.md). Processes of their own check the settings and train;
-    they are ended when an exception, Ctrl-C among them, leaves this function.
+    Arguments that are None have the defaults of docs/reference/settings.md. Separate processes check the settings and
+    train; they are terminated if an exception, including KeyboardInterrupt, leaves this function.
 
     Args:
         method: Name of the method.
@@ -51,23 +51,23 @@ def run(
         seed: Seed of everything but the partition (`data.seed`).
         data_root: Folder of the data sets; by default the user's cache folder.
         output: Folder of the run; by default a new one below `runs` in the working directory.
-        settings: Any other settings by their keys, as in `{"data.partition": "dirichlet"}`. The arguments above go
-            before settings of the same key.
-        engine: Of a simulation: Flower's engine on Ray, or all nodes one after the other in one process.
+        settings: Any other settings by their keys, as in `{"data.partition": "dirichlet"}`. The arguments above
+            override settings of the same key.
+        engine: Engine of a simulation: Flower's engine on Ray, or all nodes one after the other in one process.
         num_nodes: Number of simulated nodes P; by default what suits the machine.
-        deployment: Where to run instead of in a simulation, see `hyperfl_flwr.deployment`.
-        tensorboard: Whether TensorBoard's event files are written, too.
-        progress: True shows the run on standard error, False only warnings of it; an `RunCallbacks` has functions that
-            are called instead, in this thread.
+        deployment: The deployment to run on instead of a simulation, see `hyperfl_flwr.deployment`.
+        tensorboard: Whether to also write TensorBoard's event files.
+        progress: True shows the run on standard error, False only its warnings; the functions of a `RunCallbacks` are
+            called instead, in this thread.
 
     Returns:
         The finished run.
 
     Raises:
-        ConfigError: Settings are unknown, of a wrong type or out of range; the message names all of them.
-        RunFailedError: The run has started and failed; the message says how to resume it.
-        HyperFLError: Data, device, folders or the installation do not allow the run.
-        KeyboardInterrupt: The user has interrupted the run, which can be resumed.
+        ConfigError: If settings are unknown, of a wrong type or out of range; the message names all of them.
+        RunFailedError: If the run started and failed; the message says how to resume it.
+        HyperFLError: If data, device, folders or the installation do not allow the run.
+        KeyboardInterrupt: If the user interrupted the run, which can be resumed.
     """
     changes = changed_settings(
         settings, method=method, dataset=dataset, target=model, num_clients=num_clients, num_rounds=num_rounds,
@@ -76,7 +76,7 @@ def run(
     if tensorboard:
         from hyperfl_flwr.launch.tensorboard import require_tensorboard
 
-        require_tensorboard()  # before anything is made
+        require_tensorboard()  # before any file is written
     if deployment is not None and (num_nodes is not None or engine != RAY):
         raise ConfigError("num_nodes and engine are for simulations; a deployment has its own nodes")
     ready = (deployment or simulation(num_nodes, engine))(changes)
@@ -99,15 +99,15 @@ def resume(
     tensorboard: bool = False,
     progress: Progress = True,
 ) -> Run:
-    """Go on with a run from its last checkpoint; the result is what it would have been without a stop.
+    """Continue a run from its last checkpoint; the result is the same as without the interruption.
 
     Args:
-        unfinished: The run, or its folder. It may be complete, if `num_rounds` is larger now.
-        num_rounds: Number of federated rounds in all; it may only grow.
+        unfinished: The run, or its folder. A complete run can be continued with a larger `num_rounds`.
+        num_rounds: Total number of federated rounds; it may only grow.
         data_root: Folder of the data sets, if it has changed.
-        settings: Others that may change on a resumed run.
-        engine: As for `run`, whatever the engine was before.
-        num_nodes: As before, or None.
+        settings: Further settings that a resumed run may change.
+        engine: As for `run`; may differ from the engine before.
+        num_nodes: Number of simulated nodes as before, or None.
         deployment: As for `run`.
         tensorboard: As for `run`.
         progress: As for `run`.
@@ -131,34 +131,37 @@ def resume(
 
 
 def changed_settings(settings: Mapping[str, Scalar] | None = None, **named: Scalar | Path | None) -> dict[str, Scalar]:
-    """Return settings by their keys, with absolute paths.
+    """Merge settings from a mapping and from keyword arguments, with absolute paths.
 
     Args:
-        settings: By their keys.
-        **named: Those that go before, with underscores in the place of hyphens; None is left out.
+        settings: Settings by their keys.
+        **named: Settings that override these, with underscores instead of hyphens; None is left out.
+
+    Returns:
+        The settings by their keys.
 
     Raises:
-        ConfigError: If a value is not a text, a number or a truth value.
+        ConfigError: If a value is not a string, a number or a boolean.
     """
     given: dict[str, Any] = {name.replace("_", "-"): value for name, value in named.items() if value is not None}
     for key in {"data-root", "output", "resume"} & given.keys():
         given[key] = str(absolute(given[key]))
     changes = {**(settings or {}), **given}
     for key, value in changes.items():
-        if not isinstance(value, str | int | float | bool):  # a table would be lost among the defaults
+        if not isinstance(value, str | int | float | bool):  # a nested table would be ignored without an error
             raise ConfigError(
-                f"the setting {key} must be a text, a number or a truth value, got {value!r}; settings of a section "
-                f"have a dot in their key, as in data.partition"
+                f"the setting {key} must be a string, a number or a boolean, got {value!r}; settings of a section have "
+                f"a dot in their key, for example data.partition"
             )
     if isinstance(own := changes.get("dataset"), str) and is_local_data(own):
         path = local_data_path(own)
-        if path.exists() or not changes.get("data-root"):  # otherwise it is looked up there
+        if path.exists() or not changes.get("data-root"):  # otherwise it is looked up in data-root
             changes["dataset"] = f"{own.partition(':')[0]}:{path.absolute()}"
     return changes
 
 
 def _display(progress: Progress) -> Display:
-    """Return what shows a run; where no terminal is, in a notebook too, each round gets a line."""
+    """Return the display of a run; without a terminal, and in a notebook, it prints a line for each round."""
     if isinstance(progress, RunCallbacks):
         return lambda _: nullcontext(progress)
     if isinstance(progress, bool):
@@ -167,9 +170,9 @@ def _display(progress: Progress) -> Display:
 
 
 def _with_event_files(observer: RunCallbacks, directory: Path, *, wanted: bool) -> AbstractContextManager[RunCallbacks]:
-    """Return what a run is observed by, and written down for TensorBoard if that is wanted."""
+    """Return the run's callbacks, extended by a writer of TensorBoard's event files if `wanted`."""
     if not wanted:
         return nullcontext(observer)
-    from hyperfl_flwr.launch.tensorboard import written_along  # with torch, whose writer it takes
+    from hyperfl_flwr.launch.tensorboard import written_along  # deferred: imports torch
 
     return written_along(directory, observer)

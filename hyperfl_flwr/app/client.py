@@ -73,7 +73,7 @@ def on_node(answer: Answer) -> Handler:
 def _refuse_novel(node: NodeConfig) -> None:
     """Refuse training and evaluation on a novel client's node, so that the server cannot select data on it."""
     if node.novel_data:
-        raise RefusalError("this node is a novel client: it takes a model on demand, and does nothing else")
+        raise RefusalError("this node is a novel client: it only receives a model on demand and does not train")
 
 
 @app.train()
@@ -117,7 +117,7 @@ def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
     """
     if novel := NovelNode.of(node):
         return novel.answer(message)
-    raise RefusalError("this node is no novel client and takes no model on demand")
+    raise RefusalError("this node is not a novel client and does not accept a model on demand")
 
 
 @app.query("hello")
@@ -128,7 +128,7 @@ def hello(message: Message, context: Context) -> Message:
         if novel := NovelNode.of(node):
             return novel.introduce(message)
         if context.run_config.get("personalize.run"):
-            raise RefusalError("the run makes models on demand, and this node's config names no novel-data")
+            raise RefusalError("the run makes models on demand, but this node's config has no novel-data")
         properties = NodeApp(node, context.run_config).properties()
     except Exception as error:
         number = context.node_config.get("partition-id")

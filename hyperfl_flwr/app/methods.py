@@ -83,8 +83,8 @@ def _check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
         check_custom(config.target, input_shape, num_classes)
     if has_statistics(target) and client_of(config.method).generated:
         raise ConfigError(
-            f"target = {config.target} has running statistics (BatchNorm), which no hypernetwork generates: with "
-            f"{config.method} take cnn, lenet, mlp or mlp-500"
+            f"target = {config.target} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
+            f"with {config.method} take cnn, lenet, mlp or mlp-500"
         )
 
 
@@ -96,12 +96,12 @@ def _check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:
     if not strategy_of(method).novel_modes:
         able = ", ".join(name for name in METHODS if strategy_of(name).novel_modes)
         raise ConfigError(
-            f"novel.clients must be 0 with {method}: its clients keep {', '.join(client_of(method).private)} to "
-            f"themselves, and a client without labels has no classifier of its own; take one of {able}"
+            f"novel.clients must be 0 with {method}: its clients keep {', '.join(client_of(method).private)} "
+            f"private, which a client without labels cannot train; take one of {able}"
         )
     for name in novel.corruptions.split(","):
         if name != "none" and len(input_shape) != 3:
-            raise ConfigError(f"novel.corruptions must be none, got {name}: the samples are no images")
+            raise ConfigError(f"novel.corruptions must be none, got {name}: the samples are not images")
         if name != "none":
             try:
                 require_corruption(name, input_shape[0])

@@ -52,7 +52,7 @@ class NodeApp:
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.node.has_local_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
-                f"its data are its own, so that it hosts one client: num-clients (with novel.clients) must be the "
+                f"a node with local data hosts exactly one client: num-clients plus novel.clients must be the "
                 f"number of nodes, {self.num_nodes}, got {self.config.hosted_clients}"
             )
         self.keeps_model = not self.simulated if self.node.keep_model is None else self.node.keep_model
@@ -97,7 +97,7 @@ class NodeApp:
             RefusalError: If this node does not host one of the clients.
         """
         if foreign := sorted(set(request.clients) - set(self.clients)):
-            raise RefusalError(f"this node hosts the clients {self.clients}, asked for {foreign}")
+            raise RefusalError(f"this node hosts the clients {self.clients}, but the message is for {foreign}")
         client_class = client_of(self.config.method)
         data = self.data()
         states, key = self._states(request), self._mixing_key(request.experiment)
@@ -125,7 +125,7 @@ class NodeApp:
             return b""
         if not file:
             text = (
-                "priv-hfl.mixing needs a secret that all nodes share and the server has not: start the SuperNode with "
+                "priv-hfl.mixing needs a secret that all nodes have, but not the server: start the SuperNode with "
                 "mixing-key-file='/path/to/file' in --node-config"
             )
             raise ConfigError(text, public=text)

@@ -59,7 +59,7 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
     found = restored(run, changes)
     strategy, config = found.strategy, found.config
     if not isinstance(strategy, ITPFL):
-        raise ValueError("the strategy of it-pfl is another one")
+        raise ValueError("the strategy of it-pfl must be strategies.it_pfl.ITPFL; correct the method's row")
     _refuse_first_phase(run, strategy)
     recipe = Recipe(
         **vars(found.recipe),
@@ -75,7 +75,7 @@ def _refuse_first_phase(run: Path, strategy: ITPFL) -> None:
     reached, wanted = strategy.progress.round, strategy.context.config.section(ITPFLConfig).fine_tune_rounds
     remedy = "resume the run to its end" if wanted else "run it with it-pfl.fine-tune-rounds above 0"
     raise RunDirectoryError(
-        f"{run} has not tuned its hypernetwork to descriptors: its last checkpoint, after round {reached}, is of the "
+        f"{run} has not tuned its hypernetwork on descriptors: its last checkpoint, after round {reached}, is of the "
         f"first phase; {remedy}"
     )
 
@@ -86,6 +86,6 @@ def _notes(run: Path, strategy: ITPFL) -> tuple[str, ...]:
         return ()
     done = progress.round - (progress.last_phase_after or 0)
     return (
-        f"{run} has come to round {progress.round} of {config.num_rounds} only: {done} of "
+        f"{run} has only reached round {progress.round} of {config.num_rounds}: {done} of "
         f"{config.section(ITPFLConfig).fine_tune_rounds} rounds of {FINE_TUNING}",
     )

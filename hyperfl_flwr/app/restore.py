@@ -59,7 +59,7 @@ class Restored:
         """Notes for the user about the run."""
         if self.round == self.config.num_rounds:
             return ()
-        return (f"{self.run} has come to round {self.round} of {self.config.num_rounds} only",)
+        return (f"{self.run} has only reached round {self.round} of {self.config.num_rounds}",)
 
 
 def method_of(run: Path) -> str:
@@ -125,8 +125,8 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
     if shape is None or normalisation is None:
         missing = "data.input-shape" if shape is None else "data.normalisation"
         raise RunDirectoryError(
-            f"{run} was trained on {data.title}; how they are read only the nodes know, since the run was not given "
-            f"{missing}: each owner can export the models of the node's clients there, with hyperfl export STATE_DIR"
+            f"{run} was trained on {data.title}, and only the nodes know how to read them, since the run was not given "
+            f"{missing}; each owner can export the models of the node's clients there, with hyperfl export STATE_DIR"
         )
     mean, std = (part * (shape[0] // len(part)) for part in normalisation)  # one value may stand for all channels
     classes = reading.classes or data.classes or class_names("", data.num_classes or 0)

@@ -1,1 +1,1 @@
-"""Typed settings of a run and of a node."""
+"""Typed, validated settings of a run and of a node."""

@@ -1,7 +1,7 @@
-"""Typed node config: what a node's owner decides, as Flower hands it to the client app and as `node.toml` holds it.
+"""Typed node config: the decisions of a node's owner, from Flower's node config or from `node.toml`.
 
-The run's settings come from the server (`hyperfl_flwr.config.run_config`). On a node with an owner those about its
-machine and its data have no effect, see `NodeConfig.applied_to`.
+The run's settings come from the server (`hyperfl_flwr.config.run_config`). On a deployed node the owner's decisions
+about machine and data override them, see `NodeConfig.applied_to`.
 """
 
 import sys
@@ -33,21 +33,21 @@ from hyperfl_flwr.data.sample_format import expanded, is_local_data, local_data_
 from hyperfl_flwr.flower.home import get_flwr_home
 
 SIMULATED = "simulated"
-"""Key by which an in-process node declares that it is part of a simulation, and that its data have no owner."""
+"""Key that marks a node of an in-process simulation, of which the data have no owner."""
 
 NOVEL_DATA, NOVEL_OUTPUT = "novel-data", "novel-output"
 NOVEL_EPSILON, NOVEL_DELTA = "novel-epsilon", "novel-delta"
-"""Keys of a novel client's node: its samples, the folder of its results, and the noise on its descriptor."""
+"""Keys of a novel client's node: its samples, the folder of its model, and the noise on its descriptor."""
 
 
 def is_simulated(context: Context) -> bool:
-    """Return whether a node is part of a simulation, so that no owner's data are at stake."""
+    """Return whether a node is simulated, so that its data have no owner to protect."""
     ray = sys.modules.get("ray")
     return bool(context.node_config.get(SIMULATED)) or (ray is not None and ray.is_initialized())
 
 
 def state_folder(configured: Scalar | None, run_directory: str, *, simulated: bool) -> Path:
-    """Return a node's folder for what stays with it: its `state-dir`, or in a simulation a part of the run's folder."""
+    """Return a node's folder for private files: its `state-dir`, or in a simulation a part of the run's folder."""
     if configured:
         return Path(str(configured))
     return Path(run_directory) / "clients" if simulated else Path(get_flwr_home()) / "hyperfl-state"
@@ -56,9 +56,9 @@ def state_folder(configured: Scalar | None, run_directory: str, *, simulated: bo
 class NodeConfig(Section):
     """The keys of a node config, all optional.
 
-    Paths must be absolute, unless the validation context names a `folder` (a `Path`): relative paths then start there.
+    Paths must be absolute, unless the validation context has a `folder` (a `Path`), from which relative paths start.
 
-    The keys that begin with `novel` are of a novel client's node, see `clients.novel.node`; `simulated` is `SIMULATED`.
+    The keys that begin with `novel` configure a novel client's node, see `clients.novel.node`.
     """
 
     title: ClassVar[str] = "The owner of a node"
@@ -71,46 +71,48 @@ class NodeConfig(Section):
     )
     data: str = setting(
         "",
-        "The node's data. Left open: the named data set of the run, which cannot name files.",
+        "The node's data. Not given: the data set that the run names, which must not be a file or folder.",
         values="`npz:FILE`, `folder:PATH`, one of `hyperfl datasets`",
     )
     data_root: str = setting(
         "",
-        "Where named data sets and relative paths are looked up. Left open: your cache folder.",
+        "Folder of named data sets and relative paths. Not given: your cache folder.",
         values="absolute path",
     )
     device: Device = setting(
         "auto",
-        "Where the node's clients train; `auto` if left open, whatever the run says.",
+        "Device that trains the node's clients; overrides the run's setting. Not given: `auto`.",
         values="`auto`, `cpu`, `cuda`, `cuda:NUMBER`",
     )
-    threads: Auto | Positive = setting("auto", "Torch threads; `auto` if left open, whatever the run says.")
+    threads: Auto | Positive = setting("auto", "Torch threads; overrides the run's setting. Not given: `auto`.")
     state_dir: str = setting(
         "",
-        "Folder of the private state, the decoded images and the ledger. Left open: `hyperfl-state` in FLWR_HOME.",
+        "Folder of the private state, the decoded images and the ledger. Not given: `hyperfl-state` in FLWR_HOME.",
         values="absolute path",
     )
     keep_model: bool | None = setting(
         None,
-        "Whether the clients' models stay in `state-dir` for their owner, who can export them. Left open: `true`.",
+        "Whether the clients' models are stored in `state-dir`, where their owner can export them. Not given: `true`.",
         values="`true`, `false`",
     )
     max_message_mb: NonNegativeFloat = setting(
         0,
-        "Larger messages, in units of 10^6 bytes, are refused before their arrays are unpacked; 0: any. The SuperNode "
-        "has received them by then.",
+        "Largest message in units of 10^6 bytes; larger ones are refused before their arrays are unpacked, but after "
+        "the SuperNode has received them. 0: any size.",
     )
     mixing_key_file: str = setting(
         "",
-        "For `priv-hfl.mixing`: a file of at least 16 random bytes that all nodes have and the server has not.",
+        "For `priv-hfl.mixing`: a file of at least 16 random bytes that all nodes have, but not the server.",
         values="absolute path",
     )
     novel_data: str = setting(
-        "", "Data of a novel client, which takes a model on demand and trains nothing.", values="absolute path"
+        "", "Data of a novel client, which receives a model on demand and does not train.", values="absolute path"
     )
-    novel_output: str = setting("", "Folder of its model.", values="absolute path")
+    novel_output: str = setting("", "Folder of the novel client's model.", values="absolute path")
     novel_epsilon: PositiveFloat | None = setting(
-        None, "Privacy budget ε of the noise on its descriptor. Left open: no noise.", values="number > 0"
+        None,
+        "Privacy budget ε of the noise on the client's descriptor. Not given: no noise.",
+        values="number > 0",
     )
     novel_delta: Probability | None = setting(None, "Privacy parameter δ of that noise.", values="number in (0, 1)")
     simulated: bool = False
@@ -153,8 +155,8 @@ class NodeConfig(Section):
     def of_context(cls, context: Context) -> Self:
         """Validate the config of the node that received a message.
 
-        Nodes of Flower's simulation have no config of their own that could name a novel client's data: the run's
-        settings `personalize.*` take its place.
+        In Flower's simulation nodes have no config that could name a novel client's data; the run's settings
+        `personalize.*` are used instead.
 
         Raises:
             ConfigError: As `of` does.
@@ -169,49 +171,51 @@ class NodeConfig(Section):
         return cls.of(values)
 
     def flat(self) -> dict[str, Scalar]:
-        """Return the keys that differ from their defaults, as Flower takes a node config."""
+        """Return the keys that differ from their defaults, in the form of Flower's node config."""
         return self.model_dump(by_alias=True, exclude_defaults=True)
 
     @property
     def has_local_data(self) -> bool:
-        """Whether the node's data are a file or folder that nobody else has."""
+        """Whether the node's data are a file or folder of its owner, not a named data set."""
         return is_local_data(self.data)
 
     def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
-        """Return the run's settings, with those replaced that this node decides.
+        """Return the run's settings, overridden by the node's.
 
-        Where there is an owner, data root, device and threads are the owner's even if left open, and the server cannot
-        name a file or folder to be read. In a simulation the run's settings hold unless the node config has others.
+        On a deployed node, data root, device and threads are the owner's, even if not given, and the server cannot name
+        a file or folder to read. In a simulation the run's settings apply unless the node config has others.
 
         Args:
-            run_config: The run's settings, as Flower hands them to apps.
+            run_config: The run's settings, as Flower passes them to apps.
 
         Raises:
             ConfigError: If the run's settings are wrong.
-            RefusalError: If the run names files of a node with an owner.
+            RefusalError: If the run names a file or folder on a deployed node.
         """
         given: dict[str, Scalar] = {"data-root": self.data_root, "device": self.device, "threads": self.threads}
         if self.simulated:
             given = {key: value for key, value in given.items() if key.replace("-", "_") in self.model_fields_set}
         elif not self.data and is_local_data(str(run_config.get("dataset", ""))):
-            raise RefusalError("the run names a file or folder; each node's owner does, by data in the node config")
+            raise RefusalError(
+                "the run's dataset is a file or folder; only each node's owner may name one, as data in the node config"
+            )
         named: dict[str, Scalar] = {"dataset": self.data} if self.data else {}
         return RunConfig.from_flat({**run_config, **given, **named})
 
     def refuse_large(self, num_bytes: int) -> None:
-        """Refuse a message of so many bytes if it is larger than the owner allows.
+        """Refuse a message that is larger than the owner allows.
 
         Raises:
-            RefusalError: If it is.
+            RefusalError: If `num_bytes` is above `max-message-mb`.
         """
         if 0 < self.max_message_mb < (megabytes := num_bytes / 1e6):
             raise RefusalError(
-                f"a message has {megabytes:.1f} MB, its owner allows max-message-mb = {self.max_message_mb:g}"
+                f"a message has {megabytes:.1f} MB, but its owner allows max-message-mb = {self.max_message_mb:g}"
             )
 
 
 def _located(path: str, info: ValidationInfo) -> str:
-    """Return a path that starts at the validation context's folder, if there is one."""
+    """Return a path relative to the validation context's folder, if there is one."""
     if not path or not info.context:
         return path
     return str(info.context["folder"] / expanded(path))

@@ -1,8 +1,8 @@
-"""The run's settings: typed, validated once, the only reader of string keys.
+"""Typed settings of a run, validated once; no other module reads settings by string keys.
 
-Names, defaults and meanings are those of the sections: `hyperfl_flwr.config.general`, `hyperfl_flwr.config.sections`
-and the methods' own. Flower hands an app one flat dict (`"data.partition": "similarity"`), in which it checks the keys
-but not the types; `RunConfig.from_flat` checks all of it and reports every problem at once.
+Names, defaults and meanings are declared in the sections: `hyperfl_flwr.config.general`, `hyperfl_flwr.config.sections`
+and `hyperfl_flwr.methods`. Flower passes one flat dict to an app (`"data.partition": "similarity"`) and checks its keys
+but not its types; `RunConfig.from_flat` checks everything and reports all problems at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Section)
 
 GENERAL: Sequence[type[Section]] = (FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig)
-"""Topics of the settings without a dot."""
+"""Sections of the settings without a dot in their keys."""
 
 DOTTED: Sequence[type[Section]] = (DataConfig, NovelConfig, PersonalizeConfig, PrivacyConfig, AuditConfig)
-"""Sections that belong to no method."""
+"""Sections of dotted settings that do not belong to a method."""
 
 
 def topics() -> Sequence[type[Section]]:
-    """Return all groups of settings, in the order in which people read them."""
+    """Return all sections of settings, in the order of the documentation."""
     return [*GENERAL, *DOTTED, *method_sections()]
 
 
 def all_settings() -> Mapping[str, Setting]:
-    """Return all settings by key, in the same order."""
+    """Return all settings by key, in the order of `topics`."""
     return {each.key: each for topic in topics() for each in declared(topic)}
 
 
@@ -49,7 +49,7 @@ def default_settings() -> dict[str, Scalar]:
 
 
 RESUMABLE_CHANGES = frozenset(key for key, each in all_settings().items() if each.resumable)
-"""Settings that a resumed run may change; `num-rounds` may only grow. All others decide what is trained."""
+"""Settings that a resumed run may change; `num-rounds` may only grow. All others determine the training."""
 
 TRAINING_AUTOS = frozenset(
     each.key
@@ -57,11 +57,11 @@ TRAINING_AUTOS = frozenset(
     for each in declared(topic)
     if each.of_method or (each.is_auto and topic in method_sections())
 )
-"""Settings with an `auto` that becomes a number of the method; it decides what is trained."""
+"""Settings of which `auto` is replaced by a number of the method; they determine the training."""
 
 
 class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig):
-    """All settings of a run; docs/reference/settings.md explains each. Those of the methods are got by `section`."""
+    """All settings of a run, see docs/reference/settings.md; `section` returns those of a method."""
 
     data: DataConfig
     novel: NovelConfig
@@ -91,7 +91,11 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
         return config
 
     def section(self, kind: type[S]) -> S:
-        """Return the settings of a section, for example of a method."""
+        """Return the settings of one section, for example of a method.
+
+        Raises:
+            TypeError: If the section of this key has another type.
+        """
         found = getattr(self, kind.key.replace("-", "_"))
         if not isinstance(found, kind):
             raise TypeError(f"the section {kind.key} is of the type {type(found).__name__}, not {kind.__name__}")
@@ -99,12 +103,14 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
 
     @property
     def hosted_clients(self) -> int:
-        """Number of clients that nodes host: N that are trained, with ids from 0, and after them the novel ones."""
+        """Number of clients that nodes host: the N trained ones, with ids from 0, and after them the novel ones."""
         return self.num_clients + self.novel.clients
 
     def data_settings(self) -> "DataSettings":
-        """Return what decides which samples each client holds."""
-        from hyperfl_flwr.data.federated_data import DataSettings  # with torch, which lists of settings do without
+        """Return the settings that determine the samples of each client."""
+        from hyperfl_flwr.data.federated_data import (
+            DataSettings,  # deferred: imports torch, which listing settings does not need
+        )
 
         return DataSettings(
             dataset=self.dataset,
@@ -141,24 +147,24 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
 
 @cache
 def _with_methods(base: type[RunConfig]) -> type[RunConfig]:
-    """Return the class with a field for the section of each method."""
+    """Return the class extended by a field for each method's section."""
     fields: dict[str, Any] = {kind.key.replace("-", "_"): (kind, ...) for kind in method_sections()}
     return create_model("RunConfig", __base__=base, __module__=__name__, **fields)
 
 
 def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Return settings with those of each section in a table of its own."""
+    """Return flat settings as nested tables, one for each section."""
     nested: dict[str, Any] = {}
     for key, value in sorted(flat.items(), key=lambda item: "." in item[0]):
         section, _, name = key.partition(".")
         table = nested.setdefault(section, {}) if name else nested
-        # `seed.x` beside `seed`: kept as it is, so that it is reported as unknown.
+        # If both `seed` and `seed.x` are given, the dotted key is kept flat, so that it is reported as unknown.
         (table if isinstance(table, dict) else nested)[(name or section) if isinstance(table, dict) else key] = value
     return nested
 
 
 def _missing(nested: Mapping[str, Any]) -> Iterator[ErrorDetails]:
-    """Yield pydantic's error for each setting that is not given: a default takes effect where a run is planned only."""
+    """Yield a pydantic error for each missing setting: defaults are applied when a run is planned, not here."""
     for key in default_settings():
         section, _, name = key.rpartition(".")
         table = nested.get(section, {}) if section else nested
@@ -168,18 +174,18 @@ def _missing(nested: Mapping[str, Any]) -> Iterator[ErrorDetails]:
 
 
 def explain(details: Sequence[ErrorDetails], known: Sequence[str], hint: str = "") -> str:
-    """Return the text of an error message for settings that pydantic has refused; names each wrong key once.
+    """Return an error message for settings that pydantic has refused, with one line for each wrong key.
 
     Args:
         details: Pydantic's errors.
-        known: All keys, with dots between a section and its key.
-        hint: Follows an unknown key that resembles none of these; empty for a list of them.
+        known: All known keys, with a dot between section and name.
+        hint: Text after an unknown key that is not similar to a known one; empty for a list of the known keys.
     """
     hint = hint or f"; known are {', '.join(known)}"
     problems: dict[str, list[str]] = {}
     given: dict[str, str] = {}
     for detail in details:
-        # A union (auto | number) reports each of its branches with a location of its own below the key.
+        # A union (auto | number) reports an error for each of its branches, at a location below the key.
         path = [str(part) for part in detail["loc"]]
         key = next((".".join(path[:end]) for end in (2, 1) if ".".join(path[:end]) in known), ".".join(path))
         problems.setdefault(key, []).append(_problem(detail, key, known, hint))

@@ -1,4 +1,4 @@
-"""The settings with a dot in their keys that belong to no method: data, novel clients, privacy, audits."""
+"""Declare the dotted settings that do not belong to a method: data, novel clients, privacy, audits."""
 
 import math
 import re
@@ -35,24 +35,24 @@ Numbers = Annotated[
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
     AfterValidator(_numbers),
 ]
-"""Nothing, all, or numbers with commas between them; a single number may be one."""
+"""Empty, `all`, or numbers separated by commas; a single number may be given as an int."""
 
 
 class DataConfig(Section):
-    """Which samples each client holds."""
+    """Partition and preparation of the data."""
 
     key: ClassVar[str] = "data"
     title: ClassVar[str] = "Data"
 
     partition: Literal["similarity", "iid", "dirichlet", "dirichlet-per-label", "shards", "natural"] = setting(
         "similarity",
-        "How the samples are dealt to the clients.\n\n"
+        "How the samples are divided among the clients.\n\n"
         "`similarity`: equal sizes; `data.iid-fraction` from all classes, the rest from the three dominant classes "
         "of the client's group. `iid`: equal sizes from all classes. `dirichlet`: equal sizes; class shares drawn "
-        "per client from Dir(α). `dirichlet-per-label`: unequal sizes; each class dealt to the clients in shares "
-        "drawn from Dir(α), as Flower Datasets does. `shards`: samples sorted by label, cut into shards, some random "
-        "ones per client. `natural`: the samples with the client's id, for `omniglot`, and for `npz` files with "
-        "`clients`.",
+        "per client from Dir(α). `dirichlet-per-label`: unequal sizes; each class divided among the clients in "
+        "shares drawn from Dir(α), as Flower Datasets does. `shards`: samples sorted by label and cut into shards, "
+        "`data.shards-per-client` random ones per client. `natural`: the samples with the client's id, for `omniglot`, "
+        "and for `npz` files with `clients`.",
     )
     seed: Seed = setting(0, "Seed of the partition.", values="whole number from 0 to 2^63 - 1")
     train_samples: Auto | Positive = setting(
@@ -63,37 +63,39 @@ class DataConfig(Section):
     test_samples: Auto | Positive = setting("auto", "Test samples per client. `auto`: as for training samples.")
     iid_fraction: Share = setting(0.2, "Share of a client's samples drawn from all classes; for `similarity`.")
     dirichlet_alpha: Annotated[float, Field(ge=1e-6, le=1e6)] = setting(
-        0.3, "Concentration α of the two Dirichlet partitions; a small one makes clients differ.", values="number > 0"
+        0.3,
+        "Concentration α of the two Dirichlet partitions; a small one makes clients differ.",
+        values="number > 0",
     )
-    shards_per_client: Positive = setting(2, "Shards of each client; for `shards`.")
+    shards_per_client: Positive = setting(2, "Number of shards per client; for `shards`.")
     augmentation: Literal["auto", "none"] = setting(
         "auto", "`auto`: random crops and flips for the data sets that are usually trained with them."
     )
     validation_fraction: ShareBelowOne = setting(
         0.0,
-        "This share of each client's training samples is held back and takes the place of its test samples, so that "
-        "settings can be chosen without using test data.",
+        "Share of each client's training samples that is held back and replaces its test samples, so that settings can "
+        "be chosen without test data.",
     )
     global_test: bool = setting(
         False, "After the last round, also evaluate each client on all test data of the data set."
     )
     classes: str = setting(
         "auto",
-        "Names of the classes in the order of their numbers, for data of which a client may lack a class. `auto`: the "
-        "classes that the data have.",
+        "Names of the classes in the order of their numbers, for data in which a client may lack a class. `auto`: the "
+        "classes of the data.",
         values="`auto`, names with commas between them",
     )
     input_shape: str = setting(
         "auto",
         "Channels (1 or 3), height and width of images, for example `1x28x28`. Images of `folder:` are converted and "
-        "resized to it, others must have it. `auto`: as the data have.",
+        "resized to it, others must have it. `auto`: that of the data.",
         values="`auto`, three numbers with `x` between them",
     )
     normalisation: str = setting(
         "auto",
-        "Mean and standard deviation of pixels in [0, 1], for example `0.13/0.31`; one number, or one per channel with "
-        "commas between them. `auto`: of the training images of all clients; 0.5 and 0.5 for `folder:` and where a "
-        "node has data of its own.",
+        "Mean and standard deviation of pixels in [0, 1], for example `0.13/0.31`; one number, or one per channel, "
+        "separated by commas. `auto`: of the training images of all clients; 0.5 and 0.5 for `folder:` and if a node "
+        "has local data.",
         values="`auto`, `MEAN/STD`",
     )
 
@@ -119,12 +121,12 @@ class DataConfig(Section):
     @classmethod
     def _of_test_data(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("validation_fraction"):
-            raise ValueError("must be false with data.validation-fraction, which leaves all test data alone")
+            raise ValueError("must be false with data.validation-fraction, with which test data are not used")
         return value
 
 
 def _texts(what: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
-    """Return a check that every one of the texts between commas is allowed, and none there twice."""
+    """Return a check that all comma-separated parts are allowed and that none occurs twice."""
 
     def check(text: str) -> str:
         parts = text.split(",")
@@ -142,11 +144,13 @@ def _is_epsilon(text: str) -> bool:
 
 
 _AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
-"""A single number may be one."""
+"""Accepts a single number instead of text."""
 
 
 def _corruptions(text: str) -> str:
-    from hyperfl_flwr.data.corruptions import CORRUPTIONS  # with torch, which lists of settings do without
+    from hyperfl_flwr.data.corruptions import (
+        CORRUPTIONS,  # deferred: imports torch, which listing settings does not need
+    )
 
     return _texts(f"none or {', '.join(CORRUPTIONS)}", lambda name: name in ("none", *CORRUPTIONS))(text)
 
@@ -161,25 +165,25 @@ Epsilons = Annotated[str, _AS_TEXT, AfterValidator(_texts("none or numbers above
 
 
 class NovelConfig(Section):
-    """Clients that are not trained, and how they are assessed after the last round."""
+    """Clients that are not trained, and their assessment after the last round."""
 
     key: ClassVar[str] = "novel"
     title: ClassVar[str] = "Novel clients"
 
     clients: NonNegative = setting(
         0,
-        "Clients that are not trained and are assessed after the last round, with `fedavg`, `pfedhn` and `it-pfl`. The "
-        "data are divided among them and the N clients that are trained.",
+        "Number of clients that are not trained and are assessed after the last round, with `fedavg`, `pfedhn` and "
+        "`it-pfl`. The data are divided among them and the N trained clients.",
     )
     corruptions: Corruptions = setting(
         "none",
-        "Corruptions of the images of novel clients, which are assessed once with each.",
+        "Corruptions of the novel clients' images; the clients are assessed once with each.",
         values="`none`, `blur`, `rotation`, `brightness`, `contrast`, `saturation`, several with commas between them",
         resumable=True,
     )
     samples: Amounts = setting(
         "all",
-        "Of how many unlabelled samples `it-pfl` makes a descriptor.",
+        "Numbers of unlabelled samples from which `it-pfl` computes a descriptor; the clients are assessed with each.",
         values="`all`, whole numbers with commas between them",
         resumable=True,
     )
@@ -192,41 +196,41 @@ class NovelConfig(Section):
     delta: Probability = setting(0.01, "Privacy parameter δ of the noise on descriptors.", resumable=True)
     a_distance_rounds: Positive = setting(
         20,
-        "Rounds that train the linear classifiers which find the nearest trained client, with `pfedhn`.",
+        "Number of rounds that train the linear classifiers which find the nearest trained client, with `pfedhn`.",
         resumable=True,
     )
     a_distance_learning_rate: PositiveFloat = setting(3.0, "Learning rate of these linear classifiers.", resumable=True)
 
     @property
     def amounts(self) -> list[int | None]:
-        """Numbers of samples that a descriptor is made of; None for all of a client's."""
+        """Numbers of samples from which a descriptor is computed; None for all samples of a client."""
         return [None if text == "all" else int(text) for text in self.samples.split(",")]
 
     @property
     def budgets(self) -> list[float | None]:
-        """The epsilons; None without noise."""
+        """Privacy budgets epsilon of the descriptors; None for no noise."""
         return [None if text == "none" else float(text) for text in self.epsilons.split(",")]
 
 
 class PersonalizeConfig(Section):
-    """Models on demand, made with a run that has ended; these settings are not for `hyperfl run`."""
+    """Models on demand from a finished run; these settings are not for `hyperfl run`."""
 
     key: ClassVar[str] = "personalize"
     title: ClassVar[str] = "Models on demand"
 
     run: AbsolutePath = setting(
         "",
-        "Folder of an `it-pfl` run: the server app makes models on demand with it and trains nothing.",
+        "Folder of an `it-pfl` run: the server app generates models on demand with it and trains nothing.",
         values="absolute path",
     )
     data: AbsolutePath = setting(
         "",
-        "Data of the novel client, in a simulation only: in a deployment their owner names them.",
+        "Data of the novel client, in a simulation only: in a deployment the owner configures them on the node.",
         values="absolute path",
     )
     output: AbsolutePath = setting(
         "",
-        "Folder of the novel client's model, in a simulation only, together with `personalize.data`.",
+        "Folder of the novel client's model, in a simulation only; needs `personalize.data`.",
         values="absolute path",
     )
     epsilon: NonNegativeFloat = setting(
@@ -243,7 +247,7 @@ class PersonalizeConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """What a client does to its upload before it leaves."""
+    """Protection of a client's upload on the client."""
 
     key: ClassVar[str] = "privacy"
     title: ClassVar[str] = "Clipping and noise on uploads"
@@ -252,7 +256,7 @@ class PrivacyConfig(Section):
     noise_multiplier: NonNegativeFloat = setting(
         0.0,
         "Standard deviation of the Gaussian noise on every uploaded number, in units of `privacy.clip-norm`. The noise "
-        "comes from the operating system's random numbers, so that such runs are not repeatable.",
+        "comes from the operating system's random generator, so that such runs are not repeatable.",
     )
 
     @field_validator("noise_multiplier")
@@ -264,20 +268,20 @@ class PrivacyConfig(Section):
 
 
 class AuditConfig(Section):
-    """Of which clients and rounds the server writes down what it sees, for `hyperfl audit --recorded`."""
+    """Clients and rounds in which the server records what it receives, for `hyperfl audit --recorded`."""
 
     key: ClassVar[str] = "audit"
     title: ClassVar[str] = "Recording for audits"
 
     clients: Numbers = setting(
         "",
-        "Clients of which the server writes down what it sees. They get messages of their own, which changes no "
-        "result.",
+        "Clients of which the server records what it sends and receives. They get separate messages, which changes "
+        "no result.",
         values="empty, `all`, numbers with commas between them",
     )
-    rounds: Numbers = setting("", "Rounds in which it does.", values="empty, `all`, numbers with commas between them")
+    rounds: Numbers = setting("", "Rounds that are recorded.", values="empty, `all`, numbers with commas between them")
 
     def covers(self, client: int, server_round: int) -> bool:
-        """Say whether what the server sees of a client in a round is written down."""
+        """Return whether the server records a client's messages in a round."""
         chosen = ((self.clients, client), (self.rounds, server_round))
         return all(text == "all" or str(number) in text.split(",") for text, number in chosen)

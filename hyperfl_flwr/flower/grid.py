@@ -1,4 +1,4 @@
-"""Flower's two grids: which one a server app has got, and its client of the SuperLink's runtime API.
+"""Distinguish Flower's two grids, and replace a grid's client of the SuperLink's runtime API.
 
 Wraps `flwr.superlink.grid`, `flwr.supercore.runtime`, `flwr.supercore.run` and messages of `flwr.proto`. The public
 `flwr.serverapp.Grid` does not say whether the nodes are simulated, offers no access to the requests that it makes, and
@@ -13,7 +13,7 @@ from flwr.proto.node_pb2 import NodeInfo as NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as Run
 
-if TYPE_CHECKING:  # only types: a node's process needs none of them
+if TYPE_CHECKING:  # types only: their modules are slow to import
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as ConfirmMessageReceivedRequest
     from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse as ConfirmMessageReceivedResponse
     from flwr.proto.message_pb2 import ObjectTree as ObjectTree
@@ -28,14 +28,14 @@ Client = TypeVar("Client")
 
 
 def is_http_grid(grid: Grid) -> "TypeGuard[HttpGrid]":
-    """Return whether a grid is that of a deployment."""
+    """Return whether a grid is a deployment's."""
     from flwr.superlink.grid import HttpGrid  # deferred: it takes half a second, and no process of a node needs it
 
     return isinstance(grid, HttpGrid)
 
 
 def is_in_memory_grid(grid: Grid) -> bool:
-    """Return whether a grid is that of Flower's simulation."""
+    """Return whether a grid is that of Flower's simulation engine."""
     from flwr.superlink.grid import InMemoryGrid  # deferred: see above
 
     return isinstance(grid, InMemoryGrid)
@@ -43,11 +43,11 @@ def is_in_memory_grid(grid: Grid) -> bool:
 
 @contextlib.contextmanager
 def replaced_client(grid: "HttpGrid", wrap: "Callable[[RuntimeHttpClient], Client]") -> Iterator[Client]:
-    """Let another client make a grid's requests to the SuperLink, as long as the `with` block lasts.
+    """Replace the client that makes a grid's requests to the SuperLink, within a `with` block.
 
     Args:
-        grid: The grid.
-        wrap: Returns the other client, given the grid's own.
+        grid: A deployment's grid.
+        wrap: Returns the replacement for the grid's client.
     """
     client = grid._runtime_client  # noqa: SLF001
     replacement = wrap(client)

@@ -1,7 +1,7 @@
 """FLWR_HOME, the folder in which a SuperNode keeps its files.
 
-Wraps `flwr.supercore.utils.get_flwr_home`: the environment variable, or Flower's default without it. A `Context`, all
-that a client app gets of its SuperNode, does not name the folder.
+Wraps `flwr.supercore.utils.get_flwr_home`: the environment variable, or Flower's default without it. A client
+app's `Context` does not name the folder.
 """
 
 from flwr.supercore.utils import get_flwr_home

@@ -1,4 +1,4 @@
-"""Flower's logger: what it writes appears in the run's log among Flower's own lines.
+"""Flower's logger: its lines appear in the run's log among Flower's own lines.
 
 Wraps `flwr.supercore.logger`: the `logging.Logger` and its method `log(level, text, *values)`. Flower's public packages
 offer no logger, and other loggers of an app do not reach the SuperLink.

@@ -1,4 +1,4 @@
-"""The objects that a message is divided into on its way: records, arrays and chunks of arrays.
+"""Read the objects that Flower divides a message into for transport: records, arrays and chunks of arrays.
 
 Wraps `flwr.supercore.inflatable.inflatable_object`. An object is a header, which begins with its kind, and a body; an
 array's body lists its chunks. The public grid returns a message only when it has fetched and joined all of them,
@@ -28,10 +28,10 @@ def chunk_ids(content: bytes) -> Iterator[str]:
     """Yield the ids of an array's chunks, in the order in which Flower joins them; one chunk may occur several times.
 
     Args:
-        content: The array, which may come from another machine and hold anything.
+        content: The array's object (untrusted input: it may come from another machine).
 
     Raises:
-        ValueError, LookupError, TypeError: If the array is damaged.
+        ValueError, LookupError, TypeError: If the object is damaged.
     """
     children = get_object_children_ids_from_object_content(content)
     for number in json.loads(get_object_body(content, Array))["arraychunk_ids"]:

@@ -1,4 +1,4 @@
-"""The methods, a file each: its settings and its row. The table of contents of this project; it imports no torch."""
+"""Registry of the methods: each module declares one method and its settings; nothing here imports torch."""
 
 import importlib
 import pkgutil
@@ -9,7 +9,7 @@ from hyperfl_flwr.core.settings import Section
 
 
 def _rows() -> Mapping[str, Method]:
-    """Return the `METHOD` of every module of this folder, by name, in the order of the files' names."""
+    """Return the `METHOD` of every module in this folder, by method name, in the order of the file names."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     rows: Sequence[Method] = [importlib.import_module(f"{__name__}.{name}").METHOD for name in names]
     return {row.name: row for row in rows}
@@ -20,5 +20,5 @@ METHODS = _rows()
 
 
 def method_sections() -> Sequence[type[Section]]:
-    """Return the sections of all methods' settings, each once."""
+    """Return the settings sections of all methods, each once (methods may share a section)."""
     return list(dict.fromkeys(section for method in METHODS.values() for section in method.settings))

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a pull towards the received model in local training."""
+"""FedProx: FedAvg with a proximal term that pulls local training towards the received model."""
 
 from typing import ClassVar
 
@@ -14,14 +14,14 @@ class FedProxConfig(Section):
 
     mu: NonNegativeFloat = setting(
         0.01,
-        "Strength μ of the pull to the received model: μ/2 times the squared distance from it is added to the local "
-        "loss. 0 is `fedavg`; the paper takes 0.001 to 1.",
+        "Strength μ of the pull towards the received model: μ/2 times the squared distance from it is added to the "
+        "local loss. 0 is `fedavg`; the paper uses 0.001 to 1.",
     )
 
 
 METHOD = Method(
     name="fedprox",
-    title="federated averaging of models that are pulled to the common one in local training",
+    title="federated averaging; local training is pulled towards the received model",
     paper="Li et al., MLSys 2020",
     leaves="the whole model",
     uploads=(Upload(part="model", form="values"),),

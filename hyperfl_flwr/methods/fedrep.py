@@ -1,4 +1,4 @@
-"""FedRep: the feature extractor is averaged, classifiers stay with the clients."""
+"""FedRep: the feature extractor is averaged, the classifiers stay on the clients."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""HyperFL: only a hypernetwork is averaged; embeddings and classifiers stay with the clients."""
+"""HyperFL: a hypernetwork is averaged, embeddings and classifiers stay on the clients."""
 
 from typing import ClassVar, Literal
 
@@ -8,7 +8,7 @@ from hyperfl_flwr.core.settings import Auto, NonNegativeFloat, Positive, Positiv
 
 
 class HyperFLConfig(Section):
-    """Settings of HyperFL and of its form with a frozen embedding, `hyperfl-frozen`."""
+    """Settings of HyperFL and of its variant with a frozen embedding, `hyperfl-frozen`."""
 
     key: ClassVar[str] = "hyperfl"
     title: ClassVar[str] = "HyperFL"
@@ -22,8 +22,8 @@ class HyperFLConfig(Section):
     embedding: Literal["trained", "per-client", "common-frozen"] = setting(
         "trained",
         "The clients' embeddings v. `trained`: all start from one v. `per-client`: each starts from a different one. "
-        "`common-frozen`: one v for all, a constant; the method `hyperfl-frozen` computes the same and sends the "
-        "generated weights θ instead of the hypernetwork.",
+        "`common-frozen`: one constant v for all; the method `hyperfl-frozen` computes the same and exchanges "
+        "the generated weights θ instead of the hypernetwork.",
     )
     embedding_dim: Positive = setting(64, "Length of the embedding; 64 in the paper.")
     hidden_width: Positive = setting(128, "Width of the hypernetwork's hidden layer; 128 in the paper.")
@@ -36,7 +36,7 @@ class HyperFLConfig(Section):
     )
     head_optimiser: Literal["factored", "plain"] = setting(
         "factored",
-        "How the hypernetwork's output layer is stepped. `factored`: without forming its gradient, which is faster. "
+        "Optimiser of the hypernetwork's output layer. `factored`: SGD without forming the gradient, which is faster. "
         "`plain`: autograd and torch.optim.SGD. The results are the same up to rounding.",
     )
 

@@ -1,4 +1,4 @@
-"""HyperFL with one frozen embedding for all: what the hypernetwork generates is averaged."""
+"""HyperFL with one frozen embedding for all: the generated feature extractor is averaged."""
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig

@@ -1,4 +1,4 @@
-"""IT-PFL-HN: pFedHN with an encoder that finds a client's embedding in its data without labels."""
+"""IT-PFL-HN: pFedHN with an encoder that computes a client's embedding from its unlabelled data."""
 
 from typing import ClassVar, Literal
 
@@ -9,38 +9,43 @@ from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 
 
 class ITPFLConfig(Section):
-    """Settings of IT-PFL-HN; its hypernetwork has those of `pfedhn.*`, too."""
+    """Settings of IT-PFL-HN; those of its hypernetwork are in `pfedhn.*`."""
 
     key: ClassVar[str] = "it-pfl"
     title: ClassVar[str] = "IT-PFL-HN"
 
     fine_tune_rounds: NonNegative = setting(
-        2, "The last so many rounds are the second phase, which tunes the hypernetwork with the encoder frozen."
+        2, "Number of rounds at the end that tune the hypernetwork with a frozen encoder: the second phase."
     )
     encoder_learning_rate: PositiveFloat = setting(
         0.02,
-        "Learning rate of the encoder's SGD on the clients, which has `momentum`, `weight-decay` and "
-        "`pfedhn.clip-norm`, too.",
+        "Learning rate of the encoder's SGD on the clients; `momentum`, `weight-decay` and `pfedhn.clip-norm` apply "
+        "to it, too.",
     )
     encoder_steps: NonNegative = setting(
-        1, "Local steps that train the encoder; 0: as many steps, or as many passes, as train the model."
+        1, "Local steps that train the encoder; 0: as many steps, or passes, as for the model."
     )
     encoder_batch_size: Positive = setting(500, "Samples per step of the encoder.")
     encoder_optimiser: Literal["mean", "adam"] = setting(
         "adam",
-        "What the server makes of the clients' encoders. `adam`: a step of Adam along their mean change (FedAdam, "
-        "Reddi et al., ICLR 2021). `mean`: their mean, as in the paper.",
+        "How the server updates the encoder. `adam`: a step of Adam along the clients' mean change (FedAdam, "
+        "Reddi et al., ICLR 2021). `mean`: the mean of the clients' encoders, as in the paper.",
     )
     encoder_server_learning_rate: PositiveFloat = setting(5e-4, "Learning rate of the server's Adam.")
     pooling: Pooling = setting(
         "mean",
-        "How the vectors of a client's samples become one. `mean-max`: half of the units are averaged, of the others "
-        "the maximum is taken. `mean`: the vectors are scaled to length 1 and averaged, which differentially private "
-        "noise needs.",
+        "How the vectors of a client's samples are reduced to one. `mean-max`: half of the units are averaged, the "
+        "others are maxima. `mean`: the vectors are scaled to length 1 and averaged, which differentially private "
+        "noise requires.",
     )
 
     def fine_tunes(self, server_round: int, num_rounds: int) -> bool:
-        """Say whether a round, from 1, of so many fine-tunes the hypernetwork with the encoder frozen."""
+        """Return whether a round is of the second phase, which tunes the hypernetwork with a frozen encoder.
+
+        Args:
+            server_round: Number of the round, from 1.
+            num_rounds: Number of rounds of the run.
+        """
         return server_round > num_rounds - self.fine_tune_rounds
 
 
@@ -50,7 +55,7 @@ def _trains_encoder(settings: Settings, server_round: int) -> bool:
 
 METHOD = Method(
     name="it-pfl",
-    title="pFedHN with an encoder, which finds the embedding of a client in its data without labels",
+    title="pFedHN with an encoder that computes a client's embedding from its unlabelled data",
     paper="IT-PFL, under review at ICLR 2022",
     leaves="the change of the generated model, the encoder, and a descriptor of the data",
     uploads=(

@@ -23,7 +23,7 @@ class PFedHNConfig(Section):
     title: ClassVar[str] = "pFedHN"
 
     embedding_dim: Auto | Positive = setting(
-        "auto", "Length of the server's embedding of a client. `auto`: 1 + N / 4, rounded down, for N clients."
+        "auto", "Length of a client's embedding on the server. `auto`: 1 + N / 4, rounded down, for N clients."
     )
     hidden_width: Positive = setting(100, "Width of the hidden layers of the server's hypernetwork.")
     hidden_layers: NonNegative = setting(
@@ -48,10 +48,10 @@ class PFedHNConfig(Section):
     embedding_std: Auto | PositiveFloat = setting(
         "auto", "Standard deviation of the embeddings' initial values. `auto`: 1, for `it-pfl` 0.1."
     )
-    combine: Combine = setting("mean", "How the clients of one round become one step of the server.")
+    combine: Combine = setting("mean", "How the clients of a round are combined into one step of the server.")
 
     def dimension(self, num_clients: int) -> int:
-        """Return the length of an embedding in a federation of so many clients."""
+        """Return the length of an embedding in a federation of `num_clients` clients."""
         return 1 + num_clients // 4 if self.embedding_dim == "auto" else self.embedding_dim
 
 

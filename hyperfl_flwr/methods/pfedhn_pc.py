@@ -1,4 +1,4 @@
-"""pFedHN-PC: a hypernetwork on the server generates feature extractors, classifiers stay with the clients."""
+"""pFedHN-PC: a hypernetwork on the server generates feature extractors, classifiers stay on the clients."""
 
 from hyperfl_flwr.core.method import Method, Upload
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig

@@ -1,4 +1,4 @@
-"""PRIV-HFL: consensus by dual variables; every client keeps a model of its own."""
+"""PRIV-HFL: consensus by dual variables; every client keeps a private model."""
 
 from typing import Annotated, ClassVar
 
@@ -17,11 +17,11 @@ class PrivHFLConfig(Section):
 
     realisation: Realisation = setting(
         "mean",
-        "With what clients are compared. `mean`: with the mean of all. `chain`: with their neighbours in a chain.",
+        "The models that a client is pulled towards. `mean`: the mean of all. `chain`: its neighbours in a chain.",
     )
     order: Order = setting(
         "alternating",
-        "Which multipliers a client's steps use. `alternating`: those that have seen the newest models. `published`: "
+        "The multipliers of a client's steps. `alternating`: those updated with the newest models. `published`: "
         "those of the round before, as in the paper.",
     )
     projection: bool = setting(
@@ -37,31 +37,32 @@ class PrivHFLConfig(Section):
         "Step size β of the dual. `auto`: 1 / (κ l α K), with client sampling a tenth of the sampled share of that.",
     )
     local_steps: Positive = setting(
-        20, "Number K of local steps, the same for every client, in the place of `local-epochs`."
+        20, "Number K of local steps, the same for every client, instead of `local-epochs`."
     )
     clip_norm: NonNegativeFloat = setting(
         10.0,
         "Largest norm of the local loss's gradient in each step, before the dual force is added; 0 does not clip.",
     )
     distill: bool = setting(
-        False, "Train on pseudo-data too, of a generator that all clients train together; for images only."
+        False, "Also train on pseudo-data from a generator that all clients train together; for images only."
     )
     generator_learning_rate: PositiveFloat = setting(
         0.1, "Learning rate of the server's step of the generator along the mean of the clients' gradients."
     )
     generator_width: Positive = setting(64, "Number of the generator's feature maps.")
-    pseudo_samples: Annotated[int, Field(ge=2)] = setting(100, "Pseudo-data that a client makes in a round.")
+    pseudo_samples: Annotated[int, Field(ge=2)] = setting(100, "Pseudo-samples that a client generates per round.")
     class_balance: Annotated[float, Field(gt=1, allow_inf_nan=False)] = setting(
         2.0,
         "Constant c: labels of pseudo-data are drawn with probabilities proportional to c max n − n_y, for the "
         "client's n_y samples of class y.",
     )
     keep_generators: NonNegative = setting(
-        0, "Every so many rounds the server keeps a copy of the generator in the run's folder; 0 keeps none."
+        0,
+        "Rounds between copies of the generator that the server writes to the run's folder; 0 writes none.",
     )
     mixing: bool = setting(
         False,
-        "Clients rotate what they share by a secret of theirs, for which every node needs `mixing-key-file` in its "
+        "Clients rotate the exchanged vectors by a secret of the nodes; every node needs `mixing-key-file` in its "
         "node config. This is obfuscation, not encryption.",
     )
 
@@ -79,7 +80,7 @@ def _distils(settings: Settings, server_round: int) -> bool:
 
 METHOD = Method(
     name="priv-hfl",
-    title="consensus by dual variables: every client keeps a model of its own",
+    title="consensus by dual variables: every client keeps a private model",
     paper="Najafi et al., PRIV-HFL",
     leaves="the change of the client's model; with distillation a gradient of the common generator, too",
     uploads=(

@@ -1,4 +1,4 @@
-"""What all strategies share: who is sampled, what each node is sent, how replies are reduced."""
+"""Base of all strategies: sample clients, build the nodes' messages, reduce their replies."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,13 +39,13 @@ from strategies.engine.round_outcome import Outcome, Refused
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
-    """Where a strategy works.
+    """The context of a strategy: everything that its rounds depend on.
 
     Attributes:
         config: The run's settings.
-        federation: Nodes and clients.
+        federation: The nodes and the clients that they host.
         reductions: The method's shared groups and how each is reduced.
-        experiment: Identity of the run.
+        experiment: Id of the run.
         run_directory: The server's output folder.
     """
 
@@ -57,12 +57,12 @@ class ServerContext:
 
 
 class BaseStrategy(Hooks, Strategy):
-    """Samples clients, sends each node one message, and divides the sums that come back once.
+    """Samples clients, sends each node one message, and divides the sums of the replies once.
 
-    A method's own strategy says with which shared parameters the run starts, and overrides `Hooks`.
+    A method's strategy defines the initial shared parameters and overrides methods of `Hooks`.
 
     Args:
-        context: See `ServerContext`.
+        context: The strategy's context.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -86,7 +86,7 @@ class BaseStrategy(Hooks, Strategy):
         return build_target(self.context.config.target, federation.input_shape, federation.num_classes)
 
     def evaluated(self, arrays: ArrayRecord, client: int) -> SharedArrays:
-        """Return all that a client is sent when it is evaluated after the last round, keyed `group/name`.
+        """Return the arrays that a client is sent for the evaluation after the last round, keyed `group/name`.
 
         Args:
             arrays: The shared groups after that round.
@@ -95,7 +95,7 @@ class BaseStrategy(Hooks, Strategy):
         return {**unpack_arrays(arrays), **self.per_client_arrays([client]).get(client, {})}
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the shared groups' initial values as they travel."""
+        """Return the shared groups' initial values as a message holds them."""
         return pack_arrays(
             {
                 f"{group}/{name}": tensor.numpy()
@@ -106,11 +106,11 @@ class BaseStrategy(Hooks, Strategy):
 
     @property
     def present(self) -> list[int]:
-        """The clients to be trained whose nodes are there, ascending."""
+        """Ids of the trained (not novel) clients on nodes that are present, ascending."""
         return [client for client in self.context.federation.clients if client < self.context.config.num_clients]
 
     def sampled(self, server_round: int) -> list[int]:
-        """Return the clients that are trained in a round: a share of those present, in the last round all of them."""
+        """Sample the clients of a round: a share of the present ones, in the last round all of them."""
         config, present = self.context.config, self.present
         count = max(1, round(config.fraction_train * len(present)))
         if server_round == config.num_rounds or count >= len(present):
@@ -121,7 +121,7 @@ class BaseStrategy(Hooks, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Sequence[Message]:
-        """Return one message for each node that hosts a sampled client, and for each client that is audited."""
+        """Return one message for each node that hosts sampled clients, and a separate one for each audited client."""
         self.progress.round = server_round
         self.progress.num_rounds = self.context.config.num_rounds
         self.progress.phase = self.phase(server_round)
@@ -132,7 +132,7 @@ class BaseStrategy(Hooks, Strategy):
     ) -> Sequence[Message]:
         """Return one message for each node, for all clients, after the last round.
 
-        Until then, evaluation rides on the next round's training message.
+        Before that, the clients evaluate the received parameters when they are trained in the next round.
         """
         if server_round != self.context.config.num_rounds:
             return []
@@ -171,7 +171,7 @@ class BaseStrategy(Hooks, Strategy):
         return self._sent
 
     def _apart(self, kind: str, clients: list[int]) -> list[list[int]]:
-        """Divide a node's clients into those of each message: one for all, but audited ones upload alone."""
+        """Divide a node's clients into messages: each audited client alone, so that its upload is not summed."""
         alone = [client for client in clients if kind == MessageType.TRAIN and self._is_audited(client)]
         together = [client for client in clients if client not in alone]
         return [*([client] for client in alone), *([together] if together else [])]
@@ -186,14 +186,13 @@ class BaseStrategy(Hooks, Strategy):
         return self.reduce(match(self._sent, replies))
 
     def reduce(self, exchanges: Iterable[Exchange]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the nodes' sums and divide once; how the clients are divided among nodes changes no bit of the result.
+        """Add the nodes' sums and divide once; the result is bitwise independent of which node hosts which client.
 
-        A node whose reply does not fit is left out and noted in `outcome.refused`. No more than one reply is
-        held at a time, if `exchanges` makes them one by one; per-client groups are held until all have come.
+        An invalid reply is left out and recorded in `outcome.refused`. If `exchanges` is lazy, only one reply is in
+        memory at a time; per-client groups are held until all replies have arrived.
 
         Returns:
-            The shared parameters that `advance` makes of the means, None if they stay as they are; and the weights of
-            the clients that finished, None if none did.
+            The shared parameters of `advance` (None: unchanged) and the weights of the finished clients (None: none).
         """
         total = ReproducibleSum(self._current, self.context.reductions, **self._rounding)
         per_client: dict[int, SharedArrays] = {}
@@ -202,7 +201,7 @@ class BaseStrategy(Hooks, Strategy):
         asked = iter(self._asked)
         for answer in exchanges:
             self._add(answer, next(asked), bounds, total, per_client)
-            del answer
+            del answer  # frees its arrays before the next reply is read
         examples = {result.client: result.num_examples for result in self.outcome.results}
         num_examples, num_clients = sum(examples.values()), len(examples)
         self.progress.trainings += num_clients + self.outcome.num_failures
@@ -224,7 +223,7 @@ class BaseStrategy(Hooks, Strategy):
         return weights_record(sum(result.num_examples for result in self.outcome.results), len(self.outcome.results))
 
     def collect(self, exchanges: Iterable[Exchange]) -> None:
-        """Put the per-client numbers of an evaluation into `outcome`."""
+        """Record the clients' metrics of an evaluation in `outcome`."""
         self._begin_outcome()
         for answer, asked in zip(exchanges, self._asked, strict=True):
             if answer.away:
@@ -264,7 +263,7 @@ class BaseStrategy(Hooks, Strategy):
         total: ReproducibleSum,
         per_client: dict[int, SharedArrays],
     ) -> None:
-        """Add a node's arrays to the total, in place, its clients' own arrays to `per_client`, and note its report."""
+        """Add a reply's sums to `total` and its per-client arrays to `per_client`, in place; record its report."""
         if answer.away:
             self.outcome.leave(answer.node, asked)
             return
@@ -284,7 +283,7 @@ class BaseStrategy(Hooks, Strategy):
         reply.add_to(total)
 
     def _content(self, answer: Exchange, asked: list[int]) -> RecordDict | None:
-        """Return a reply's content and count its bytes; note why there is none."""
+        """Return a reply's content and count its bytes; without content, record the reason and return None."""
         if answer.content is None:
             self._leave_out(answer, asked, answer.problem, is_refused=answer.refused)
         else:
@@ -292,10 +291,10 @@ class BaseStrategy(Hooks, Strategy):
         return answer.content
 
     def _leave_out(self, answer: Exchange, asked: list[int], problem: str, *, is_refused: bool = True) -> None:
-        """Note that all clients of a reply are left out, and whether the reply is to blame."""
+        """Record that all clients of a reply are left out; `is_refused` if the reply itself is invalid."""
         self.outcome.fail(asked, f"node {self.context.federation.number_of(answer.node)}: {problem}")
         if is_refused:
             self.outcome.refuse(answer.node, Refused.of(answer, asked, problem))
 
     def summary(self) -> None:
-        """Nothing: the manifest tells all settings."""
+        """Print nothing: manifest.json holds all settings."""

@@ -1,4 +1,4 @@
-"""What a method's server may do differently: a strategy overrides the hooks that it needs."""
+"""Hooks of a method's server: a strategy overrides those that it needs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -11,11 +11,11 @@ from hyperfl_flwr.protocol.arrays import SharedArrays
 
 
 class Hooks:
-    """The hooks of strategies and their defaults, with which nothing but averaging is done.
+    """The hooks of strategies; their defaults only average.
 
     Attributes:
-        ways: The ways in which a client that was never trained gets a model, see `strategies.novel.assess`.
-        descriptor_dimension: Length d of what such a client sends of its samples in the way `descriptor`.
+        novel_modes: Modes in which a novel client gets a model, see `strategies.novel.assess`.
+        descriptor_dimension: Length d of the descriptor that a novel client sends in the mode `descriptor`.
     """
 
     novel_modes: ClassVar[tuple[str, ...]] = ()
@@ -23,7 +23,7 @@ class Hooks:
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
-        """Return what `auto` becomes in the method's own settings, by key.
+        """Return the values that replace `auto` in the method's settings, by key.
 
         Args:
             config: The run's settings; `learning-rate` is a number.
@@ -32,21 +32,21 @@ class Hooks:
 
     @classmethod
     def steps_setting(cls, num_steps: int) -> Mapping[str, Scalar]:
-        """Return the setting that asks for so many local steps, where the method has one instead of `local-epochs`."""
+        """Return the setting for a number of local steps, if the method has one instead of `local-epochs`."""
         return {}
 
     @classmethod
     def only_round(cls) -> Mapping[str, Scalar]:
-        """Return the settings with which the only round of a run is one in which clients upload all that they do."""
+        """Return the settings with which clients upload all shared groups in a run of one round."""
         return {}
 
     @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
-        """Refuse settings that the method cannot follow, alone or on such data; ranges are checked before.
+        """Refuse settings that the method or the data do not allow; types and ranges are checked before.
 
         Args:
             config: The run's settings.
-            input_shape: Of a sample: (channels, height, width), or (D,) of feature vectors.
+            input_shape: Shape of a sample: (channels, height, width), or (D,) for feature vectors.
 
         Raises:
             hyperfl_flwr.core.errors.ConfigError: Naming the setting and what is wrong with it.
@@ -54,27 +54,27 @@ class Hooks:
 
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
-        """Return what people should know of a run's settings before the first round.
+        """Return warnings about a run's settings, shown before the first round.
 
         Args:
-            config: The run's settings without any `auto` of the method's.
+            config: The run's settings, with the method's `auto` values replaced.
         """
         return ()
 
     def phase(self, server_round: int) -> str:
-        """Return the name of the phase of training that a round is part of; empty where there is but one."""
+        """Return the name of a round's training phase; empty if the method has only one phase."""
         return ""
 
     def per_client_arrays(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
-        """Return what each of some clients is sent alone: its per-client groups, keyed `group/name`."""
+        """Return the per-client groups that are sent to each client, keyed `group/name`."""
         return {}
 
     def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
-        """Take the per-client groups of the clients that finished a round, by ascending id, into the server's state.
+        """Update the server's state with the per-client groups of the clients that finished a round.
 
         Args:
-            per_client: Each client's arrays.
-            num_examples: Their training samples.
+            per_client: Each client's arrays, keyed `group/name`, by ascending client id.
+            num_examples: Number of training samples of each of these clients.
         """
 
     def advance(self, means: SharedArrays) -> SharedArrays:
@@ -84,19 +84,19 @@ class Hooks:
             means: The reduced groups of the clients that finished, keyed `group/name`; empty if none did.
 
         Returns:
-            Them, keyed alike; empty, if no client finished, to leave them as they are.
+            The parameters, keyed `group/name`; may be empty if no client finished, which leaves them unchanged.
         """
         return means
 
     def server_state(self) -> SharedArrays:
-        """Return the method's own state on the server, for the checkpoint."""
+        """Return the method's state on the server, for the checkpoint."""
         return {}
 
     def load_server_state(self, arrays: SharedArrays) -> None:
-        """Go back to a state that `server_state` returned."""
+        """Restore a state that `server_state` returned."""
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
-        """Return the whole models, [M, *shape] by `model/name`, that the server has for a client that it does not know.
+        """Return the M candidate models for a novel client, [M, *shape] by `model/name`.
 
         Args:
             arrays: The shared parameters.
@@ -104,5 +104,5 @@ class Hooks:
         return {}
 
     def models_of(self, descriptors: Mapping[int, NDArray[Any]]) -> Mapping[int, SharedArrays]:
-        """Return the models, [1, *shape] by `model/name`, of clients that have sent descriptors [1, d]."""
+        """Return a model, [1, *shape] by `model/name`, for each novel client that has sent a descriptor [1, d]."""
         return {}

@@ -149,7 +149,7 @@ def test_an_error_for_the_operator_leaves_with_its_text(make_settings: MakeSetti
     assert dict(record_of(reply.content, PROPERTIES, ConfigRecord)) == {"partition": 0, "problem": text}
     assert last_out(tmp_path).records[0].values == {"partition": 0, "problem": text}
     reply = reply_of(make_settings(), tmp_path, PERSONALIZE)
-    assert reply.error.reason == "this node is no novel client and takes no model on demand"
+    assert reply.error.reason == "this node is not a novel client and does not accept a model on demand"
     assert last_out(tmp_path).error == reply.error.reason
 
 

@@ -28,11 +28,11 @@ PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "i
         (
             "hyperfl",
             {},
-            "with hyperfl: its clients .* a client without labels has no classifier of its own",
+            "with hyperfl: its clients .* which a client without labels cannot train",
         ),
-        ("local", {}, "novel.clients must be 0 with local: its clients keep model to themselves"),
+        ("local", {}, "novel.clients must be 0 with local: its clients keep model private"),
         ("priv-hfl", {}, "take one of fedavg, fedprox, it-pfl, pfedhn"),
-        ("pfedhn-pc", {}, "keep classifier to themselves"),
+        ("pfedhn-pc", {}, "keep classifier private"),
         (
             "it-pfl",
             {"novel.epsilons": "none,1", "it-pfl.pooling": "mean-max"},
@@ -54,7 +54,7 @@ def test_corruptions_are_of_images(make_settings: Callable[..., Settings]) -> No
     config = RunConfig.from_flat(
         make_settings("fedavg", target="mlp", **{"novel.clients": 1, "novel.corruptions": "blur"})
     )
-    with pytest.raises(ConfigError, match="must be none, got blur: the samples are no images"):
+    with pytest.raises(ConfigError, match="must be none, got blur: the samples are not images"):
         check_run(config, (64,), 10)
 
 

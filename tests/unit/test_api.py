@@ -139,7 +139,7 @@ def test_a_run_that_has_not_ended_has_no_summary(finished: Path, tmp_path: Path)
     (tmp_path / "manifest.json").write_bytes((finished / "manifest.json").read_bytes())
     run = hyperfl.Run(tmp_path)
     assert run.metrics == []
-    with pytest.raises(RunDirectoryError, match=r"holds no summary\.json: the run has not ended; resume it"):
+    with pytest.raises(RunDirectoryError, match=r"holds no summary\.json: the run is not finished; resume it"):
         _ = run.summary
     with pytest.raises(RunDirectoryError, match=r"nowhere is not a run directory: it holds no manifest\.json"):
         hyperfl.Run(tmp_path / "nowhere")
@@ -163,7 +163,7 @@ def test_a_clients_model_and_its_predictions(finished: Path, tmp_path: Path) -> 
         assert predicted.accuracy == pytest.approx(model.accuracy, abs=1e-6)
     with pytest.raises(RunDirectoryError, match="choose another output"):
         run.export(3, tmp_path / "mine" / "model.safetensors")
-    with pytest.raises(ConfigError, match="state must be own or aggregate, got 'best'"):
+    with pytest.raises(ConfigError, match="state must be personalized or aggregate, got 'best'"):
         run.export(3, state="best")  # type: ignore[arg-type]
 
 

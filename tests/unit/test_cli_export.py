@@ -202,4 +202,4 @@ def test_an_unfinished_run_is_noted(run: Path, tmp_path: Path, call: Call) -> No
         (copy / name).symlink_to(run / name)
     code, _, err = call("export", copy, "--client", "1", "-o", "a.safetensors")
     assert code == 0
-    assert f"note: {copy} has come to round 2 of 3 only" in err
+    assert f"note: {copy} has only reached round 2 of 3" in err

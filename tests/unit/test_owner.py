@@ -75,7 +75,7 @@ def test_state_and_data_and_limits_are_no_settings_of_a_run() -> None:
 
 @pytest.mark.parametrize("dataset", ["npz:/home/me/a.npz", "folder:../me"])
 def test_the_server_cannot_name_files(dataset: str) -> None:
-    with pytest.raises(RefusalError, match="each node's owner does, by data in the node config"):
+    with pytest.raises(RefusalError, match="only each node's owner may name one, as data in the node config"):
         app_of(context(small_settings(dataset=dataset)))
     assert app_of(context(small_settings(dataset=dataset), data="digits")).config.dataset == "digits"
 
@@ -110,7 +110,7 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_unpacked(
         content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
         return str(ask("train", content, **{"state-dir": str(tmp_path), "max-message-mb": limit}).error.reason)
 
-    assert reason(1) == "a message has 2.0 MB, its owner allows max-message-mb = 1"
+    assert reason(1) == "a message has 2.0 MB, but its owner allows max-message-mb = 1"
     assert reason(3) == reason(0) == "DataError, see the node's log"
 
 

@@ -1,1 +1,1 @@
-"""What Flower has no command for: a SuperLink's database and its API for nodes. It does not travel to nodes."""
+"""Access to a SuperLink's database and to its API for nodes; not in the app bundle that nodes receive."""

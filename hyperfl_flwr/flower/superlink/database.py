@@ -1,8 +1,8 @@
-"""Reads the SQLite database of a SuperLink, which is opened read-only; the SuperLink need not run.
+"""Read the SQLite database of a SuperLink, which need not run; the database is opened read-only.
 
 Wraps the tables `run`, `task`, `task_logs` and `node`. Flower's commands `flwr list`, `flwr log` and
-`flwr supernode list` need a running SuperLink and the better part of a second each, a query half a millisecond. This
-module imports nothing of Flower, so the process that follows a run stays small.
+`flwr supernode list` need a running SuperLink and most of a second each; a query takes half a millisecond. This
+module imports nothing of Flower, so that the process that follows a run stays small.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _NODES_QUERY = "SELECT node_id, status, online_until, public_key FROM node WHERE
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """A node that the SuperLink knows.
+    """A node that is registered at the SuperLink.
 
     Attributes:
-        flower_id: Flower's number of it, 0 .. 2^64-1.
-        online: Whether it is connected; a node that was killed counts for up to a minute.
-        public_key: In PEM, as it was registered.
+        flower_id: Flower's id of the node, 0 .. 2^64-1.
+        online: Whether the node is connected; a killed node counts as online for up to a minute.
+        public_key: The node's registered public key, in PEM format.
     """
 
     flower_id: int
@@ -41,11 +41,11 @@ class NodeRecord:
 
 
 def run_status(database: Path, run_id: int) -> tuple[str, str] | None:
-    """Return how a run stands.
+    """Return the status of a run.
 
     Returns:
-        "pending", "starting", "running", "finished:completed", "finished:failed" or "finished:stopped", and of one that
-        has finished Flower's details, which may be empty; None if the database does not have the run.
+        "pending", "starting", "running", "finished:completed", "finished:failed" or "finished:stopped", and for a
+        finished run Flower's details, which may be empty; None if the database does not contain the run.
 
     Raises:
         sqlite3.Error: The database cannot be read.
@@ -60,7 +60,7 @@ def run_status(database: Path, run_id: int) -> tuple[str, str] | None:
 
 
 def run_log(database: Path, run_id: int, position: int = 0) -> tuple[str, int]:
-    """Return what a run has printed after a position, with its colours, and the position to go on from.
+    """Return a run's output after a position, with its colour codes, and the position to continue from.
 
     Raises:
         sqlite3.Error: The database cannot be read.
@@ -70,7 +70,7 @@ def run_log(database: Path, run_id: int, position: int = 0) -> tuple[str, int]:
 
 
 def unfinished_runs(database: Path) -> dict[int, dict[str, object]]:
-    """Return the settings of the runs that have not ended: run id -> settings that override the app's.
+    """Return the unfinished runs: the settings that override the app's, by run id.
 
     Raises:
         sqlite3.Error: The database cannot be read.
@@ -80,7 +80,7 @@ def unfinished_runs(database: Path) -> dict[int, dict[str, object]]:
 
 
 def registered_nodes(database: Path) -> list[NodeRecord]:
-    """Return the nodes that are registered, none if the SuperLink has not made its tables yet."""
+    """Return the registered nodes; none if the SuperLink has not created its tables yet."""
     try:
         rows = _query(database, _NODES_QUERY)
     except sqlite3.OperationalError:
@@ -103,7 +103,7 @@ def _query(database: Path, statement: str, *values: int) -> list[tuple[Any, ...]
 
 
 def _signed(number: int) -> int:
-    """Return how the database holds an id, which is unsigned and has 64 bits."""
+    """Return an unsigned 64-bit id as the database stores it: as a signed integer."""
     return number - 2**64 if number >= 2**63 else number
 
 

@@ -1,4 +1,4 @@
-"""Query whether a SuperLink accepts a node's key, with a request signed as by the node itself.
+"""Query whether a SuperLink accepts a node's key, with a request signed by the node's key.
 
 Flower has no such query. A SuperNode activates itself with a heartbeat interval. With an interval of 0, the SuperLink
 refuses a known key because of the interval, and an unknown key like any other activation. It also refuses a known key
