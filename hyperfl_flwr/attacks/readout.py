@@ -15,7 +15,7 @@ the chain rule gives, for one step,
     D_H = z g^T      D_c = g      D_W1 = d v^T      D_b1 = d
 
 two matrices of rank one, [D_H; D_c] and [D_W1 | D_b1]: dividing each by its last row or column gives the factors. The
-server learns z, v, theta and g up to the rounding of the upload, for any rate and clipping: the embedding hides nothing.
+server learns z, v, theta and g up to the rounding of the upload, at any rate and clipping: the embedding hides nothing.
 After several steps D_c is the update that FedAvg or FedRep would have sent, and the heads give a mean of z over the
 steps. If z moves much, v, which moves less, is read off the first layer, and z is computed from it. Without head
 biases, D_H gives the direction of z and v its length. Only the leading singular vectors are used, so that noise of
