@@ -123,7 +123,7 @@ def split_extractor(extractor: nn.Module) -> tuple[nn.Sequential, str]:
     children = list(extractor.named_children())
     weighted = [number for number, (_, child) in enumerate(children) if any(True for _ in child.parameters())]
     if not weighted or not isinstance(extractor, nn.Sequential) or not isinstance(children[weighted[-1]][1], nn.Linear):
-        raise ValueError("the head-gradient attack needs an extractor in which the last layer with parameters is linear")
+        raise ValueError("head-gradient needs an extractor in which the last layer with parameters is linear")
     return nn.Sequential(OrderedDict(children[: weighted[-1]])), children[weighted[-1]][0]
 
 
