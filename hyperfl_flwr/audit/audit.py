@@ -73,11 +73,7 @@ class Options:
     total_variation: float | None = None
 
     def __post_init__(self) -> None:
-        """Check that the options are compatible.
-
-        Raises:
-            ConfigError: If both `summed` and `labels_known` are set: attacks on a sum do not use labels.
-        """
+        """Raise a ConfigError if `summed` and `labels_known` are both set: attacks on a sum do not use labels."""
         if self.summed and self.labels_known:
             raise ConfigError("attacks on a sum use no labels: give summed or labels-known, not both")
 
@@ -99,8 +95,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     """Return the round to attack, in which every audited client holds `samples` images.
 
     Args:
-        settings: All settings of the round. The number of clients and their data are set here; with `trained` the
-            number of clients is that of the run.
+        settings: All settings of the round; the clients' data, and without `trained` their number, are replaced.
         options: Options of the audit, with the number of images.
         trained: See `AttackedRound`; if given, `settings` are those of the run, except for the local training.
 
@@ -165,8 +160,7 @@ class AttackResult:
     Attributes:
         attack: Row of the attack in the table of attacks.
         results: One result per client; of a sum, one per client that the attack separated.
-        comparisons: Scores of the results; empty for an attack that finds no images. A sum has one score over all
-            clients, since the results cannot be attributed to clients.
+        comparisons: Scores by client, of a sum one over all clients; empty for an attack that finds no images.
         labels_found: Share of the labels that were found; None if the attack does not look for labels or got them.
         label_correlation: Rank correlation between the estimated and true class counts of each client; NaN if one of
             them is constant. Empty for an attack that does not estimate counts.
@@ -269,10 +263,7 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
 
 
 def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
-    """Compare with as many unrelated images as there are reconstructions, so that the control is fair.
-
-    If an attack finds fewer images than a client has, the images are repeated.
-    """
+    """Compare with equally many unrelated images; repeat reconstructions if a client has more images than them."""
     found = [
         images[np.arange(max(len(images), len(own))) % len(images)] for images, own in zip(found, private, strict=True)
     ]
