@@ -1,1 +1,1 @@
-"""Attacks of a server that follows the protocol and is curious: what one reply tells about a client's images."""
+"""Attacks of an honest-but-curious server: reconstruct images or labels from a client's reply."""

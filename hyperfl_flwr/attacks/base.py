@@ -1,4 +1,4 @@
-"""What all attacks share: their settings, their result, and the batching of clients into independent problems."""
+"""Shared parts of all attacks: settings, result type, and batching of clients into independent problems."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,16 +25,16 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSettings:
-    """How an attack is run; what it knows is not among them but for labels and activations.
+    """Settings of an attack's run, and the optional extra knowledge: labels and activations.
 
     Attributes:
-        labels: The labels [n] of each client, where the setting lets the server know them.
-        hidden: HyperFL's activation z [p] of each client, where single uploads gave them away before a sum.
-        optimisation: None for the attack's own.
-        seed: Of the random starts.
-        device: Where the optimisation runs.
-        at_once: Largest number of clients whose problems run as one batch; it bounds the memory.
-        progress: Called with steps done and their total, over all clients.
+        labels: Labels [n] of each client, if the scenario gives them to the server; otherwise None.
+        hidden: HyperFL's activation z [p] of each client, if the server read it off an earlier single upload.
+        optimisation: Settings of the optimisation; None uses the attack's defaults.
+        seed: Seed of the random starts.
+        device: Device on which the optimisation runs.
+        at_once: Largest number of clients in one batch; it bounds the memory.
+        progress: Called with the number of steps done and the total, over all clients.
     """
 
     labels: Sequence[IntArray] | None = None
@@ -48,16 +48,17 @@ class AttackSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
-    """What an attack found out about one client.
+    """Result of an attack on one client.
 
     Attributes:
-        images: float32 [m, C, H, W], pixels in [0, 1], in no particular order; m = 0 where an attack finds none.
-        labels: int64 [n], found or known; None where the attack needs none.
-        objective: What is left of the objective; 0 is a perfect match of the reply.
-        iterations: Steps taken.
-        seconds: Wall time of the batch divided by its clients.
-        findings: Numbers about the reading of the reply.
-        label_counts: Estimated number of private samples of each class, float64 [K]; None where none are estimated.
+        images: float32 [m, C, H, W], pixels in [0, 1], in no particular order; m = 0 if the attack reconstructs none.
+        labels: Recovered or given labels, int64 [n]; None if the attack uses none.
+        objective: Final value of the objective; 0 is a perfect match of the reply.
+        iterations: Number of optimisation steps.
+        seconds: Wall time of the batch divided by the number of its clients.
+        findings: Diagnostic numbers of the readout of the reply, by name.
+        label_counts: Estimated number of private samples of each class, float64 [K]; None if the
+            attack does not estimate them.
     """
 
     images: FloatArray
@@ -70,17 +71,17 @@ class Reconstruction:
 
 
 AttackFunction = Callable[[Sequence[Observation], PublicKnowledge, AttackSettings], list[Reconstruction]]
-"""An attack: observations of one method, the same knowledge for all, one result each.
+"""An attack: maps observations of one method, with shared knowledge, to one result each.
 
-Of a sum there is one observation, and there may be a result for each client that was found in it, in any order."""
+A sum is one observation; it may give one result for each client that the attack separates, in any order."""
 
 
 class Counted(Protocol):
-    """What is attacked: an observation, or what was read off one."""
+    """The target of an attack: an observation, or a readout of one."""
 
     @property
     def num_examples(self) -> int:
-        """Number of training samples behind it."""
+        """Number of training samples that it depends on."""
 
 
 Client = TypeVar("Client", bound=Counted)
@@ -90,14 +91,14 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Clients with equally many samples, prepared for `inversion.solve`.
+    """Clients with equally many samples, prepared for `optimiser_loop.solve`.
 
     Attributes:
-        problems: Their problems, on the settings' device.
-        labels: int64 [n] per client, or None.
-        findings: Per client.
-        other_unknowns: Draws first values of the unknowns besides the images, for one client.
-        images_of: Makes normalised images [N, m, C, H, W] of the unknowns, where images are none of them.
+        problems: Their inversion problems, on the settings' device.
+        labels: Labels int64 [n] of each client, or None.
+        findings: Diagnostic numbers of each client.
+        other_unknowns: Draws initial values of the unknowns other than the images, for one client.
+        images_of: Computes normalised images [N, m, C, H, W] from the unknowns; None if the images are an unknown.
     """
 
     problems: Problems
@@ -119,14 +120,14 @@ def reconstruct(
     The random starts are a function of seed, client's position and restart, not of the batching.
 
     Args:
-        clients: What is known of each.
-        knowledge: What all of them have in common.
-        settings: How to run.
-        defaults: The attack's own optimisation.
-        prepare: Makes a batch of some clients and their known labels.
+        clients: Observation or readout of each client.
+        knowledge: Public knowledge that holds for all of them.
+        settings: Settings of the run.
+        defaults: Optimisation to use if the settings have none.
+        prepare: Builds a batch from some clients and their known labels.
 
     Raises:
-        ValueError: If there are labels, but not those of all samples.
+        ValueError: If labels are given, but not one per sample of every client.
     """
     known = known_labels(clients, settings)
     optimisation = settings.optimisation or defaults
@@ -153,23 +154,24 @@ def reconstruct(
 
 
 def known_labels(clients: Sequence[Counted], settings: AttackSettings) -> list[IntArray | None]:
-    """Return each client's labels, None where they are unknown.
+    """Return the labels of each client, None for each if they are unknown.
 
     Raises:
-        ValueError: If there are labels, but not one per sample of every client.
+        ValueError: If labels are given, but not one per sample of every client.
     """
     if settings.labels is None:
         return [None] * len(clients)
     sizes = [client.num_examples for client in clients]
     if [len(labels) for labels in settings.labels] != sizes:
-        raise ValueError(f"labels must be given for all samples of all clients, or for none: {sizes}")
+        given = [len(labels) for labels in settings.labels]
+        raise ValueError(f"{given} labels for clients with {sizes} samples: give one label per sample, or none")
     return [np.asarray(labels, dtype=np.int64) for labels in settings.labels]
 
 
 def build_structure(knowledge: PublicKnowledge) -> Target:
     """Return the target network without values, so that it can be called under `torch.func.vmap`.
 
-    BatchNorm has each batch's own statistics in it, as in training, and keeps none.
+    BatchNorm uses the statistics of each batch, as in training, and keeps no running ones.
     """
     return vmap_ready(build_target(knowledge.target, knowledge.input_shape, knowledge.num_classes))
 
@@ -183,11 +185,11 @@ def vmap_ready(network: Network) -> Network:
 
 
 def _callable(layer: nn.Module) -> nn.Module:
-    """Return what stands for a layer: a batch under `vmap` has no memory layout, and nothing may change in place."""
+    """Return a replacement for a layer: under `vmap` a batch has no memory layout and nothing may change in place."""
     if isinstance(layer, ChannelsLast):
         return nn.Identity()
     if getattr(layer, "inplace", False) is True:
-        setattr(layer, "inplace", False)  # noqa: B010 - of a rectifier, whose type mypy does not know
+        setattr(layer, "inplace", False)  # noqa: B010 - mypy does not know the type of the activation
     for plain in UNCOUNTED:
         if isinstance(layer, plain):
             with torch.device("meta"):
@@ -196,7 +198,7 @@ def _callable(layer: nn.Module) -> nn.Module:
 
 
 def stack(rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
-    """Return tensors with the same names as one batch [N, ...] on a device."""
+    """Stack tensors of the same names into a batch [N, ...] on a device."""
     return {name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}
 
 
@@ -220,6 +222,7 @@ def _starts(
     def start(restart: int) -> Tensors:
         rows: list[Tensors] = []
         for position in positions:
+            # Keyed by position, not by row: the start of a client does not depend on how clients are batched.
             generator = torch_generator(settings.seed, "attack", position, restart)
             images = {}
             if batch.images_of is None:
@@ -231,14 +234,14 @@ def _starts(
 
 
 def to_pixels(normalised: Tensor, knowledge: PublicKnowledge) -> FloatArray:
-    """Return images [..., C, H, W] without the normalisation, cut to [0, 1]."""
+    """Undo the normalisation of images [..., C, H, W] and clamp them to [0, 1]."""
     mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (knowledge.mean, knowledge.std))
     images: FloatArray = (normalised.cpu() * std + mean).clamp(0, 1).numpy()
     return images
 
 
 def _shifted(progress: Progress | None, done: int, now: int, total: int) -> Progress | None:
-    """Return a progress callback for a batch of `now` clients, after `done` and of `total`."""
+    """Return a progress callback for a batch of `now` clients, after `done` of `total` clients."""
     if progress is None:
         return None
     return lambda step, steps: progress(done * steps + step * now, total * steps)

@@ -1,4 +1,4 @@
-"""The clients behind a sum of HyperFL's uploads: every client's gradient travels in a channel of its own.
+"""Separate the clients in a sum of HyperFL's uploads: each client's gradient occupies a separate channel.
 
 A secure aggregator shows the server only the mean of N replies. A reply is linear in the client's gradients (see
 `hyperfl_flwr.attacks.readout`), so the mean of one step on each client, with shares w_i, gives
@@ -10,26 +10,26 @@ W = diag(w), that is
 
     R = [Z | 1]^T W G
 
-which is p + 1 mixtures of the N gradients, of which FedAvg's server would see the last one only.
+which is p + 1 mixtures of the N gradients. FedAvg's server would see the last one only.
 
-- Are the z_i known, G = W^-1 pinv([Z | 1]^T) R. Exact while [Z | 1] has rank N: N <= p + 1 and no two z_i equal.
-- Are they not, the gradients of different images are nearly independent, sparse signals over the P parameters, and
-  independent component analysis of the row space of R finds each up to a factor: s_i = g_i / a_i. The mixing matrix
-  R pinv(S) has the columns w_i a_i [z_i; 1]: its last row gives the factors, the others divided by it z_i.
+- If the z_i are known, G = W^-1 pinv([Z | 1]^T) R. Exact while [Z | 1] has rank N: N <= p + 1 and no two z_i equal.
+- If they are unknown, the gradients of different images are nearly independent, sparse signals over the P parameters.
+  Independent component analysis of the row space of R finds each up to a factor: s_i = g_i / a_i. The mixing matrix
+  R pinv(S) has the columns w_i a_i [z_i; 1]: its last row gives the factors, the others divided by it give z_i.
 
-Either way theta_i = z_i H + c follows, and each client is attacked as if it had been seen alone. With N > p + 1 a
+In both cases theta_i = z_i H + c follows, and each client is attacked as if it had been seen alone. With N > p + 1 a
 gradient is found up to its projection on a space of p + 1 dimensions, with a cosine of about sqrt((p + 1) / N) where
 the plain sum has sqrt(1 / N): a narrow hypernetwork narrows the channels, and closes them only if p is far below N. One
-z for all clients closes them: then R has rank one and tells what the plain sum tells. That is no protection of a small
-crowd: five images are found in the plain sum of one step, too.
+z for all clients closes them: then R has rank one and holds no more than the plain sum. This does not protect a small
+group: five images are also found in the plain sum of one step.
 
-Measured on Fashion-MNIST, the published network, five clients with one image and an embedding of their own, mean PSNR
-after 500 iterations: 34 dB with known z, 25 dB by independent components, 18 dB from the sum as one batch; with one z
-for all, and so one theta, 10, 25 and 25 dB. Where all start from one z, the channels are open after the first round.
+Measured on Fashion-MNIST, the published network, five clients with one image and different embeddings, mean PSNR after
+500 iterations: 34 dB with known z, 25 dB by independent components, 18 dB from the sum as one batch; with one z for
+all, and so one theta, 10, 25 and 25 dB. If all clients start from one z, the channels are open after the first round.
 
 The leak is this project's observation. The separation of signals: Hyvarinen, Oja: "Independent Component Analysis:
-Algorithms and Applications", Neural Networks 13, 2000 (FastICA). Several local steps are taken for one with the steps'
-mean gradient, during which z must not move much.
+Algorithms and Applications", Neural Networks 13, 2000 (FastICA). Several local steps are treated as one step with their
+mean gradient; z must not move much during them.
 """
 
 import warnings
@@ -50,31 +50,31 @@ from hyperfl_flwr.runs.observation import Observation
 _ITERATIONS = 1000
 
 _STARTS = 4
-"""Of the analysis; single ones miss some of the components. The contrast `exp`, made for sparse signals, finds more of
-five clients than `logcosh`, and `cube` hardly any."""
+"""Number of random starts of the analysis; a single one misses some components. The contrast `exp`, for sparse signals,
+finds more of five clients than `logcosh`; `cube` finds hardly any."""
 
 _ROUNDING = 3e-5
-"""Singular values of [Z | 1], and of R, below this share of the largest are taken for rounding, not for a channel.
+"""Singular values of [Z | 1], and of R, below this share of the largest are treated as rounding, not as a channel.
 
-Measured on the published network: 3e-6 is rounding. 2e-4 was the smallest of five clients' that had all started from
-one embedding, one to five rounds before."""
+Measured on the published network: rounding is at 3e-6. The smallest value of five clients that had all started from one
+embedding, one to five rounds before, was 2e-4."""
 
 
 def channels_known(
     observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
 ) -> list[Reconstruction]:
-    """Reconstruct each client's images from a sum, with the clients' activations z from uploads seen alone.
+    """Reconstruct each client's images from a sum, given the clients' activations z from earlier single uploads.
 
     Args:
-        observations: One, of `mean_observation`.
-        knowledge: The settings, with the number of clients.
-        settings: `hidden` has z [p] of each client.
+        observations: A single observation, as `mean_observation` returns it.
+        knowledge: Public knowledge, with the number of summed clients.
+        settings: Settings of the attack; `hidden` is z [p] of each client.
 
     Returns:
         One result per client, in the order of `hidden`.
 
     Raises:
-        ValueError: If there is not one sum of HyperFL's replies, or not one z per client.
+        ValueError: If the input is not one sum of HyperFL's replies, or does not have one z per client.
     """
     (observation,) = observations
     if settings.hidden is None or len(settings.hidden) != knowledge.summed_clients:
@@ -87,18 +87,18 @@ def channels_known(
 def channels_ica(
     observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
 ) -> list[Reconstruction]:
-    """Reconstruct each client's images from a sum with nothing else known.
+    """Reconstruct each client's images from a sum alone.
 
     Args:
-        observations: One, of `mean_observation`.
-        knowledge: The settings, with the number of clients.
-        settings: `hidden` is not used.
+        observations: A single observation, as `mean_observation` returns it.
+        knowledge: Public knowledge, with the number of summed clients.
+        settings: Settings of the attack; `hidden` is not used.
 
     Returns:
-        One result per component, in no particular order; images are shared out among them evenly, rounded up.
+        One result per component, in no particular order; the images are divided among them evenly, rounded up.
 
     Raises:
-        ValueError: If there is not one sum of HyperFL's replies.
+        ValueError: If the input is not one sum of HyperFL's replies.
     """
     (observation,) = observations
     rows = head_rows(observation, knowledge)
@@ -110,12 +110,12 @@ def head_rows(observation: Observation, knowledge: PublicKnowledge) -> Tensor:
     """Return R = [D_H; D_c] [p + 1, P] in float64.
 
     Raises:
-        ValueError: If it is no reply of HyperFL.
+        ValueError: If the observation is not a reply of HyperFL.
     """
     change = mean_gradients(observation, knowledge)
     names = [f"hypernetwork/{name}" for name in ("head_weight", "head_bias")]
     if missing := [name for name in names if name not in change]:
-        raise ValueError(f"channels are in the heads of a hypernetwork; the reply has no {missing}")
+        raise ValueError(f"channels are read off the heads of a hypernetwork, but the reply lacks {missing}")
     return torch.cat([change[names[0]], change[names[1]][None]])
 
 
@@ -123,18 +123,19 @@ def separate_known(rows: Tensor, hidden: Tensor, shares: Tensor | None = None) -
     """Return the gradients G [N, P] behind a sum: G = W^-1 pinv([Z | 1]^T) R.
 
     Exact for N <= p + 1 different z_i in general position, up to the rounding of R and Z times the condition number of
-    [Z | 1] with rows of length one. Beyond that, of all G that explain R, the one of least norm, with each g_i in units
-    of 1 / (w_i |[z_i, 1]|): the projection on what was seen.
+    [Z | 1] with rows of length one. For larger N it is the G of least norm among all that explain R, with each g_i in
+    units of 1 / (w_i |[z_i, 1]|): the projection on the observed space.
 
     Args:
         rows: R = [D_H; D_c], [p + 1, P].
         hidden: Z [N, p].
-        shares: w [N], summing to 1; None is 1 / N for each.
+        shares: w [N], summing to 1; None means 1 / N for each.
     """
     mixing = torch.cat([hidden, torch.ones_like(hidden[:, :1])], dim=1).T
     if shares is None:
         shares = torch.full_like(hidden[:, 0], 1 / len(hidden))
-    lengths = mixing.norm(dim=0)  # a client without a gradient has a z read off rounding, of any length
+    # A client without a gradient has a z that was read off rounding and may have any length.
+    lengths = mixing.norm(dim=0)
     gradients: Tensor = torch.linalg.pinv(mixing / lengths, rtol=_ROUNDING) @ rows / (lengths * shares)[:, None]
     return gradients
 
@@ -147,7 +148,7 @@ def separate_ica(rows: Tensor, num_clients: int, seed: int = 0) -> tuple[Tensor,
     Args:
         rows: R = [D_H; D_c], [p + 1, P].
         num_clients: N.
-        seed: Of the analysis' random start.
+        seed: Seed of the random starts of the analysis.
     """
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     singular = values.flip(0).clamp(min=0).sqrt()
@@ -156,14 +157,14 @@ def separate_ica(rows: Tensor, num_clients: int, seed: int = 0) -> tuple[Tensor,
     components = _unmixing(basis, seed) @ basis
     mixing = rows @ torch.linalg.pinv(components)
     factors = mixing[-1]
-    # An activation is never negative: what is below zero is an error of the separation.
+    # An activation (after ReLU) is never negative: values below zero are errors of the separation.
     return torch.relu(mixing[:-1] / factors).T, num_clients * factors[:, None] * components
 
 
 def _unmixing(basis: Tensor, seed: int) -> Tensor:
-    """Return [r, r]: independent components from orthonormal mixtures [r, P]; their means are not taken out.
+    """Return the unmixing matrix [r, r] from orthonormal mixtures [r, P] to independent components, without centring.
 
-    Of several starts the one that ends with the sparsest components, by their mean absolute value at unit variance.
+    Of several starts, take the one with the sparsest components, by their mean absolute value at unit variance.
     """
     from sklearn.decomposition import FastICA  # deferred: takes a second, and no other attack needs it
     from sklearn.exceptions import ConvergenceWarning
@@ -175,7 +176,7 @@ def _unmixing(basis: Tensor, seed: int) -> Tensor:
         start = numpy_generator(seed, "channels", number).standard_normal((rank, rank))
         analysis = FastICA(whiten="unit-variance", fun="exp", max_iter=_ITERATIONS, w_init=start)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # its best is what an attacker would use, too
+            warnings.simplefilter("ignore", ConvergenceWarning)  # an attacker would use the best iterate, too
             components = analysis.fit_transform(samples)
         found.append((float(np.abs(components).mean()), analysis.components_))
     best = min(found, key=lambda each: each[0])[1] if found else np.ones((1, 1))
@@ -185,7 +186,7 @@ def _unmixing(basis: Tensor, seed: int) -> Tensor:
 def _invert(
     hidden: Tensor, gradients: Tensor, observation: Observation, knowledge: PublicKnowledge, settings: AttackSettings
 ) -> list[Reconstruction]:
-    """Search for the images of every channel: z [r, p] and g [r, P]."""
+    """Search for the images of every channel, given activations z [r, p] and gradients g [r, P]."""
     start: Mapping[str, Tensor] = {
         name: torch.from_numpy(np.asarray(observation.received[f"hypernetwork/{name}"], dtype=np.float64))
         for name in ("head_weight", "head_bias")

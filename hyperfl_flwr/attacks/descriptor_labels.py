@@ -1,12 +1,12 @@
-"""What a descriptor tells of its client's labels, without a search: the model that is made of it is asked.
+"""Estimate a client's label distribution from its descriptor, by the predictions of the model generated from it.
 
-IT-PFL-HN's server gets the descriptor g(D) of a novel client and makes the client's model f itself. A personal model
-expects the classes that its client has, whatever it is shown. With images x_1 ... x_m that are not the client's and
-belong to all classes, the server's estimate of the share of class k in D is
+IT-PFL-HN's server gets the descriptor g(D) of a novel client and makes the client's model f itself. A personal
+model favours the classes that its client has, for any input. With images x_1 ... x_m of all classes that are not the
+client's, the server's estimate of the share of class k in D is
 
     p_k = 1/m sum_j softmax(f(x_j))_k
 
-No label, no other client's descriptor and no knowledge of D is used. The attack is this project's.
+The estimate uses no label, no other client's descriptor and no knowledge of D. The attack is this project's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from hyperfl_flwr.models.target import Target
 Shares = NDArray[np.float64]
 
 BATCH = 500
-"""Images that a model gets at a time."""
+"""Number of images in one forward pass."""
 
 
 @torch.no_grad()
@@ -34,8 +34,8 @@ def expected_shares(target: Target, parameters: Mapping[str, NDArray[Any]], imag
 
     Args:
         target: The network, in evaluation mode; its own values are not used.
-        parameters: Of the model, by the network's names.
-        images: Normalised as for training.
+        parameters: Parameters of the model, by the network's names.
+        images: Images, normalised as for training.
     """
     values = {name: torch.as_tensor(value) for name, value in parameters.items()}
     total = torch.zeros((), dtype=torch.float64)
@@ -48,11 +48,11 @@ def expected_shares(target: Target, parameters: Mapping[str, NDArray[Any]], imag
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How well shares of classes fit those of n clients, one number per client.
+    """Agreement between estimated and true class shares of n clients, one number per client.
 
     Attributes:
-        total_variation: In [0, 1].
-        rank_correlation: Spearman's; NaN where shares are constant.
+        total_variation: Total variation distance, in [0, 1].
+        rank_correlation: Spearman's rank correlation; NaN if the shares are constant.
     """
 
     total_variation: tuple[float, ...]
@@ -71,7 +71,8 @@ def paired_fit(estimates: Sequence[Shares], truth: Sequence[Shares]) -> Fit:
 def swapped_fit(estimates: Sequence[Shares], truth: Sequence[Shares]) -> Fit:
     """Compare the estimates of all OTHER clients with each client's shares [K], and take the mean over the others.
 
-    This control knows what all clients' estimates have in common and nothing of the client; it takes two clients.
+    This control measures what all clients' estimates have in common; it knows nothing of the client. It needs at least
+    two clients.
     """
     fits = []
     for client, shares in enumerate(truth):

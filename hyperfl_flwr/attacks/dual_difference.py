@@ -1,20 +1,20 @@
-"""What PRIV-HFL's server learns by adding up: every client's model, and the gradient of its latest local steps.
+"""Attack PRIV-HFL by summing changes: they give every client's model and the gradient of its latest local steps.
 
 All clients start from parameters that follow from the seed, and each reply is the change of the client's model, so that
-theta_i = theta(0) + the sum of the changes that were counted. In the chain the server has sent the force r_i itself. In
+theta_i = theta(0) + the sum of the counted changes. In the chain the server has sent the force r_i itself. In
 the mean form it computes the client's multiplier mu_i = kappa beta (A_i - S) as the client does, since it knows x_i in
 all rounds; for that it must see the client's own reply, as it does with one client per node.
 
-The local steps are along gradient + force, with the force constant, so that for the scalars of `readout`
+The local steps follow gradient + force, with a constant force. With the scalars of `readout` therefore
 
     change = (a - 1) theta_i + sum_j p_j (G_j + force)
 
-and `sum_j w_j G_j` follows, after one step the gradient itself. Then images are searched for as by `ig`.
+which gives `sum_j w_j G_j`, after one step the gradient itself. The images are then searched for as in `ig`.
 
-With distillation that is a mixture, the gradient of the loss on the client's images plus that on pseudo-data. One step
-on n images and n pseudo-data is one step on 2 n images at twice the gradient, and all of them are searched for. In
-other cases, and with known labels, which are not the pseudo-data's, the mixture is taken for the images' gradient alone
-(`mixture` among the findings is 1), and the attack is weaker than it could be.
+With distillation this is a mixture: the gradient of the loss on the client's images plus that on pseudo-data. One step
+on n images and n pseudo-samples is one step on 2 n images at twice the gradient, and the attack searches for all of
+them. In other cases, and with known labels (which do not cover the pseudo-data), the mixture is treated as the gradient
+of the images alone (`mixture` in the findings is 1), and the attack is weaker than it could be.
 """
 
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ def dual_difference(
     """Reconstruct the images behind the change of a client's model.
 
     Args:
-        observations: Of changes of kept models, with all that was seen of the same clients before.
-        knowledge: The settings, with the dual's rule and the seed.
-        settings: Without labels, those of `recover_labels` are taken.
+        observations: Changes of models that clients keep, with all earlier observations of the same clients.
+        knowledge: Public knowledge, with the dual rule and the seed.
+        settings: Settings of the attack; without labels, `recover_labels` estimates them.
     """
     if settings.labels is not None or not all(_halves(each, knowledge) for each in observations):
         return invert(observations, knowledge, settings, read_change)
@@ -53,11 +53,11 @@ def dual_difference(
     steps = knowledge.steps
     twice = replace(steps, batch_size=2 * steps.batch_size, clip_norm=steps.clip_norm / 2)
     results = invert(doubled, knowledge.with_steps(twice), settings, _read_halves)
-    return [replace(result, labels=None) for result in results]  # the pseudo-data's are among them
+    return [replace(result, labels=None) for result in results]  # they include the labels of the pseudo-data
 
 
 def _halves(observation: Observation, knowledge: PublicKnowledge) -> bool:
-    """Say whether the change is one step on all of the client's images and on as many pseudo-data."""
+    """Return whether the change is one step on all of the client's images and on equally many pseudo-samples."""
     number, size, generator = observation.num_examples, knowledge.steps.batch_size, knowledge.training.generator
     is_one_step = knowledge.num_steps(number) == 1 and number <= size
     return is_one_step and generator is not None and number == min(size, generator.pseudo_samples)
@@ -74,15 +74,15 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
     """Rebuild the client's model, the force on it, and the mean gradient of its local steps.
 
     Args:
-        observation: Of one client in one round, with the earlier rounds in which it replied.
-        knowledge: The settings, with the dual's rule and the seed.
+        observation: Observation of one client in one round, with those of all earlier rounds in which it replied.
+        knowledge: Public knowledge, with the dual rule and the seed.
 
     Returns:
-        See `Readout`; the parameters are those at the beginning of the round. Exact up to rounding, but for what
-        `priv-hfl.mixing`, clipping or noise have changed.
+        The readout, with the parameters at the beginning of the round. Exact up to rounding, unless
+        `priv-hfl.mixing`, clipping or noise was used.
 
     Raises:
-        ValueError: If the clients have no dual variables, or the client has learned nothing.
+        ValueError: If the clients have no dual variables, or the change is zero.
     """
     rule = _rule(knowledge)
     key = _KEYS[rule.realisation]
@@ -91,7 +91,7 @@ def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout
     theta = _vector(start) + moved
     change = _array(observation, key)
     if not bool(change.any()):
-        raise ValueError("the change is zero: the client has learned nothing, and neither does an attack")
+        raise ValueError("the change is zero: the client has learned nothing to attack")
     steps = knowledge.num_steps(observation.num_examples)
     gradient = _mean_gradient(change, theta, steps, knowledge) - force
     return Readout(
@@ -117,10 +117,11 @@ def _mean_gradient(change: Tensor, theta: Tensor, steps: int, knowledge: PublicK
 
 
 def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tensor, Tensor]:
-    """Return how far the model has moved before the round and the force on it in the round, each float64 [m]."""
+    """Return the model's total change before the round and the force on it in the round, each float64 [m]."""
     moved = torch.zeros(len(observation.reply[key]), dtype=torch.float64)
     client, version = MeanClient(rule=rule, change=moved, total=moved), 0
     for seen in observation.earlier:
+        # The multiplier is called for its effect: it updates the accumulated state for missed rounds, as on the client.
         client.multiplier(_array(seen, key, sent=True), seen.round - 1 - version)
         moved = moved + _array(seen, key)
         client.move(moved)
@@ -132,7 +133,7 @@ def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tenso
 
 
 def model_after(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
-    """Return the client's model at the end of the round, float32 by parameter name: the first one and all changes.
+    """Return the client's model at the end of the round, float32 by parameter name: the initial model plus all changes.
 
     Raises:
         ValueError: If the clients have no dual variables.
@@ -144,7 +145,7 @@ def model_after(observation: Observation, knowledge: PublicKnowledge) -> dict[st
 
 def _rule(knowledge: PublicKnowledge) -> DualRule:
     if knowledge.training.dual is None:
-        raise ValueError("clients whose models are followed need dual variables, and these have none")
+        raise ValueError("this attack follows the models of clients with dual variables, but these clients have none")
     return knowledge.training.dual.rule
 
 

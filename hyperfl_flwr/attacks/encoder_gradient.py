@@ -1,9 +1,9 @@
-"""Images from the trained encoder that a client of IT-PFL-HN returns: no label, and nothing of its model.
+"""Reconstruct images from the trained encoder that a client of IT-PFL-HN returns, without labels or its model.
 
 In the first phase the server sends the encoder g, and gets it back after SGD on |g(B) - e|^2 / d over batches B, by
-default one step on all samples. Its layers up to what is pooled, phi, are an extractor whose last layer is linear:
+default one step on all samples. Its layers below the pooling, phi, are an extractor with a linear last layer:
 `hyperfl_flwr.attacks.head_gradient` needs their gradient and nothing above them, neither embedding nor pooling. Several
-steps are taken for one with their mean gradient, of all samples. In the second phase the encoder does not travel.
+steps are treated as one step on all samples with their mean gradient. In the second phase the encoder is not sent.
 
 The attack is this project's.
 """
@@ -30,16 +30,16 @@ def encoder_gradient(
     """Reconstruct the images behind an encoder's update.
 
     Args:
-        observations: With an encoder that was trained.
-        knowledge: The settings.
-        settings: Labels are ignored.
+        observations: Observations with a trained encoder.
+        knowledge: Public knowledge of the run.
+        settings: Settings of the attack; labels are ignored.
 
     Raises:
-        ValueError: If no encoder has travelled, or it has not changed.
+        ValueError: If no encoder was sent, or it has not changed.
     """
     form = knowledge.training.encoder
     if form is None or not all(encoder_arrays(each.reply) for each in observations):
-        raise ValueError("there is no encoder in what the clients send")
+        raise ValueError("the clients' replies hold no encoder; encoder-gradient needs one")
     phi = vmap_ready(build_encoder(knowledge.target, knowledge.input_shape, 1, form.pooling)).body
 
     def read(observation: Observation) -> Readout:
@@ -60,17 +60,17 @@ def read_encoder(observation: Observation, steps: LocalSteps) -> dict[str, Tenso
         name: ((after[name].double() - kept * value.double()) / weights.sum()).float() for name, value in before.items()
     }
     if not any(bool(value.any()) for value in found.values()):
-        raise ValueError("the encoder came back as it was sent: nothing can be read off it")
+        raise ValueError("the encoder is unchanged in the reply, so it has no gradient to attack")
     return found
 
 
 def encoder_arrays(arrays: Arrays) -> dict[str, Tensor]:
-    """Return the encoder's among the arrays of one direction, by parameter name."""
+    """Return the encoder's arrays of one direction, by parameter name."""
     return {k.removeprefix(ENCODER): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(ENCODER)}
 
 
 def _of_phi(observation: Observation, steps: LocalSteps) -> Readout:
-    """Return parameters and gradient of phi under the names of an extractor."""
+    """Return a readout with parameters and gradient of phi under an extractor's names."""
     both = encoder_arrays(observation.received), read_encoder(observation, steps)
     parameters, gradient = (
         {f"{EXTRACTOR}.{k.removeprefix(_PHI)}": value for k, value in values.items() if k.startswith(_PHI)}

@@ -1,17 +1,18 @@
-"""The pseudo-data behind the gradient of PRIV-HFL's generator, and the private label counts.
+"""Recover the pseudo-data behind the gradient of PRIV-HFL's generator, and the private label counts.
 
-A client replies the gradient of f_g = CE(theta'(x'), y), x' = G(z, y), with respect to omega, at its trained model
-theta'. `generator_labels` says what it tells of y. The layer on the noise is linear as well; with e_n the gradient of
+A client replies with the gradient of f_g = CE(theta'(x'), y), x' = G(z, y), with respect to omega, at its trained model
+theta'. `generator_labels` estimates y from it. The layer on the noise is linear as well; with e_n the gradient of
 f_g with respect to its output for pseudo-sample n, the gradients of its weight and bias are
 
     N = sum_n e_n z_n^T      b = sum_n e_n
 
 With P < 100 pseudo-samples the z_n are in the row space of N, of P dimensions, and their part along pinv(N) b follows:
-P (P - 1) unknowns instead of 100 P. They are searched for, so that the gradient of all of omega matches (Zhu, Liu, Han:
-"Deep Leakage from Gradients", NeurIPS 2019). The server knows omega, and theta' as the sum of all changes.
+P (P - 1) unknowns instead of 100 P. The attack searches for values with which the gradient of all of omega matches
+(Zhu, Liu, Han: "Deep Leakage from Gradients", NeurIPS 2019). The server knows omega, and theta' as the sum of all
+changes.
 
-The images are the pseudo-data, which private images enter by way of theta' and omega alone. z follows from the run's
-seed, too, which the server wrote; no use is made of that.
+The images are the pseudo-data; private images affect them only through theta' and omega. The server also wrote the
+run's seed, from which z follows; the attack does not use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,10 +50,10 @@ from hyperfl_flwr.models.generator import NOISE_DIM
 from hyperfl_flwr.runs.observation import Observation
 
 DEFAULTS = Optimisation(iterations=400, learning_rate=0.3, total_variation=0.0)
-"""Tuned on two to eight pseudo-samples of a generator of width 64 for images of 28x28, with fresh parameters."""
+"""Defaults, tuned on two to eight pseudo-samples of a fresh generator of width 64 for images of 28x28."""
 
 MOST_SEARCHED = 32
-"""Pseudo-samples above which nothing is searched for: time and unknowns grow with their number and its square."""
+"""Most pseudo-samples to search for: time grows with their number, and the unknowns with its square."""
 
 _MODEL, _LABELS = "model/", "labels"
 _DIRECTIONS, _OFFSET, _MIXTURE = "directions", "offset", "mixture"
@@ -61,18 +62,18 @@ _DIRECTIONS, _OFFSET, _MIXTURE = "directions", "offset", "mixture"
 def generator_dlg(
     observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
 ) -> list[Reconstruction]:
-    """Estimate each client's label counts, and rebuild the pseudo-data of the round.
+    """Estimate each client's label counts, and reconstruct the pseudo-data of the round.
 
     Args:
-        observations: Of a generator's gradient, with all that was seen of the same clients before.
-        knowledge: The settings.
-        settings: Labels are ignored, which are the private images'.
+        observations: Observations of a generator's gradient, with all earlier ones of the same clients.
+        knowledge: Public knowledge of the run.
+        settings: Settings of the attack; labels are ignored, since they are those of the private images.
 
     Returns:
-        For each client the P pseudo-images, none with more than `MOST_SEARCHED`, and the estimated counts.
+        For each client the P pseudo-images (none if P exceeds `MOST_SEARCHED`) and the estimated counts.
 
     Raises:
-        ValueError: If there is no generator's gradient.
+        ValueError: If an observation has no gradient of a generator.
     """
     form = generator_form(knowledge)
     shares = [label_shares(each, knowledge, settings.seed) for each in observations]
@@ -89,14 +90,14 @@ def generator_dlg(
 
 
 def noise_space(observation: Observation, number: int) -> tuple[Tensor, Tensor]:
-    """Return where the round's noise vectors are: each is a combination of some directions plus a common offset.
+    """Return the affine space of the round's noise vectors: each is a combination of directions plus a common offset.
 
-    Of N = E^T Z and the bias's gradient b = E^T 1 follows Z a = 1 with a = pinv(N) b, which fixes the part of every z_n
+    N = E^T Z and the bias gradient b = E^T 1 give Z a = 1 with a = pinv(N) b, which fixes the component of every z_n
     along a. The rest is in the row space of N.
 
     Args:
-        observation: With a generator's gradient.
-        number: P, at most 100.
+        observation: Observation with a generator's gradient.
+        number: Number P of pseudo-samples, at most 100.
 
     Returns:
         Directions [P, 100], orthogonal to the offset, and the offset [100].
@@ -127,7 +128,7 @@ def _findings(observation: Observation) -> dict[str, float]:
 def _search(
     observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
 ) -> list[Reconstruction]:
-    """Search for the noise behind each gradient."""
+    """Search for the noise vectors that explain each gradient."""
     number, device = generator_form(knowledge).pseudo_samples, settings.device
     generator, target = networks(knowledge)
 
@@ -152,7 +153,7 @@ def _search(
 
 
 def _first_mixture(number: int, rng: torch.Generator) -> Tensor:
-    """Return C [P, P] with orthogonal rows of length 10: noise vectors are nearly orthogonal, and so long."""
+    """Return C [P, P] with orthogonal rows of length 10: Gaussian noise vectors are nearly of that form."""
     mixture: Tensor = NOISE_DIM**0.5 * torch.linalg.qr(torch.randn(number, number, generator=rng))[0]
     return mixture
 

@@ -1,15 +1,15 @@
-"""What the gradient of PRIV-HFL's generator tells of labels, without a search.
+"""Estimate label counts from the gradient of PRIV-HFL's generator, in closed form.
 
 f_g = CE(theta'(x'), y), x' = G(z, y). The generator's layer on the one-hot y is linear; with d_n the gradient of f_g
 with respect to its output for pseudo-sample n, the gradient of its weight is L = sum_n d_n onehot(y_n)^T. Column k of L
-is the sum over the pseudo-samples with label k, and exactly zero where there are none. How many there are follows from
-what one of them adds in the mean: the server makes pseudo-data of all classes itself, since it knows omega, and theta'
-as the sum of all changes. (The columns' lengths alone tell it with fresh parameters only.) Labels are drawn with p(y)
-proportional to R - n_y, R = c max n, so that the mean over the rounds tells of the private counts n_y.
+is the sum over the pseudo-samples with label k, and exactly zero if there are none. Their number follows from the
+mean contribution of one: the server makes pseudo-data of all classes itself, since it knows omega, and theta' as the
+sum of all changes. (The columns' lengths alone give it with fresh parameters only.) Labels are drawn with p(y)
+proportional to R - n_y, R = c max n, so the mean over the rounds gives the private counts n_y.
 
-No use is made of the run's seed, from which clients draw y and z and which the server wrote: it can draw them again for
-any histogram and compare. Where changes are rotated (`priv-hfl.mixing`), theta' is wrong: then only exactly zero
-columns mean something.
+The attack does not use the run's seed, from which clients draw y and z. The server wrote it, and could draw them again
+for any histogram and compare. If changes are rotated (`priv-hfl.mixing`), theta' is wrong, and only exactly zero
+columns are meaningful.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ from hyperfl_flwr.training.public_training import GeneratorForm
 GENERATOR = "generator/"
 
 _OWN_SAMPLES = 20
-"""Of each class, to see how long a column one of them makes."""
+"""Attacker-drawn pseudo-samples per class, to estimate the column that one sample causes."""
 
 _TINY = 1e-30
 
@@ -40,17 +40,17 @@ FloatArray = NDArray[np.float64]
 
 
 def label_shares(observation: Observation, knowledge: PublicKnowledge, seed: int = 0) -> FloatArray:
-    """Return the estimated share of each class among the pseudo-data [K], the mean over all rounds that were seen.
+    """Return the estimated share of each class among the pseudo-data [K], averaged over all observed rounds.
 
-    A share is exactly zero where no round had a pseudo-sample of the class, unless noise was added.
+    A share is exactly zero if no round had a pseudo-sample of the class, unless noise was added.
 
     Args:
-        observation: With a generator's gradient.
-        knowledge: The settings.
-        seed: Of the server's own pseudo-data.
+        observation: Observation with a generator's gradient.
+        knowledge: Public knowledge of the run.
+        seed: Seed of the attacker's pseudo-data.
 
     Raises:
-        ValueError: If there is no generator's gradient, or it is zero in all rounds.
+        ValueError: If the observation has no gradient of a generator, or it is zero in all rounds.
     """
     rounds = [*observation.earlier, observation]
     shares = [
@@ -59,23 +59,23 @@ def label_shares(observation: Observation, knowledge: PublicKnowledge, seed: int
         if columns(seen).any()
     ]
     if not shares:
-        raise ValueError("the gradient of the generator is zero: nothing can be read off it")
+        raise ValueError("the gradient of the generator is zero in all rounds, so it gives no label counts")
     mean: FloatArray = np.mean(shares, axis=0)
     return mean
 
 
 def _shares_of_round(observation: Observation, knowledge: PublicKnowledge, rng: torch.Generator) -> FloatArray:
-    """Return the columns as multiples of those that pseudo-data with equally many labels give [K], summing to 1."""
+    """Return the class shares [K], summing to 1: observed columns relative to those of class-balanced pseudo-data."""
     seen, own = columns(observation), _own_columns(observation, knowledge, rng)
     shares = ((seen * own).sum(axis=0) / (np.square(own).sum(axis=0) + _TINY)).clip(min=0)
-    if not shares.any():
+    if not shares.any():  # no observed column points along the simulated one: fall back to the lengths
         shares = np.linalg.norm(seen, axis=0)
     found: FloatArray = shares / shares.sum()
     return found
 
 
 def _own_columns(observation: Observation, knowledge: PublicKnowledge, rng: torch.Generator) -> FloatArray:
-    """Return L [size, K] of the server's own pseudo-data on the client's model and generator."""
+    """Return L [size, K] for pseudo-data that the attacker makes with the client's model and generator."""
     generator, target = networks(knowledge)
     generator.load_state_dict(generator_arrays(observation.received), assign=True)
     target.load_state_dict(model_after(observation, knowledge), assign=True)
@@ -88,13 +88,13 @@ def _own_columns(observation: Observation, knowledge: PublicKnowledge, rng: torc
 
 
 def generator_form(knowledge: PublicKnowledge) -> GeneratorForm:
-    """Return what is known of the clients' generator.
+    """Return the public settings of the clients' generator.
 
     Raises:
-        ValueError: If they train none.
+        ValueError: If the clients train no generator.
     """
     if knowledge.training.generator is None:
-        raise ValueError("there is no generator in what the clients send")
+        raise ValueError("the clients train no generator; this attack needs priv-hfl.distill")
     return knowledge.training.generator
 
 
@@ -105,15 +105,15 @@ def networks(knowledge: PublicKnowledge) -> tuple[Generator, Target]:
 
 
 def private_counts(shares: FloatArray, num_examples: int, balance: float) -> FloatArray:
-    """Return n_y [K] for which the labels of pseudo-data are drawn with given probabilities; see `label_probabilities`.
+    """Return the counts n_y [K] that give the label probabilities p; the inverse of `label_probabilities`.
 
     With n samples and m = max n_y, p_y = (c m - n_y) / (K c m - n): the smallest p gives m, the others follow. Exact
-    for true probabilities; of estimated ones m is cut to what is possible, and negative counts to zero.
+    for true probabilities; for estimated ones m is clipped to its possible range, and negative counts to zero.
 
     Args:
-        shares: p [K], summing to 1.
-        num_examples: n.
-        balance: c.
+        shares: Label probabilities p [K], summing to 1.
+        num_examples: Number n of the client's training samples.
+        balance: Balance factor c, at least 1.
     """
     lowest, classes = float(shares.min()), len(shares)
     rest = classes * balance * lowest - (balance - 1)
@@ -125,7 +125,7 @@ def private_counts(shares: FloatArray, num_examples: int, balance: float) -> Flo
 
 
 def likely_labels(shares: FloatArray, present: NDArray[np.bool_], number: int) -> IntArray:
-    """Return P labels, ascending, in proportion to estimated shares [K]; each class that is present at least once."""
+    """Return P labels, ascending, in proportion to estimated shares [K]; each present class at least once."""
     counts = present.astype(np.int64)
     for _ in range(number - int(counts.sum())):
         counts[np.where(present, shares * number - counts, -np.inf).argmax()] += 1
@@ -140,17 +140,17 @@ def labels_of_round(observation: Observation, knowledge: PublicKnowledge, seed: 
 
 
 def columns(observation: Observation) -> FloatArray:
-    """Return L [size, K].
+    """Return the gradient L [size, K] of the label layer's weight.
 
     Raises:
-        ValueError: If there is no generator's gradient.
+        ValueError: If the reply has no gradient of a generator.
     """
     key = f"{GENERATOR}label.weight"
     if key not in observation.reply:
-        raise ValueError("there is no gradient of a generator: the clients do not distil")
+        raise ValueError("the reply has no gradient of a generator: the clients do not distil (priv-hfl.distill)")
     return np.asarray(observation.reply[key], dtype=np.float64)
 
 
 def generator_arrays(arrays: Arrays) -> dict[str, Tensor]:
-    """Return the generator's among the arrays of one direction, by parameter name."""
+    """Return the generator's arrays of one direction, by parameter name."""
     return {k.removeprefix(GENERATOR): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(GENERATOR)}

@@ -1,18 +1,18 @@
-"""Images from an extractor's parameters and gradient alone: no classifier, no label, no embedding.
+"""Reconstruct images from an extractor's parameters and gradient, without classifier, labels or embedding.
 
-This project's attack on everything that shares the feature extractor and keeps the classifier private: FedRep,
-pFedHN-PC, and HyperFL, whose reply gives the same two things exactly (`hyperfl_flwr.attacks.readout`).
+This project's attack on methods that share the feature extractor and keep the classifier private: FedRep, pFedHN-PC,
+and HyperFL, since HyperFL's reply gives the same two things exactly (`hyperfl_flwr.attacks.readout`).
 
 The last layer of the extractor, `a = W u + b`, has the gradients
 
     dL/dW = sum_n delta_n u_n^T      dL/db = sum_n delta_n      delta_n = dL/da_n
 
 For one image delta is dL/db itself. For several, a candidate's inputs u_n(x) determine the deltas that explain the
-observed [dL/dW | dL/db] best, in closed form (least squares with a small ridge on normalised rows). Either way the
-gradient of everything below follows as the vector-Jacobian product of u(x) with delta_n W, so that the gradient of the
-whole extractor at a candidate is simulated without what lies above it, and compared with the observed one.
+observed [dL/dW | dL/db] best, in closed form (least squares with a small ridge on normalised rows). In both cases the
+gradient of all layers below is the vector-Jacobian product of u(x) with delta_n W. The gradient of the whole extractor
+at a candidate is thus simulated without the layers above it, and compared with the observed one.
 
-The reply of several local steps is taken for one step from the broadcast with the steps' mean gradient.
+The reply of several local steps is treated as one step from the broadcast with the steps' mean gradient.
 """
 
 from collections import OrderedDict
@@ -39,11 +39,11 @@ from hyperfl_flwr.attacks.readout import EXTRACTOR, Readout, read_out
 from hyperfl_flwr.runs.observation import Observation
 
 DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_variation=3e-3, polish=500)
-"""Tuned on single images of Fashion-MNIST: at a rate of 0.1, as in the papers, the same search stops 10 dB lower.
-Against a reply with noise a prior of 0.03 to 0.1 finds more: an audit of a defence must try it as well."""
+"""Defaults, tuned on single images of Fashion-MNIST: at the papers' rate of 0.1 the same search ends 10 dB lower.
+Against a reply with noise, a prior weight of 0.03 to 0.1 finds more: an audit of a defence must try it as well."""
 
 _RIDGE = 1e-4
-"""On rows of length one; it keeps candidates with nearly equal inputs apart from a singular system."""
+"""Ridge for rows of unit length; it keeps the system regular for candidates with nearly equal inputs."""
 
 
 def head_gradient(
@@ -52,16 +52,16 @@ def head_gradient(
     """Reconstruct the images behind the gradient of a feature extractor.
 
     Args:
-        observations: Of any method with a reading, see `read_out`; a shared classifier is not used. A sum of clients is
-            taken for one client with all their images.
-        knowledge: The settings.
-        settings: Labels are ignored.
+        observations: Observations of any method that `read_out` supports; a shared classifier is not used. A sum of
+            clients is treated as one client with all their images.
+        knowledge: Public knowledge of the run.
+        settings: Settings of the attack; labels are ignored.
 
     Returns:
         n images per client.
 
     Raises:
-        ValueError: If the extractor is not a sequence whose last layer with parameters is linear.
+        ValueError: If the extractor is not a sequence in which the last layer with parameters is linear.
     """
     return invert(observations, lambda observation: read_out(observation, knowledge), knowledge, settings)
 
@@ -73,20 +73,20 @@ def invert(
     settings: AttackSettings,
     extractor: nn.Module | None = None,
 ) -> list[Reconstruction]:
-    """Reconstruct the images behind gradients of a feature extractor, wherever they come from.
+    """Reconstruct the images behind gradients of a feature extractor, from any source.
 
     Args:
-        clients: What is known of each.
-        read: Makes parameters and gradient of it, when its turn comes.
-        knowledge: The settings.
-        settings: Labels are ignored.
-        extractor: What the gradients are of, ready for `vmap`; None is the target network's.
+        clients: Observation or readout of each client.
+        read: Returns parameters and gradient of one client; called per batch, to bound the memory.
+        knowledge: Public knowledge of the run.
+        settings: Settings of the attack; labels are ignored.
+        extractor: Network of the gradients, ready for `vmap`; None uses the target network's extractor.
 
     Returns:
         n images per client.
 
     Raises:
-        ValueError: If the extractor is not a sequence whose last layer with parameters is linear.
+        ValueError: If the extractor is not a sequence in which the last layer with parameters is linear.
     """
     body, last = split_extractor(build_structure(knowledge).extractor if extractor is None else extractor)
     device = settings.device
@@ -118,12 +118,12 @@ def split_extractor(extractor: nn.Module) -> tuple[nn.Sequential, str]:
     """Return the part of an extractor below its last linear layer, and that layer's name.
 
     Raises:
-        ValueError: If there is no such layer.
+        ValueError: If the last layer with parameters is not linear.
     """
     children = list(extractor.named_children())
     weighted = [number for number, (_, child) in enumerate(children) if any(True for _ in child.parameters())]
     if not weighted or not isinstance(extractor, nn.Sequential) or not isinstance(children[weighted[-1]][1], nn.Linear):
-        raise ValueError("the head-gradient attack needs an extractor whose last layer with parameters is linear")
+        raise ValueError("head-gradient needs an extractor in which the last layer with parameters is linear")
     return nn.Sequential(OrderedDict(children[: weighted[-1]])), children[weighted[-1]][0]
 
 
@@ -159,7 +159,7 @@ def _simulation(body: nn.Sequential, last: str, num_images: int) -> Callable[[Te
         inputs: Tensor
         inputs, pull, *_ = vjp(inputs_of, {name: constants[name] for name in names})
         rows = constants[_ROWS]
-        # With one image the layer's bias gradient IS delta.
+        # With one image the layer's bias gradient is delta itself.
         delta = rows[:, -1:].T if num_images == 1 else least_squares_cotangents(inputs, rows)
         below: dict[str, Tensor] = pull(delta @ constants[weight])[0] if names else {}
         return {**below, weight: delta.T @ inputs, bias: delta.sum(dim=0)}

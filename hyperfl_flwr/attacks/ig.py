@@ -1,4 +1,4 @@
-"""Gradient inversion of methods that share the whole network.
+"""Reconstruct images by gradient inversion, for methods that share the whole network.
 
 Geiping, Bauermeister, Droege, Moeller: "Inverting Gradients", NeurIPS 2020: one minus the cosine between the gradient
 of candidate images and the observed one, plus total variation. After several local steps the reply is the known
@@ -34,8 +34,8 @@ from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.runs.observation import Observation
 
 DEFAULTS = Optimisation(iterations=2000, learning_rate=1.0, signed=True, total_variation=3e-3, polish=500)
-"""The paper takes 10,000 or more signed steps at a rate of 0.1, and 1e-6 to 1e-4 for the prior. These, tuned on single
-images of Fashion-MNIST, come further in a fifth of the time."""
+"""Defaults, tuned on single images of Fashion-MNIST; they converge further than the paper's (10,000 or more signed
+steps at a rate of 0.1, and 1e-6 to 1e-4 for the prior) in a fifth of the time."""
 
 Read = Callable[[Observation, PublicKnowledge], Readout]
 """Reads the whole network's parameters and mean gradient off an observation."""
@@ -51,9 +51,9 @@ def ig(
     """Reconstruct the images behind an update of the whole network.
 
     Args:
-        observations: Of whole models.
-        knowledge: The settings.
-        settings: Without labels, those of `recover_labels` are taken.
+        observations: Observations of whole models.
+        knowledge: Public knowledge of the run.
+        settings: Settings of the attack; without labels, `recover_labels` estimates them.
 
     Raises:
         ValueError: If the classifier is private.
@@ -64,7 +64,7 @@ def ig(
 def invert(
     observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings, read: Read
 ) -> list[Reconstruction]:
-    """Reconstruct images from what `read` makes of each observation; see `ig`."""
+    """Reconstruct images from the readout that `read` returns for each observation; see `ig`."""
     target, device = build_structure(knowledge), settings.device
 
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
@@ -111,7 +111,7 @@ def _simulation(target: Target, knowledge: PublicKnowledge, num_steps: int) -> C
             gradient = _clipped(gradient, steps.clip_norm)
             mean = {name: mean[name] + share * gradient[name] for name in names}
             if step + 1 == num_steps:
-                break
+                break  # the parameters after the last step are not needed
             for name in names:
                 decayed = gradient[name] + steps.weight_decay * parameters[name] + constants.get(_FORCE + name, 0.0)
                 if steps.pull > 0:

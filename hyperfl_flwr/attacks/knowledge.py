@@ -1,6 +1,6 @@
-"""What an honest-but-curious server knows of a run without any message: architecture, normalisation, hyper-parameters.
+"""Knowledge of an honest-but-curious server about a run: architecture, normalisation and hyper-parameters.
 
-An attack gets an `Observation` (`hyperfl_flwr.runs.observation`) and a `PublicKnowledge` and nothing else: no private
+An attack gets `Observation`s (`hyperfl_flwr.runs.observation`) and a `PublicKnowledge` and nothing else: no private
 group, no image, no label.
 """
 
@@ -15,19 +15,19 @@ from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 @dataclass(frozen=True, kw_only=True)
 class PublicKnowledge:
-    """Architecture, normalisation and hyper-parameters of a run: the server wrote them, or reads them in the code.
+    """Architecture, normalisation and hyper-parameters of a run, which the server sets or reads in the code.
 
     Attributes:
         target: Name of the target network, see `hyperfl_flwr.models.targets.TARGETS`.
-        input_shape: (channels, height, width); the attacks search for images.
-        num_classes: K.
-        mean: Per channel, subtracted from pixels in [0, 1].
-        std: Per channel, divided by.
-        training: How clients train.
-        form: What is sent of the target network, or of the hypernetwork that makes it.
+        input_shape: Shape (channels, height, width) of an image; the attacks search for images.
+        num_classes: Number K of classes.
+        mean: Mean of each channel, subtracted from pixels in [0, 1].
+        std: Standard deviation of each channel, the divisor.
+        training: Public settings of the clients' local training.
+        form: Form in which the target network, or the hypernetwork that generates it, is sent.
         augmented: Whether clients train on randomly cropped and flipped images; an attack then finds those.
-        summed_clients: Number N of clients whose mean a reply is, see `mean_observation`; 1 is a client's own upload.
-        seed: Of the run; what all clients start from follows from it.
+        summed_clients: Number N of clients in the mean that a reply is, see `mean_observation`; 1 for a single upload.
+        seed: Seed of the run; the initial parameters of all clients follow from it.
     """
 
     target: str
@@ -45,7 +45,7 @@ class PublicKnowledge:
         """Check lengths and ranges.
 
         Raises:
-            ValueError: If the data are no images, the target network has dropout or no bias in its classifier, or mean
+            ValueError: If the data are not images, the target network has dropout or a classifier without bias, or mean
                 or std do not have one number per channel.
         """
         if len(self.input_shape) != 3:
@@ -60,13 +60,13 @@ class PublicKnowledge:
 
     @property
     def steps(self) -> LocalSteps:
-        """The steps on what is shared."""
+        """Local steps on the shared parameters."""
         return self.training.steps
 
     def with_steps(self, steps: LocalSteps) -> "PublicKnowledge":
-        """Return the same with other steps."""
+        """Return a copy with other local steps."""
         return replace(self, training=replace(self.training, steps=steps))
 
     def num_steps(self, num_examples: int) -> int:
-        """Return how many steps a client takes on what is shared, for a reply that has so many samples behind it."""
+        """Return a client's number of steps on the shared parameters, for a reply about `num_examples` samples."""
         return self.steps.number(math.ceil(num_examples / self.summed_clients))

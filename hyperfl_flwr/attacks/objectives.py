@@ -1,4 +1,4 @@
-"""How far a simulated reply is from the observed one: one number for all of its parts together."""
+"""Distances between a simulated and the observed reply, over all of their parts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
@@ -16,10 +16,10 @@ _TINY = 1e-20
 
 
 def cosine_distance(simulated: Parts, observed: Parts) -> Tensor:
-    """Return 1 - <s, o> / (|s| |o|), in [0, 2], with all parts taken for one vector (Geiping et al. 2020, equation 4).
+    """Return 1 - <s, o> / (|s| |o|), in [0, 2], with all parts as one vector (Geiping et al. 2020, equation 4).
 
-    It does not see the scale, so that the factor of gradient clipping does not matter. A sum of one cosine per layer
-    gives small layers as much weight as large ones and reconstructs clearly worse.
+    It ignores the scale, so the factor of gradient clipping does not matter. A sum of one cosine per layer gives small
+    layers as much weight as large ones, and its reconstructions are clearly worse.
     """
     inner = _sum((simulated[name] * observed[name]).sum() for name in observed)
     squared = _sum(simulated[name].square().sum() for name in observed) * _sum(

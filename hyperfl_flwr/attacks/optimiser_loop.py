@@ -1,11 +1,11 @@
-"""The one optimisation loop of all attacks: unknowns are changed until a simulated reply matches the observed one.
+"""Optimisation loop of all attacks: adjust unknowns until the simulated reply matches the observed one.
 
 Geiping, Bauermeister, Droege, Moeller: "Inverting Gradients - How easy is it to break privacy in federated learning?",
-NeurIPS 2020, section 4: Adam, on the gradient's sign if wanted, the rate cut to a tenth after 3/8, 5/8 and 7/8 of the
-iterations, images kept in the range of valid pixels, total variation as the prior.
+NeurIPS 2020, section 4: Adam, optionally on the gradient's sign, with the rate cut to a tenth after 3/8, 5/8 and 7/8 of
+the iterations, images clamped to the range of valid pixels, and total variation as the prior.
 
 Many clients are attacked at once: their problems are independent, have equal shapes, and run as one batch
-(`torch.func.vmap`). Each keeps the best point it has seen, over all iterations and restarts, by its own objective.
+(`torch.func.vmap`). For each the best point over all iterations and restarts is kept, by its own objective.
 """
 
 import time
@@ -21,7 +21,7 @@ from hyperfl_flwr.attacks.priors import total_variation
 from hyperfl_flwr.core.optimisers import Adam
 
 IMAGES = "images"
-"""The unknown that has the prior and the range of pixels."""
+"""Name of the unknown to which the prior and the range of pixels apply."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -40,13 +40,13 @@ class Optimisation:
     """Settings of the loop.
 
     Attributes:
-        iterations: Steps of Adam.
-        learning_rate: Of Adam, in units of normalised pixels.
-        signed: Whether Adam sees only the sign of the gradient.
+        iterations: Number of steps of Adam.
+        learning_rate: Learning rate of Adam, in units of normalised pixels.
+        signed: Whether Adam gets only the sign of the gradient.
         total_variation: Weight of the prior.
-        objective: What is minimised.
-        polish: Further steps, with a tenth of the rate and `squared`, from the best point: they use the length of the
-            reply, too. None where a factor of the reply is unknown (clipping).
+        objective: Name of the objective.
+        polish: Number of further steps from the best point, with a tenth of the rate and the objective `squared`, which
+            uses the norm of the reply, too. Set 0 if the scale of the reply is unknown (clipping).
         restarts: Number of random starts.
     """
 
@@ -62,7 +62,7 @@ class Optimisation:
         """Check the ranges.
 
         Raises:
-            ValueError: If there is no iteration or no start, or the rate is not positive.
+            ValueError: If iterations, restarts or the rate are not positive, or polish is negative.
         """
         if self.iterations < 1 or self.restarts < 1 or self.polish < 0 or self.learning_rate <= 0:
             raise ValueError(f"iterations, restarts and learning_rate must be positive, polish not negative: {self}")
@@ -73,11 +73,11 @@ class Problems:
     """N independent inversion problems of equal shapes.
 
     Attributes:
-        simulate: The reply that one problem's unknowns would have caused.
+        simulate: Maps the unknowns of one problem to the reply that they would cause.
         observed: Parts of the replies, each [N, ...].
-        constants: What the simulation needs besides the unknowns, each [N, ...].
-        low: Per channel, smallest valid pixel after normalisation, [C, 1, 1].
-        high: Per channel, the largest one.
+        constants: Further inputs of the simulation, each [N, ...].
+        low: Smallest valid pixel of each channel after normalisation, [C, 1, 1].
+        high: Largest valid pixel of each channel, [C, 1, 1].
         shared: Constants that all problems have in common, without the leading dimension.
     """
 
@@ -89,7 +89,7 @@ class Problems:
     shared: Tensors = field(default_factory=dict)
 
     def clamp(self, unknowns: Tensors) -> None:
-        """Put the images back into the valid range, in place; other unknowns have none."""
+        """Clamp the images to the valid range, in place; other unknowns are not bounded."""
         if IMAGES not in unknowns:
             return
         with torch.no_grad():
@@ -98,13 +98,13 @@ class Problems:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Solution:
-    """The best points found.
+    """The best point found for each problem.
 
     Attributes:
-        unknowns: By name, each [N, ...].
-        objective: What is left of the objective, without the prior, [N].
+        unknowns: Values of the unknowns by name, each [N, ...].
+        objective: Final value of the objective without the prior, [N].
         iterations: Number of steps taken per problem, over all restarts.
-        seconds: Wall time.
+        seconds: Wall time of the whole batch.
     """
 
     unknowns: Tensors
@@ -122,9 +122,9 @@ def solve(
     """Minimise the objective of all problems.
 
     Args:
-        problems: On one device.
-        start: Maps the number of a restart to the first unknowns, each [N, ...].
-        optimisation: Settings.
+        problems: Problems, with all tensors on one device.
+        start: Maps the number of a restart to the initial unknowns, each [N, ...].
+        optimisation: Settings of the loop.
         progress: Called every fifty iterations.
 
     Returns:
@@ -198,6 +198,7 @@ def _stage(problems: Problems, start: Tensors, optimisation: Optimisation, repor
         best = point if best is None else best.merged(point)
         if number == optimisation.iterations:
             break
+        # The problems are independent: the gradient of the sum holds the gradient of each.
         gradients = torch.autograd.grad(scores.sum(), list(unknowns.values()))
         for value, gradient in zip(unknowns.values(), gradients, strict=True):
             value.grad = gradient.sign() if optimisation.signed else gradient

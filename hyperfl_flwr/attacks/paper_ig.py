@@ -1,13 +1,13 @@
-"""Gradient inversion of HyperFL as its paper measures it: everything private is searched for.
+"""Gradient inversion of HyperFL as in its paper: an attack that searches for everything private.
 
-Guo et al., AAAI 2025, section 5.2 (Table 3): images x, embedding v and classifier phi are learned together, so that the
-hypernetwork's gradient at (x, v, phi) fits the observed one. The server could read v and theta off instead
-(`hyperfl_flwr.attacks.readout`); this attack, which does not, is here to reproduce the paper's numbers, and its failure
-proves nothing.
+Guo et al., AAAI 2025, section 5.2 (Table 3): images x, embedding v and classifier phi are optimised together, so that
+the hypernetwork's gradient at (x, v, phi) fits the observed one. The server could read v and theta off instead
+(`hyperfl_flwr.attacks.readout`). This attack does not; it reproduces the paper's numbers, and its failure proves
+nothing.
 
-The heads' gradient z g^T has as many numbers as the hypernetwork. It is compared in the basis of the observed one's
-leading singular vectors, D_H = U S V^T of rank r: there it is the r x r matrix (U^T z)(V^T g)^T and a rest of known
-length, with the same inner products.
+The heads' gradient z g^T has as many entries as the hypernetwork. It is compared in the basis of the observed
+gradient's leading singular vectors, D_H = U S V^T of rank r: there it is the r x r matrix (U^T z)(V^T g)^T plus a
+remainder of known norm, with the same inner products.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ DEFAULTS = Optimisation(iterations=10_000, signed=True, total_variation=1e-6)
 """The paper's settings."""
 
 MAX_RANK = 8
-"""Singular vectors of the heads' gradient that are kept; one step has a single one."""
+"""Number of singular vectors of the heads' gradient to keep; one step has a single one."""
 
 _GROUP = "hypernetwork/"
 _LABELS = "labels"
@@ -50,12 +50,12 @@ _TINY = 1e-12
 def paper_ig(
     observations: Sequence[Observation], knowledge: PublicKnowledge, settings: AttackSettings
 ) -> list[Reconstruction]:
-    """Reconstruct images from HyperFL's replies in the way of the paper; several local steps are taken for one.
+    """Reconstruct images from HyperFL's replies as in the paper; several local steps are treated as one.
 
     Args:
-        observations: Of HyperFL, all of one broadcast.
-        knowledge: The settings.
-        settings: Without labels, soft labels are learned, too.
+        observations: Observations of HyperFL, all of one broadcast.
+        knowledge: Public knowledge of the run.
+        settings: Settings of the attack; without labels, soft labels are optimised, too.
 
     Raises:
         ValueError: If the observations are not of one broadcast of HyperFL.
@@ -91,10 +91,10 @@ def paper_ig(
 def _check(observations: Sequence[Observation]) -> None:
     for observation in observations:
         if f"{_GROUP}head_bias" not in observation.received:
-            raise ValueError("the paper's attack is on the hypernetwork of HyperFL, which was not sent")
+            raise ValueError("ig-paper attacks the hypernetwork of HyperFL, but none was sent")
         for key, value in observation.received.items():
             if not np.array_equal(value, observations[0].received[key]):
-                raise ValueError("all observations must be of one broadcast; attack each round on its own")
+                raise ValueError("all observations must be of one broadcast; attack each round separately")
 
 
 def _compressed(means: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -115,10 +115,10 @@ def _compressed(means: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
 
 
 def _first_values(knowledge: PublicKnowledge, width: int, num_soft: int) -> Callable[[torch.Generator], Tensors]:
-    """Return a function that draws v and phi as a client's are at the start, and soft labels for some images."""
+    """Return a function that draws initial v and phi as clients do, and soft labels for `num_soft` images."""
     form = knowledge.training.hypernetwork
     if form is None:
-        raise ValueError("the attack searches for the embedding of a hypernetwork, and clients train none")
+        raise ValueError("ig-paper searches for the embedding of a hypernetwork, but the clients train none")
 
     def draw(generator: torch.Generator) -> Tensors:
         bound = width**-0.5

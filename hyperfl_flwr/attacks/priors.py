@@ -1,4 +1,4 @@
-"""What images look like before anything is observed."""
+"""Image priors for gradient inversion."""
 
 from torch import Tensor
 

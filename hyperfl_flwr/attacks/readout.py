@@ -1,7 +1,7 @@
-"""What a reply says about the feature extractor, read off with linear algebra: no search, no label, no secret.
+"""Read the feature extractor's parameters and gradient off a reply in closed form, without search, labels or secrets.
 
 A step of SGD on parameters X with gradients G_j (after clipping), rate eta, momentum mu, weight decay lambda is linear,
-also with FedProx's pull c:
+including FedProx's pull c:
 
     b_j = mu b_(j-1) + lambda X_(j-1) + c (X_(j-1) - X_0) + G_j      X_j = X_(j-1) - eta b_j
     =>      X_k = a X_0 + sum_j p_j G_j
@@ -9,21 +9,21 @@ also with FedProx's pull c:
 with scalars a, p_j that depend on the settings alone. So a reply gives `D = (X_k - a X_0) / sum_j p_j = sum_j w_j G_j`,
 the mean of the steps' gradients with the known weights w_j = p_j / sum p, and the gradient itself after one step.
 
-HyperFL sends its hypernetwork instead, z = relu(W1 v + b1), theta = z H + c. With g = dL/dtheta and d = dL/d(W1 v + b1)
+HyperFL sends its hypernetwork, z = relu(W1 v + b1), theta = z H + c. With g = dL/dtheta and d = dL/d(W1 v + b1)
 the chain rule gives, for one step,
 
     D_H = z g^T      D_c = g      D_W1 = d v^T      D_b1 = d
 
-two matrices of rank one: each is divided by its own last row. The server learns z, v, theta and g up to the rounding of
-the upload, whatever rate and clipping are; the embedding hides nothing. After several steps D_c is the update that
-FedAvg or FedRep would have sent, and the heads give a mean of z over the steps; where z moves much, v, which moves
-less, is read off the first layer and z computed from it. Without head biases, D_H gives the direction of z and v its
-length. Only the leading singular vectors are used, so that noise of equal size in all entries is averaged over the
-p + 1 copies of g.
+two matrices of rank one, [D_H; D_c] and [D_W1 | D_b1]: dividing each by its last row or column gives the factors. The
+server learns z, v, theta and g up to the rounding of the upload, at any rate and clipping: the embedding hides nothing.
+After several steps D_c is the update that FedAvg or FedRep would have sent, and the heads give a mean of z over the
+steps. If z moves much, v, which moves less, is read off the first layer, and z is computed from it. Without head
+biases, D_H gives the direction of z and v its length. Only the leading singular vectors are used, so that noise of
+equal size in all entries is averaged over the p + 1 copies of g.
 
 Measured in float32 on the published network and Fashion-MNIST, relative error of theta: 2e-7 after one step; with the
 scaled initialisation 2e-5 after five steps on one image and 4e-3 after the 60 steps of the published round; with
-torch's initialisation 0.2 after 25 steps on 40 images, where theta is mostly what z moves.
+torch's initialisation 0.2 after 25 steps on 40 images, since theta then depends mostly on z.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,39 +52,39 @@ DRIFT_THRESHOLD = 0.1
 off the heads; it is then computed from v."""
 
 _ACTIVE = 1e-4
-"""Units of z below this share of the largest are taken for switched off."""
+"""Units of z below this share of the largest are treated as inactive."""
 
 _STATISTICS = (".running_mean", ".running_var")
 
 _BESIDE = ("encoder/", "embedding/")
-"""Groups that tell nothing of the target network."""
+"""Groups that are not part of the target network."""
 
 _AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
     "values": lambda start, reply: reply,
     "increase": lambda start, reply: start + reply,
     "decrease": lambda start, reply: start - reply,
 }
-"""Makes the parameters after local training of those before and of what was sent."""
+"""Functions from the parameters before local training and the sent values to those after it, by form."""
 
 _RIDGE = 1e-4
-"""How much more the heads' z is trusted than the first layer's v, as a ratio of errors."""
+"""Assumed error of the heads' z relative to that of the first layer's v."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Readout:
-    """What the attacks work with; tensors are float32 on the CPU, named as the target network's parameters.
+    """Input of the gradient attacks; tensors are float32 on the CPU, named as the target network's parameters.
 
     Attributes:
-        parameters: The parameters that the client started from: of the extractor, and of the classifier if shared.
-        gradient: The weighted mean of the steps' gradients at them, `sum_j w_j G_j`, under the same names.
+        parameters: Parameters that the client started from: of the extractor, and of the classifier if shared.
+        gradient: Weighted mean of the steps' gradients at them, `sum_j w_j G_j`, under the same names.
         num_steps: Number of local steps k.
         num_examples: Number of training samples behind the gradient.
-        embedding: HyperFL's v [d]; None if it is not learned.
+        embedding: HyperFL's v [d]; None if it could not be read.
         hidden: HyperFL's z [p]; None for other methods.
         force: PRIV-HFL's constant force, which the client adds to its gradients, under the same names; else empty.
-        findings: Numbers about the reading of HyperFL: `rank` of [D_H, D_c], 1 after one step; its
+        findings: Diagnostic numbers of HyperFL's readout: `rank` of [D_H, D_c], 1 after one step; its
             `second-singular-value` and the `rounding` of the upload, both relative to its largest singular value: after
-            one step the relative error of z is about the latter, and near 1 there is no gradient left to read.
+            one step the relative error of z is about the latter; near 1 the gradient is lost in rounding.
     """
 
     parameters: Mapping[str, Tensor]
@@ -98,12 +98,12 @@ class Readout:
 
     @property
     def shares_classifier(self) -> bool:
-        """Whether the server sees the last layer, too."""
+        """Whether the readout includes the classifier."""
         return any(name.startswith(f"{CLASSIFIER}.") for name in self.parameters)
 
 
 def sgd_scalars(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float64]]:
-    """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for k of torch's steps with empty buffers at the start."""
+    """Return a and p [k] of `X_k = a X_0 + sum_j p_j G_j` for k steps of torch's SGD with empty initial buffers."""
     kept, buffered = 1.0, 0.0
     weights, momenta = np.zeros(number), np.zeros(number)
     for step in range(number):
@@ -118,7 +118,7 @@ def sgd_scalars(steps: LocalSteps, number: int) -> tuple[float, NDArray[np.float
 def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict[str, Tensor]:
     """Return `sum_j w_j G_j` of every shared parameter of target or hypernetwork in float64, by `group/name`.
 
-    BatchNorm's running statistics, which have no gradient, are left out, and so are an encoder and its targets.
+    BatchNorm's running statistics have no gradient and are left out, as are an encoder and its target embeddings.
     """
     kept, weights = sgd_scalars(knowledge.steps, knowledge.num_steps(observation.num_examples))
     found = {}
@@ -134,26 +134,26 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     """Read parameters and mean gradient of the target network off one client's reply.
 
     Args:
-        observation: Of a model, a feature extractor or a hypernetwork.
-        knowledge: The settings; they give the weights w_j.
+        observation: Observation of a model, a feature extractor or a hypernetwork.
+        knowledge: Public knowledge of the run, which gives the weights w_j.
 
     Returns:
-        See `Readout`. A hypernetwork's is exact up to rounding after one step, and after any number if the embedding is
-        frozen.
+        The readout. That of a hypernetwork is exact up to rounding after one step, and after any number of steps if the
+        embedding is frozen.
 
     Raises:
-        ValueError: If the arrays are others, or the reply does not differ from the broadcast.
+        ValueError: If the reply has other arrays, or does not differ from the broadcast.
     """
     means = mean_gradients(observation, knowledge)
     if not any(bool(value.any()) for value in means.values()):
-        raise ValueError("the reply is what was sent: the client has learned nothing, and neither does an attack")
+        raise ValueError("the reply equals the broadcast: the client has learned nothing to attack")
     if "hypernetwork/head_weight" in means:
         return _of_hypernetwork(observation.received, means, observation, knowledge)
     prefixes = {"model/": "", f"{EXTRACTOR}/": f"{EXTRACTOR}."}
     names = {key: next((new + key[len(old):] for old, new in prefixes.items() if key.startswith(old)), "")
              for key in means}  # fmt: skip
     if unknown := [key for key, name in names.items() if not name]:
-        raise ValueError(f"there is no reading for the arrays {', '.join(unknown)}")
+        raise ValueError(f"cannot read the extractor off the arrays {', '.join(unknown)}")
     return Readout(
         parameters={name: _tensor(observation.received[key]).float() for key, name in names.items()},
         gradient={name: means[key].float() for key, name in names.items()},
@@ -178,6 +178,7 @@ def _of_hypernetwork(
         embedding = refine_embedding(embedding, hidden, start)
     if of_first_layer is not None and steps > 1 and float(singular[1]) > DRIFT_THRESHOLD * float(singular[0]):
         hidden = of_first_layer
+    # The rank-one factor is the gradient of one step only; with several, the bias holds the exact mean.
     if (steps > 1 or knowledge.summed_clients > 1) and "head_bias" in change:
         gradient = change["head_bias"]
     theta = hidden @ start["head_weight"] + start.get("head_bias", torch.zeros(()))
@@ -199,7 +200,7 @@ def _of_hypernetwork(
 
 
 def _rounding(observation: Observation, knowledge: PublicKnowledge) -> float:
-    """Return a bound on the norm of what rounding to float32 in every step adds to the heads' mean gradients."""
+    """Bound the norm of the error in the heads' mean gradients that rounding to float32 in every step causes."""
     steps = knowledge.num_steps(observation.num_examples)
     _, weights = sgd_scalars(knowledge.steps, steps)
     squared = sum(
@@ -222,13 +223,13 @@ def read_embedding(change: Mapping[str, Tensor]) -> Tensor:
 
 
 def refine_embedding(embedding: Tensor, hidden: Tensor, start: Mapping[str, Tensor]) -> Tensor:
-    """Return v [d] corrected by an exact z: where a unit is on, z = W1 v + b1 is one more linear equation in v.
+    """Return v [d] corrected by an exact z: each active unit of z = W1 v + b1 is one more linear equation in v.
 
-    The rounding of the upload leaves an error in the v of `read_embedding` where the first layer's gradient is small;
-    the heads' z has almost none. Least squares on the active units, regularised towards the embedding given.
+    The rounding of the upload leaves an error in the v of `read_embedding` if the first layer's gradient is small;
+    the heads' z has almost none. Least squares on the active units, regularised towards the given embedding.
 
     Args:
-        embedding: v [d] of `read_embedding`; returned as it is where no unit is active.
+        embedding: v [d] of `read_embedding`; returned unchanged if no unit is active.
         hidden: z [p] of `read_heads` after one step.
         start: The broadcast `hidden.weight` W1 [p, d] and `hidden.bias` b1 [p].
     """
@@ -246,8 +247,8 @@ def read_heads(change: Mapping[str, Tensor], of_first_layer: Tensor | None) -> t
     """Return z [p], g [P] and the singular values from the heads' mean gradients.
 
     Args:
-        change: `head_weight` D_H [p, P] and, where heads have biases, `head_bias` D_c [P].
-        of_first_layer: z [p] by way of v, which gives the length of z where there are no biases.
+        change: `head_weight` D_H [p, P] and, if heads have biases, `head_bias` D_c [P].
+        of_first_layer: z [p] computed from v, which gives the length of z if there are no biases.
 
     Raises:
         ValueError: If there are neither head biases nor a reading of v.
@@ -262,7 +263,7 @@ def read_heads(change: Mapping[str, Tensor], of_first_layer: Tensor | None) -> t
         return hidden, (left @ rows) * left[-1], singular
     if of_first_layer is None:
         raise ValueError(
-            "without head biases the length of z needs the first layer's gradient, which is zero: it is frozen or off"
+            "without head biases the length of z needs the first layer's gradient, but it is zero: frozen or inactive"
         )
     direction = left if float(left @ of_first_layer) > 0 else -left
     hidden = direction * of_first_layer.norm()
@@ -270,10 +271,10 @@ def read_heads(change: Mapping[str, Tensor], of_first_layer: Tensor | None) -> t
 
 
 def named_extractor(flat: Tensor, knowledge: PublicKnowledge) -> dict[str, Tensor]:
-    """Cut a vector [P] over the extractor's parameters into float32 tensors by the target's names.
+    """Split a vector [P] of the extractor's parameters into float32 tensors by the target's names.
 
     Raises:
-        ValueError: If the target's extractor has another number of parameters.
+        ValueError: If P is not the number of the extractor's parameters.
     """
     shapes = extractor_shapes(knowledge)
     sizes = [shape.numel() for shape in shapes.values()]

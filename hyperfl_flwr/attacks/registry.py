@@ -1,4 +1,4 @@
-"""The table of attacks: a new one is one file and one row."""
+"""Table of the attacks; a new attack is one file and one row."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ class Attack:
     """A row of the table.
 
     Attributes:
-        title: For tables and figures.
-        source: Where it comes from.
-        needs: Parts of an upload, one of which it needs, see `hyperfl_flwr.core.method.Part`.
-        run: The attack.
+        title: Title in tables and figures.
+        source: Publication that describes the attack, or `this project`.
+        needs: Parts of an upload of which the attack needs one, see `hyperfl_flwr.core.method.Part`.
+        run: Function that runs the attack.
         on_uploads: Whether it applies to the upload of one client.
         on_sums: Whether it applies to the sum of the uploads of clients that start from the same parameters.
-        follows: Whether it needs what was seen of a client in all rounds before.
-        by_neighbours: Whether a client can run it that sees its neighbour in a chain.
-        told_hidden: Whether it is told HyperFL's activation z of each client, which single uploads give away.
-        defaults: Its own optimisation; None where it searches for nothing.
+        follows: Whether it needs the observations of a client in all earlier rounds.
+        by_neighbours: Whether a client can run it on its neighbour in a chain.
+        told_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
+        defaults: Default optimisation; None if the attack does not optimise.
         finds_images: Whether its results have images.
     """
 
@@ -49,7 +49,7 @@ class Attack:
     finds_images: bool = True
 
     def applies_to(self, uploads: Iterable[Upload], *, summed: bool = False) -> bool:
-        """Say whether it applies to what a client sends, or to the sum of what all clients send."""
+        """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads."""
         if not (self.on_sums if summed else self.on_uploads):
             return False
         return any(each.part in self.needs and not (summed and each.own_start) for each in uploads)
@@ -133,6 +133,6 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 def attacks_on(uploads: Iterable[Upload], *, summed: bool = False) -> list[str]:
-    """Return the names of the attacks on what a client sends, or on the sum of it, in the order of the table."""
+    """Return the names of the attacks on a client's upload, or on the sum of all uploads, in the order of the table."""
     uploads = list(uploads)
     return [name for name, attack in ATTACKS.items() if attack.applies_to(uploads, summed=summed)]

@@ -1,9 +1,8 @@
-"""Whether reconstructed images show the private ones: assignment, two controls, and a verdict.
+"""Score reconstructions: assignment to the private images, two controls, and a verdict.
 
-The order of images within a batch is unknown, and with many candidates some image always looks a little like some
-private one. So candidates are assigned to private images one to one with the smallest total squared error, and beside
-them stand two controls that know nothing about the client: the same assignment of equally many unrelated images, and
-the mean image.
+The order of images within a batch is unknown, and among many candidates one is always a little similar to a private
+image. So candidates are assigned to private images one to one with the smallest total squared error, and compared with
+two controls that use nothing of the client: the same assignment of equally many unrelated images, and the mean image.
 """
 
 from collections.abc import Sequence
@@ -33,8 +32,8 @@ class Match:
 
     Attributes:
         images: The candidates, in the order of the private images, [n, C, H, W].
-        order: Their positions among all candidates, [n].
-        psnr: In dB, data range 1, [n]; infinite where they are equal.
+        order: Positions of these among all candidates, [n].
+        psnr: PSNR in dB for data range 1, [n]; infinite for equal images.
     """
 
     images: Images
@@ -43,11 +42,11 @@ class Match:
 
 
 def match(candidates: Images, private: Images) -> Match:
-    """Assign to each private image one candidate, with the smallest sum of squared errors.
+    """Assign one candidate to each private image, with the smallest sum of squared errors.
 
     Args:
-        candidates: [m, C, H, W] in [0, 1], m >= n.
-        private: [n, C, H, W] in [0, 1].
+        candidates: Images [m, C, H, W] in [0, 1], m >= n.
+        private: Images [n, C, H, W] in [0, 1].
 
     Raises:
         ValueError: If there are fewer candidates than images, or the shapes differ.
@@ -62,12 +61,12 @@ def match(candidates: Images, private: Images) -> Match:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """An attack on some private images beside its controls; per image, PSNR in dB.
+    """Scores of an attack on some private images and of its controls.
 
     Attributes:
-        matched: The reconstructions.
-        unrelated: The assigned unrelated images.
-        mean_image: PSNR of the mean image.
+        matched: Assigned reconstructions.
+        unrelated: Assigned unrelated images.
+        mean_image: PSNR of the mean image in dB, [n].
     """
 
     matched: Match
@@ -76,19 +75,19 @@ class Comparison:
 
     @property
     def advantage(self) -> NDArray[np.float64]:
-        """PSNR of the attack less that of the better control, [n]."""
+        """PSNR of the attack minus that of the better control, in dB, [n]."""
         return self.matched.psnr - np.maximum(self.unrelated.psnr, self.mean_image)
 
 
 def compare(reconstructed: Images, private: Images, unrelated: Images, mean_image: Images) -> Comparison:
-    """Hold a client's reconstructions against its images, with both controls.
+    """Compare a client's reconstructions with its images, together with both controls.
 
     Args:
-        reconstructed: [m, C, H, W], m >= n.
-        private: [n, C, H, W].
-        unrelated: Images of the same kind that the client does not hold; as many as there are reconstructions makes
-            the control fair, more make it stricter.
-        mean_image: [C, H, W], the mean of images that the client does not hold.
+        reconstructed: Images [m, C, H, W], m >= n.
+        private: Images [n, C, H, W].
+        unrelated: Images of the same kind that the client does not hold. As many as reconstructions make a fair
+            control, more make a stricter one.
+        mean_image: Mean [C, H, W] of images that the client does not hold.
 
     Raises:
         ValueError: If there are fewer reconstructions or unrelated images than private ones.
@@ -102,12 +101,12 @@ def compare(reconstructed: Images, private: Images, unrelated: Images, mean_imag
 def verdict(comparisons: Sequence[Comparison]) -> Verdict:
     """Judge an attack over all images of all clients.
 
-    The rule looks at each image's advantage: its PSNR less that of the better of its two controls.
+    The rule uses each image's advantage: its PSNR minus that of the better of its two controls.
 
     - `recovered`: the median advantage is above 1 dB, and advantages are larger than zero by a one-sided Wilcoxon
-      signed-rank test at 5 %. Fewer than five images cannot pass that test: there every one must be 6 dB ahead.
-    - `recovered some`: not so, but at least one image is 6 dB ahead (a quarter of the squared error).
-    - `recovered nothing`: neither.
+      signed-rank test at 5 %. Fewer than five images cannot pass that test: then every one must be 6 dB ahead.
+    - `recovered some`: otherwise, if at least one image is 6 dB ahead (a quarter of the squared error).
+    - `recovered nothing`: otherwise.
 
     Raises:
         ValueError: If there are no images.
@@ -120,7 +119,7 @@ def verdict(comparisons: Sequence[Comparison]) -> Verdict:
         return "recovered" if clear.all() else "recovered some" if clear.any() else "recovered nothing"
     from scipy.stats import wilcoxon  # deferred: takes half a second, and only this needs it
 
-    # A rank test needs finite numbers; an exact reconstruction is larger than any other.
+    # A rank test needs finite numbers; an exact reconstruction (infinite PSNR) ranks above all others.
     finite = np.nan_to_num(advantages, nan=-1e3, posinf=1e3, neginf=-1e3)
     significant = np.any(finite) and wilcoxon(finite, alternative="greater").pvalue < SIGNIFICANCE
     if significant and np.median(finite) > MARGIN:

@@ -1,3 +1,3 @@
-"""Records a round and attacks it with what the server has."""
+"""Record a round and attack it with the knowledge of the server."""
 
 import hyperfl_flwr.core.guard_app  # noqa: F401 - before what it guards

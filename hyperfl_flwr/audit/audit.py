@@ -1,6 +1,6 @@
-"""What a curious server rebuilds from one round: real messages are recorded, and attacked with what the server has.
+"""Audit a round: record real messages, attack them with the server's knowledge, and score the result.
 
-The attacks get observations and public knowledge. The private images serve afterwards only, to say what was found.
+The attacks get observations and public knowledge. The private images are used only afterwards, for scoring.
 """
 
 import math
@@ -43,23 +43,23 @@ from strategies.engine.base import BaseStrategy
 Images = NDArray[np.float32]
 
 TEST_SAMPLES = 10
-"""Of each client; the audit makes no use of accuracies."""
+"""Number of test samples of each client; few, since the audit does not use accuracies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is attacked, and how.
+    """Options of an audit.
 
     Attributes:
-        attacks: Names; none means all that apply to the method.
-        num_images: Private images in all.
-        samples: Of them per client; None is the batch size, which makes a pass over them one step.
-        labels_known: Whether the attacks are told the labels.
-        summed: Whether the server sees the sum of the clients' uploads only.
-        by_neighbours: Whether the end clients of a chain attack the clients beside them, not the server all.
-        iterations: Of each attack's optimisation; None is its own number.
-        restarts: Random starts of each attack's optimisation; None is its own number.
-        total_variation: Weight of the prior; None is each attack's own.
+        attacks: Names of the attacks; empty means all that apply to the method.
+        num_images: Total number of private images.
+        samples: Number of images per client; None means the batch size, with which an epoch is one step.
+        labels_known: Whether the attacks get the labels.
+        summed: Whether the server sees only the sum of the clients' uploads.
+        by_neighbours: Whether the end clients of a chain attack their neighbours, instead of the server all clients.
+        iterations: Iterations of each attack's optimisation; None means the attack's default.
+        restarts: Random starts of each attack's optimisation; None means the attack's default.
+        total_variation: Weight of the prior; None means the attack's default.
     """
 
     attacks: Sequence[str] = ()
@@ -73,16 +73,12 @@ class Options:
     total_variation: float | None = None
 
     def __post_init__(self) -> None:
-        """Check what fits together.
-
-        Raises:
-            ConfigError: If labels are to be told to attacks on a sum, which have no use for them.
-        """
+        """Raise a ConfigError if `summed` and `labels_known` are both set: attacks on a sum do not use labels."""
         if self.summed and self.labels_known:
-            raise ConfigError("attacks on a sum use no labels: give one of summed and labels-known")
+            raise ConfigError("attacks on a sum use no labels: give summed or labels-known, not both")
 
     def optimisation(self, row: Attack) -> Optimisation | None:
-        """Return an attack's own optimisation with these changes; None where it has none."""
+        """Return an attack's default optimisation with these options applied; None if it does not optimise."""
         if row.defaults is None:
             return None
         share = row.defaults.polish / (row.defaults.iterations + row.defaults.polish)
@@ -96,22 +92,23 @@ class Options:
 
 
 def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path | None = None) -> AttackedRound:
-    """Return the round of a federation in which every audited client holds `samples` images.
+    """Return the round to attack, in which every audited client holds `samples` images.
 
     Args:
-        settings: All settings of the round. Its number of clients, and what they hold, are decided here; with `trained`
-            the number of clients is that of the run.
-        options: Gives the number of images.
-        trained: See `AttackedRound`; then `settings` are the run's, but for the local round.
+        settings: All settings of the round; the clients' data, and without `trained` their number, are replaced.
+        options: Options of the audit, with the number of images.
+        trained: See `AttackedRound`; if given, `settings` are those of the run, except for the local training.
 
     Raises:
-        ConfigError: If the images cannot be dealt out so, or the settings are wrong.
+        ConfigError: If the images cannot be divided in this way, or the settings are wrong.
         DataError: If the data set cannot be loaded, or is too small.
     """
     samples = options.samples or int(settings["batch-size"])
     number, rest = divmod(options.num_images, samples)
     if rest or not number:
-        raise ConfigError(f"the number of images must be a multiple of the samples per client, {samples}")
+        raise ConfigError(
+            f"the number of images must be a multiple of the samples per client, {samples}, got {options.num_images}"
+        )
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
     fresh = {"num-clients": number, "data.partition": "iid", "num-rounds": 1, **_strategy(settings).only_round()}
@@ -134,40 +131,39 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     target = AttackedRound(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
     )
-    target.knowledge()  # takes the data, whose absence is to be told before anything else
+    target.knowledge()  # loads the data, so that missing data are reported before anything starts
     return target
 
 
 def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
-    """Return the method's setting that makes a client's steps `local-epochs` passes over its images, if it has one."""
+    """Return the method's setting with which a client takes `local-epochs` epochs over its images, if it has one."""
     batch_size = int(settings["batch-size"])
     num_steps = int(settings["local-epochs"]) * math.ceil((options.samples or batch_size) / batch_size)
     return dict(_strategy(settings).steps_setting(num_steps))
 
 
 def _strategy(settings: Mapping[str, Scalar]) -> type[BaseStrategy]:
-    """Return the server's side of the method of some settings; ConfigError if there is no such method."""
+    """Return the strategy class of the settings' method; raises ConfigError if the method is unknown."""
     return strategy_of(RunConfig.from_flat(default_settings() | {"method": settings["method"]}).method)
 
 
 def _numbers_of(trained: Path, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return what `auto` became in a trained run; with the local steps of the attacked round it may become another."""
+    """Return the values of `auto` in a trained run; the attacked round's local steps could resolve it differently."""
     numbers = resolved(RunConfig.from_flat(settings_of(trained))).flat()
     return {key: numbers[key] for key in TRAINING_AUTOS if settings[key] == "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """What one attack found.
+    """Result of one attack.
 
     Attributes:
-        attack: Its row in the table of attacks.
-        results: One for each client; of a sum, one for each that the attack told apart.
-        comparisons: The same, held against the private images; empty for an attack that finds no images. Of a sum there
-            is one over all clients, as nothing tells which result is whose.
-        labels_found: Share of the labels that were found; None where the attack looks for none, or was told them.
-        label_correlation: Of each client, the rank correlation between estimated and true numbers of samples of each
-            class; NaN where one of them is constant, and empty for an attack that estimates none.
+        attack: Row of the attack in the table of attacks.
+        results: One result per client; of a sum, one per client that the attack separated.
+        comparisons: Scores by client, of a sum one over all clients; empty for an attack that finds no images.
+        labels_found: Share of the labels that were found; None if the attack does not look for labels or got them.
+        label_correlation: Rank correlation between the estimated and true class counts of each client; NaN if one of
+            them is constant. Empty for an attack that does not estimate counts.
     """
 
     attack: Attack
@@ -178,7 +174,7 @@ class AttackResult:
 
 
 def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
-    """Return the names of the attacks to run; none means all that apply to what the server sees of the method.
+    """Return the names of the attacks to run; by default all that apply to what the server sees of the method.
 
     Raises:
         ConfigError: If one is unknown, or does not apply.
@@ -208,14 +204,14 @@ def audit(
     on_finding: Callable[[str, AttackResult], None] = lambda name, finding: None,
     progress: Callable[[str], Progress | None] = lambda name: None,
 ) -> Mapping[str, AttackResult]:
-    """Attack a round: one that a run has recorded, or else one that is run for it, in a temporary folder.
+    """Attack a round: one that a run has recorded, or one that is run now in a temporary folder.
 
     Args:
-        target: The round.
-        options: The attacks and how they are run.
-        observed: What was recorded of each of the target's clients; None runs the round.
-        on_finding: Receives each attack's name and finding as it finishes.
-        progress: Makes an attack's progress callback from its name.
+        target: Round to attack.
+        options: Options of the audit.
+        observed: Recorded observations of the target's clients; None runs the round.
+        on_finding: Called with each attack's name and result as it finishes.
+        progress: Returns the progress callback for an attack's name.
     """
     names = chosen_attacks(options.attacks, target)
     follows = any(ATTACKS[name].follows for name in names)
@@ -243,11 +239,11 @@ def audit(
 
 
 def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: View) -> AttackResult:
-    """Run one attack on what the server sees, and hold what it finds against the clients' images."""
+    """Run one attack on what the server sees, and score its result against the clients' images."""
     truth = [images_of(target, client) for client in target.clients]
     results = row.run(seen.observations, seen.knowledge, settings)
     found, private = [result.images for result in results], [images for images, _ in truth]
-    if target.summed:
+    if target.summed:  # results of a sum come in any order: score all clients together
         found, private = [np.concatenate(found)], [np.concatenate(private)]
     finds_images = row.finds_images and all(map(len, found))
     comparisons = _compared(target, found, private) if finds_images else []
@@ -267,10 +263,7 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
 
 
 def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[Images]) -> list[Comparison]:
-    """Compare with as many unrelated images as there are reconstructions, so that the control is fair.
-
-    Where an attack finds fewer images than a client has, each stands for several.
-    """
+    """Compare with equally many unrelated images; repeat reconstructions if a client has more images than them."""
     found = [
         images[np.arange(max(len(images), len(own))) % len(images)] for images, own in zip(found, private, strict=True)
     ]
@@ -296,7 +289,7 @@ def controls(target: AttackedRound, number: int) -> tuple[Images, Images]:
 
 
 def _labels_found(results: Sequence[Reconstruction], truth: Sequence[IntArray]) -> float | None:
-    """Return the share of labels that were found, as multisets."""
+    """Return the share of labels that were found, comparing multisets per client; None if an attack finds none."""
     if any(result.labels is None for result in results):
         return None
     hits = 0

@@ -1,8 +1,8 @@
-"""What a curious server learns of novel clients' labels from their descriptors, in a finished run of IT-PFL-HN.
+"""Measure what novel clients' descriptors reveal of their labels, in a finished run of IT-PFL-HN.
 
-The descriptors come from the clients in the messages of a run. The server estimates each client's distribution of
-labels (`hyperfl_flwr.attacks.descriptor_labels`) with test images of the training clients, which stand for images that
-anybody can get. The true distribution serves afterwards only, to say what was found.
+The clients send descriptors in the messages of a run. The server estimates each client's label distribution
+(`hyperfl_flwr.attacks.descriptor_labels`) with test images of the training clients, which stand in for public images.
+The true distribution is used only afterwards, for scoring.
 """
 
 import math
@@ -30,30 +30,32 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.engine.query_clients import ask, descriptors_of
 
 IMAGES = 1000
-"""Most images that the server shows each model."""
+"""Largest number of images for which each model predicts."""
 
 FEWEST = 2
-"""Novel clients: the control takes another client's descriptor."""
+"""Smallest number of novel clients: the control uses another client's descriptor."""
 
 
 def measure_descriptors(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Estimate the labels of a run's novel clients from descriptors; nothing in the run's folder is changed.
+    """Estimate the labels of a run's novel clients from descriptors; the run's folder is not changed.
 
     Args:
-        run: The folder of a run with novel clients.
+        run: Folder of a run with novel clients.
         changes: Settings of this machine (`data-root`, `device`), `novel.epsilons` and `novel.delta`.
 
     Returns:
-        The content of descriptors.json, see docs/privacy/audit.md.
+        Content of descriptors.json, see docs/privacy/audit.md.
 
     Raises:
-        HyperFLError: If the run has no tuned hypernetwork or fewer than two novel clients, or one gives no descriptor.
+        HyperFLError: If the run has no tuned hypernetwork or too few novel clients, or a client returns no descriptor.
     """
     require_dataset(run)
     source = open_run(run, {"output": "", "resume": "", **changes})
     config = source.config
     if config.novel.clients < FEWEST:
-        raise RunDirectoryError(f"{run} has {config.novel.clients} novel clients; it takes {FEWEST} (novel.clients)")
+        raise RunDirectoryError(
+            f"{run} has {config.novel.clients} novel clients, but at least {FEWEST} are needed (novel.clients)"
+        )
     data = load_federated_data(config.data_settings())
     novel = range(config.num_clients, config.hosted_clients)
     images = _public_images(data, config.num_clients, config.seed)
@@ -86,7 +88,7 @@ def _public_images(data: FederatedData, trained: int, seed: int) -> Tensor:
 def _of_budget(
     source: Source, clients: Sequence[int], epsilon: float | None, images: Tensor, truth: Sequence[Shares]
 ) -> dict[str, Any]:
-    """Return what descriptors with the noise of one epsilon tell; None is without noise."""
+    """Return the scores for descriptors with the noise of one epsilon; None means no noise."""
     estimates = _estimates(source, clients, epsilon, images)
     uniform = [np.full_like(shares, 1 / len(shares)) for shares in truth]
     fits = {
@@ -102,7 +104,7 @@ def _of_budget(
 
 
 def _estimates(source: Source, clients: Sequence[int], epsilon: float | None, images: Tensor) -> list[Shares]:
-    """Ask novel clients for descriptors, as the server does, and ask the models that are made of them."""
+    """Query clients for descriptors, as the server does, and estimate shares with the models generated from them."""
     config = source.config
     grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
     federation = handshake(grid, config.hosted_clients, config.node_timeout)
@@ -115,7 +117,7 @@ def _estimates(source: Source, clients: Sequence[int], epsilon: float | None, im
     setting = replace(source.strategy.context, federation=federation)
     answers = ask(grid, setting, config.num_rounds, query)
     for failure in answers.failures:
-        raise RunFailedError(f"client {failure.client} gave no descriptor: {failure.reason}")
+        raise RunFailedError(f"client {failure.client} returned no descriptor: {failure.reason}")
     models = source.strategy.models_of({client: answers.arrays[client][DESCRIPTOR] for client in clients})
     target = source.recipe.new_target().eval()
     return [
@@ -125,7 +127,7 @@ def _estimates(source: Source, clients: Sequence[int], epsilon: float | None, im
 
 
 def _numbers(fit: Fit) -> dict[str, Any]:
-    """Return both measures as JSON has them: by client (null where there is none), mean, and its standard error."""
+    """Return both measures for JSON: values by client (null if undefined), mean, and its standard error."""
     found = {}
     for name, values in (("total_variation", fit.total_variation), ("rank_correlation", fit.rank_correlation)):
         known = [value for value in values if not math.isnan(value)]

@@ -1,4 +1,4 @@
-"""What the server saw of attacked clients in earlier rounds, for attacks that follow a client from the first on."""
+"""Observations of earlier rounds, for attacks that follow a client from the first round on."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +13,11 @@ from hyperfl_flwr.runs.run_directory import settings_of
 
 
 class ObservationHistory(ObservationFiles):
-    """Recorded observations, each with what was recorded of the same client before.
+    """Recorded observations, each with all earlier ones of the same client.
 
     Args:
-        paths: Their files.
-        folder: The run that has recorded the earlier rounds, all of them.
+        paths: Files of the observations.
+        folder: Folder of the run that has recorded all earlier rounds.
     """
 
     def __init__(self, paths: Sequence[Path], folder: Path) -> None:
@@ -25,28 +25,28 @@ class ObservationHistory(ObservationFiles):
         self.folder = folder
 
     def part(self, index: slice) -> "ObservationHistory":
-        """Return some of them."""
+        """Return a part of the observations."""
         return ObservationHistory(self.paths[index], self.folder)
 
     def read(self, path: Path) -> Observation:
-        """Read one."""
+        """Read an observation and attach the earlier ones."""
         found = super().read(path)
         possible = (observation_path(self.folder, number, found.client) for number in range(1, found.round))
         return replace(found, earlier=ObservationFiles([each for each in possible if each.exists()]))
 
 
 def attacked_round(target: AttackedRound) -> int:
-    """Return the number of the round that is attacked."""
+    """Return the number of the attacked round."""
     if target.recorded_round:
         return target.recorded_round
     return 1 if target.trained is None else Checkpoints(target.trained / "checkpoints").rounds()[-1] + 1
 
 
 def require_history(target: AttackedRound) -> None:
-    """Check that the rounds before the attacked one were recorded, so that a missing file is a round without a reply.
+    """Check that all rounds before the attacked one were recorded; a missing file then means a round without a reply.
 
     Raises:
-        ConfigError: If they were not.
+        ConfigError: If an earlier round was not recorded for all attacked clients.
     """
     config = target.config
     if target.trained is not None:

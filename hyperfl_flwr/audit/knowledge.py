@@ -1,4 +1,4 @@
-"""Takes what a server knows of a run from the run's settings, for attacks."""
+"""Build the attacks' `PublicKnowledge` from a run's settings."""
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
@@ -7,7 +7,7 @@ from hyperfl_flwr.core.method import Part
 from hyperfl_flwr.methods import METHODS
 
 TRAINED: tuple[Part, ...] = ("model", "kept-model", "extractor", "hypernetwork")
-"""Parts whose training makes the client's model."""
+"""Parts of an upload that train the client's model."""
 
 
 def public_knowledge(
@@ -19,18 +19,18 @@ def public_knowledge(
     std: tuple[float, ...],
     augmented: bool,
 ) -> PublicKnowledge:
-    """Take the settings that matter to attacks from a run's configuration.
+    """Return the knowledge that follows from a run's configuration and data set.
 
     Args:
-        config: The run's settings, without any `auto` of the method's.
-        input_shape: Of the data set, (channels, height, width).
-        num_classes: Of the data set.
-        mean: Of its normalisation.
-        std: Of its normalisation.
-        augmented: Whether the data set is used with augmentation.
+        config: Settings of the run, with every `auto` of the method resolved.
+        input_shape: Shape (channels, height, width) of the data set's images.
+        num_classes: Number of classes of the data set.
+        mean: Mean of the data set's normalisation, per channel.
+        std: Standard deviation of the data set's normalisation, per channel.
+        augmented: Whether clients augment the images.
 
     Raises:
-        ValueError: If the attacks cannot work with the data or the target network, see `PublicKnowledge`.
+        ValueError: If the attacks do not support the data or the target network, see `PublicKnowledge`.
     """
     forms = [upload.form for upload in METHODS[config.method].uploads if upload.part in TRAINED]
     return PublicKnowledge(

@@ -1,11 +1,11 @@
-"""What the first and the last client of PRIV-HFL's chain learn of the client next to them, from what they are sent.
+"""Reconstruct what the end clients of PRIV-HFL's chain learn of their neighbours, from what they receive.
 
 After the first round of the alternating order mu_b = kappa beta (x_b - x_{b+1}), with x the changes. The first client
-is sent the force mu_0 and the last one -mu_{N-2}: either knows its own change, and
+receives the force mu_0 and the last one -mu_{N-2}. Each knows its own change, so
 
     x_neighbour = x_own - force / (kappa beta)
 
-is its neighbour's, which is what the server got from it. The next rounds add forces that an end client does not see.
+is its neighbour's change, as the server received it. The next rounds add forces that an end client does not see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def attackable(config: RunConfig) -> Sequence[int]:
     """Return the clients next to an end of the chain.
 
     Raises:
-        ConfigError: If end clients do not see what this module says.
+        ConfigError: If the run's settings do not let end clients see their neighbours.
     """
     training = client_of(config.method).public_training(config)
     dual, distils = training.dual, training.generator is not None
@@ -41,28 +41,28 @@ def attackable(config: RunConfig) -> Sequence[int]:
 
 
 def _tells(rule: DualRule) -> bool:
-    """Say whether an end client's force is its first multiplier, of the difference of two clients."""
+    """Return whether an end client's force is its first multiplier, which is a difference of two clients."""
     return rule.realisation == "chain" and rule.order == "alternating" and not rule.projection
 
 
 def _spies(num_clients: int) -> dict[int, int]:
-    """Return the end client that sees each client next to an end."""
+    """Map each client next to an end to the end client that sees it; with two clients each sees the other."""
     return {num_clients - 2: num_clients - 1, 1: 0}
 
 
 def keep_next(own: Mapping[int, SharedArrays], folder: Path) -> None:
-    """Keep what the server sends each of some clients in the next round."""
+    """Store what the server sends to each of some clients in the next round."""
     for client, arrays in own.items():
         write_arrays(_next_path(folder, client), arrays, {})
 
 
 def seen_by_neighbours(config: RunConfig, clients: Sequence[int], folder: Path) -> list[Observation]:
-    """Return each client's first round as the end client beside it knows it.
+    """Return the observation of each client's first round that its neighbour at the end can compute.
 
     Args:
-        config: Of the run.
+        config: Settings of the run.
         clients: Clients next to an end.
-        folder: Holds what was recorded of the first round, and what `keep_next` has kept.
+        folder: Folder with the observations of the first round and the files of `keep_next`.
 
     Raises:
         ValueError: If the method has no dual variables.

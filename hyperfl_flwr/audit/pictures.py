@@ -1,4 +1,4 @@
-"""Private images beside what the attacks made of them."""
+"""Draw private images above their reconstructions and a control."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from hyperfl_flwr.audit.audit import AttackResult, images_of
 from hyperfl_flwr.audit.record_round import AttackedRound
 
 MOST_DECIBELS = 150.0
-"""A PSNR above this (equal images have an infinite one) is written as this."""
+"""Cap for reported PSNR values; that of equal images is infinite."""
 
 SHOWN = 10
-"""Images that are shown of each row."""
+"""Largest number of images in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRow:
-    """One row of the picture: the private images, what an attack made of them, or a control.
+    """One row of the picture: the private images, an attack's reconstructions, or a control.
 
     Attributes:
         label: `private`, the attack's name, or `unrelated`.
         images: [n, C, H, W] in [0, 1], in the order of the private images; at most `SHOWN`.
-        psnr: Against the private image, in dB and at most `MOST_DECIBELS`, of each image; None of the private ones.
+        psnr: PSNR of each image against the private one, in dB, at most `MOST_DECIBELS`; None for the private images.
     """
 
     label: str
@@ -35,7 +35,7 @@ class PictureRow:
 
 
 def picture_rows(target: AttackedRound, findings: Mapping[str, AttackResult]) -> list[PictureRow]:
-    """Return the private images, below them each attack's and the unrelated control."""
+    """Return the rows: the private images, each attack's reconstructions, and the unrelated control."""
     private = np.concatenate([images_of(target, client)[0] for client in target.clients])
     rows = [PictureRow(label="private", images=private[:SHOWN], psnr=None)]
     for name, finding in findings.items():
@@ -54,7 +54,7 @@ def _row(label: str, matches: Sequence[Match]) -> PictureRow:
 
 
 def draw_rows(rows: Sequence[PictureRow]) -> Figure:
-    """Draw rows below each other."""
+    """Draw the rows, one below the other."""
     number = len(rows[0].images)
     figure = Figure(figsize=(1.1 * number + 1.4, 1.3 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)

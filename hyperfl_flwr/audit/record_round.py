@@ -1,4 +1,4 @@
-"""One round of a federation in this process, and what its server sees of some clients."""
+"""Run one round of a federation in this process, and record what its server sees of some clients."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -31,21 +31,21 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.engine.recorded import restore
 
 EXPERIMENT = "0" * 16
-"""Identity of a round that belongs to no run."""
+"""Experiment id of a round that does not belong to a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackedRound:
-    """The clients whose round is attacked.
+    """A round to attack, and the attacked clients.
 
     Attributes:
-        config: Settings of the round, without any `auto` of the method's; `audit.clients` names the clients.
-        clients: Their ids.
-        trained: A run in whose last checkpoint, and private state, the round begins; None for fresh parameters.
-        summed: Whether the server sees the sum of these clients' uploads only, as with secure aggregation.
-        by_neighbours: Whether not the server attacks but the end clients of a chain, see
+        config: Settings of the round, with every `auto` of the method resolved; `audit.clients` names the clients.
+        clients: Ids of the attacked clients.
+        trained: Run with the checkpoint and private state from which the round starts; None for fresh parameters.
+        summed: Whether the server sees only the sum of these clients' uploads, as with secure aggregation.
+        by_neighbours: Whether the end clients of a chain attack instead of the server, see
             `hyperfl_flwr.audit.neighbour_view`.
-        recorded_round: Number of the round, where a run has recorded it; 0 where it is run for the attack.
+        recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
     """
 
     config: RunConfig
@@ -57,17 +57,17 @@ class AttackedRound:
 
     @property
     def num_steps(self) -> int:
-        """Local steps of a client on what it shares."""
+        """Number of a client's local steps on the shared parameters."""
         return self.knowledge().num_steps(self.num_examples)
 
     @property
     def num_examples(self) -> int:
-        """Training samples of the first of these clients."""
+        """Number of training samples of the first attacked client."""
         return len(self.data().train_indices(self.clients[0]))
 
     @property
     def round(self) -> int:
-        """Number of the round that is attacked."""
+        """Number of the attacked round."""
         ended = Checkpoints(self.trained / "checkpoints").rounds()[-1] if self.trained else 0
         return self.recorded_round or ended + 1
 
@@ -76,7 +76,7 @@ class AttackedRound:
         return load_federated_data(self.config.data_settings())
 
     def knowledge(self) -> PublicKnowledge:
-        """Return what the server knows anyway.
+        """Return what the server knows without any message.
 
         Raises:
             ConfigError: If no attack of this project applies to the data or to the target network.
@@ -97,10 +97,10 @@ class AttackedRound:
 
 
 class ObservationFiles(Sequence[Observation]):
-    """Recorded observations, read when they are asked for: a hypernetwork's has 120 MB.
+    """Recorded observations, read on access: one of a hypernetwork takes 120 MB.
 
     Args:
-        paths: Their files.
+        paths: Files of the observations.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -111,15 +111,15 @@ class ObservationFiles(Sequence[Observation]):
     @overload
     def __getitem__(self, index: slice) -> "ObservationFiles": ...
     def __getitem__(self, index: int | slice) -> "Observation | ObservationFiles":
-        """Read one, or take a part."""
+        """Read one observation, or return a part of the sequence."""
         return self.part(index) if isinstance(index, slice) else self.read(self.paths[index])
 
     def part(self, index: slice) -> "ObservationFiles":
-        """Return some of them."""
+        """Return a part of the observations."""
         return ObservationFiles(self.paths[index])
 
     def read(self, path: Path) -> Observation:
-        """Read one."""
+        """Read an observation."""
         return load_observation(path)
 
     def __len__(self) -> int:
@@ -128,11 +128,11 @@ class ObservationFiles(Sequence[Observation]):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What the server sees of a round.
+    """The attacker's view of a round.
 
     Attributes:
-        observations: One of each client, or one of their sum.
-        knowledge: What it knows anyway.
+        observations: One observation per client, or one of their sum.
+        knowledge: Public knowledge of the run.
     """
 
     observations: Sequence[Observation]
@@ -140,10 +140,10 @@ class View:
 
 
 def view(target: AttackedRound, recorded: ObservationFiles) -> View:
-    """Return what the attacker sees of what was recorded of each client.
+    """Return the attacker's view of the recorded observations.
 
     Raises:
-        ConfigError: If a sum is wanted of clients with unequal numbers of samples.
+        ConfigError: If the view is a sum, and the clients have unequal numbers of samples.
     """
     knowledge = target.knowledge()
     if target.by_neighbours:
@@ -160,7 +160,7 @@ def view(target: AttackedRound, recorded: ObservationFiles) -> View:
 
 
 def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> list[Tensor]:
-    """Read HyperFL's activation z [p] of each client off its own upload, as a server does that sees one step alone."""
+    """Read HyperFL's activation z [p] of each client off its upload, as a server does that sees single uploads."""
     knowledge = target.knowledge()
     readings = (read_out(observation, knowledge).hidden for observation in recorded)
     return [hidden for hidden in readings if hidden is not None]
@@ -170,8 +170,8 @@ def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
     """Run one round of a federation in this process and record what the server sees of some clients.
 
     Args:
-        target: The round.
-        folder: An existing folder that receives the observations, and a copy of trained clients' private state.
+        target: Round to run.
+        folder: Existing folder for the observations, and for a copy of trained clients' private state.
 
     Raises:
         RunFailedError: If a client fails.
@@ -186,7 +186,7 @@ def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
         arrays = strategy.initial_arrays()
     else:
         arrays = restore(strategy, Checkpoints(target.trained / "checkpoints"), current - 1)
-        if client_of(config.method).private:
+        if client_of(config.method).private:  # a copy: training must not change the run's private state
             shutil.copytree(target.trained / "clients", folder / "clients")
     messages = strategy.configure_train(current, arrays, ConfigRecord(), grid)
     strategy.reduce(exchange(grid, messages, config.round_timeout))
@@ -200,20 +200,20 @@ def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
 def recorded_round(
     run: Path, changes: Mapping[str, Scalar], *, summed: bool = False
 ) -> tuple[AttackedRound, ObservationFiles]:
-    """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and what was recorded of it.
+    """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and its observations.
 
     Args:
-        run: The run's folder.
+        run: Folder of the run.
         changes: Settings of this machine (`data-root`, `device`).
         summed: See `AttackedRound`.
 
     Raises:
-        RunDirectoryError: If nothing was recorded, or the samples of the clients are not here to compare with.
+        RunDirectoryError: If nothing was recorded, or the clients' samples are not on this machine for scoring.
     """
     paths = sorted((run / "observations").glob("round-*-client-*.npz"))
     if not paths:
         raise RunDirectoryError(
-            f"{run} has recorded nothing; give `hyperfl run` --set audit.clients=0 --set audit.rounds=1, for example"
+            f"{run} has recorded nothing; start a run with --set audit.clients=0 --set audit.rounds=1, for example"
         )
     last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
     require_dataset(run)

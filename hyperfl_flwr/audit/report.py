@@ -1,4 +1,4 @@
-"""What an audit found: audit.json, a Markdown table, a picture, and one self-contained HTML page."""
+"""Write the report of an audit: audit.json, a Markdown table, a picture, and a self-contained HTML page."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from hyperfl_flwr.pages.render import NOTHING, Settings, counted, plain, write_p
 from hyperfl_flwr.runs import manifest
 
 WHOLE_ROUND = 100
-"""Training samples from which a client's local training is called a whole round."""
+"""Number of training samples from which a client's local training counts as a whole round."""
 
 Values = NDArray[np.float64]
 
@@ -33,9 +33,9 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
     """Return the content of audit.json; docs/privacy/audit.md defines each number.
 
     Args:
-        target: The round that was attacked.
-        findings: Of each attack.
-        lpips: Measures LPIPS; None leaves it out.
+        target: Attacked round.
+        findings: Result of each attack, by name.
+        lpips: Computes LPIPS; None omits it.
     """
     config = target.config
     return {
@@ -58,7 +58,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
 
 
 def threat(target: AttackedRound) -> str:
-    """Say in words what the server watches."""
+    """Describe the training that the attacker observes, as text: steps, images, and whether they are summed."""
     steps, samples = target.num_steps, target.num_examples
     images = "1 image" if samples == 1 else f"{samples} images"
     if target.summed:
@@ -109,7 +109,7 @@ def _attack(target: AttackedRound, finding: AttackResult, lpips: Lpips | None) -
 
 
 def _label_counts(finding: AttackResult) -> dict[str, Any]:
-    """Return the estimates by client, and their rank correlations with the truth; None where that is constant."""
+    """Return the estimates by client, and their rank correlations with the truth; None if either is constant."""
     found = [None if math.isnan(value) else value for value in finding.label_correlation]
     known = [value for value in found if value is not None]
     return {
@@ -133,7 +133,7 @@ def _statistics(values: Values) -> dict[str, Any]:
 
 
 def sentence(document: Mapping[str, Any], name: str) -> str:
-    """Return the verdict on one attack in plain words."""
+    """Return the verdict on one attack as a sentence."""
     found, where = document["attacks"][name], document["threat"]
     if "verdict" not in found:
         share = found["labels_found"]
@@ -159,7 +159,7 @@ def _histogram(found: Mapping[str, Any]) -> str:
 
 
 def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of a table of the attacks that look for images, with their controls."""
+    """Return column names and rows of the table of attacks that look for images, with their controls."""
     with_lpips = any(found.get("lpips") for found in document["attacks"].values())
     names = ["attack", "PSNR in dB, mean (median)", "SSIM", *(["LPIPS"] if with_lpips else [])]
     names += ["control: unrelated", "control: mean image", "iterations", "verdict"]
@@ -200,7 +200,7 @@ def _two(values: Mapping[str, Any]) -> str:
 def write_audit(
     target: AttackedRound, findings: Mapping[str, AttackResult], folder: Path, lpips: Lpips | None = None
 ) -> list[Path]:
-    """Write audit.json, audit.md, audit.png and audit.html to a folder; returns their paths."""
+    """Write audit.json, audit.md, audit.png and audit.html to a folder, and return their paths."""
     paths = [folder / name for name in ("audit.json", "audit.md", "audit.png", "audit.html")]
     document, rows = measure(target, findings, lpips), picture_rows(target, findings)
     heading = f"{document['method']} on {document['dataset']}: {document['threat']}"
@@ -243,7 +243,7 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
 
 
 def _verdict(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the class of an attack's notice and its verdict in a few words."""
+    """Return the kind of an attack's notice and a short verdict."""
     if "verdict" in found:
         return "plain" if found["verdict"] == "recovered nothing" else "alarm", found["verdict"]
     share = found["labels_found"]
@@ -251,24 +251,24 @@ def _verdict(found: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _picture(row: PictureRow) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return a row's label, and source, description and caption of each of its images."""
+    """Return a row's label, and the source, description and caption of each of its images."""
     cells = []
     for number, image in enumerate(row.images, start=1):
         caption = "" if row.psnr is None else f"{row.psnr[number - 1]:.1f} dB"
         description = {
             "private": f"private image {number}",
-            "unrelated": f"unrelated image beside private image {number}",
+            "unrelated": f"unrelated image compared with private image {number}",
         }
-        text = description.get(row.label, f"what {row.label} made of private image {number}")
+        text = description.get(row.label, f"reconstruction of private image {number} by {row.label}")
         cells.append((image_source(image), f"{text}, PSNR {caption}" if caption else text, caption))
     return row.label, cells
 
 
 def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if target.by_neighbours:
-        return "The attacks had what the first and the last client were sent, what these sent, and the settings."
+        return "The attacks had what the first and the last client received and sent, and the settings."
     if not target.summed:
         return "The attacks had the server's messages and the settings."
     told = [name for name, finding in findings.items() if finding.attack.told_hidden]
-    also = f"; {', '.join(told)} had the clients' activations, too, which uploads seen alone give away" if told else ""
+    also = f"; {', '.join(told)} also had the clients' activations, which single uploads reveal" if told else ""
     return f"The attacks had the sum of the clients' messages and the settings{also}."

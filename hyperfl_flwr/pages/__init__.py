@@ -1,1 +1,1 @@
-"""The HTML pages that the product writes: templates, style and figures in SVG."""
+"""HTML pages that the commands write: templates, style and figures in SVG."""

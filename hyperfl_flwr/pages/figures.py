@@ -1,4 +1,4 @@
-"""Figures and images inside a page: SVG in the colours of its theme, and PNG for images of a few pixels."""
+"""Embed figures and images in a page: figures as SVG in the colours of its theme, small images as PNG."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ from PIL import Image
 from hyperfl_flwr.runs.plots import BLUE, INK, RULES, STYLE, VERMILLION
 
 THEME = {INK: "ink", RULES: "rules", BLUE: "blue", VERMILLION: "vermillion"}
-"""Colours of figures and the variables of `templates/page.css` that have one value for each theme."""
+"""Colours of figures and the variables of `templates/page.css` that have a value for each theme."""
 
 _NOTHING = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 """Matplotlib's metadata, left out so that equal figures are equal files."""
@@ -24,9 +24,9 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
     """Return a figure as an SVG element for an HTML page; equal figures give equal text.
 
     Args:
-        figure: Drawn with `hyperfl_flwr.runs.plots.STYLE`.
-        name: Of letters and hyphens, of this figure alone on its page: ids begin with it.
-        description: What the figure shows, for those who do not see it.
+        figure: Figure drawn with `hyperfl_flwr.runs.plots.STYLE`.
+        name: Name of letters and hyphens, unique on its page: ids begin with it.
+        description: Text alternative of the figure, for screen readers.
     """
     stream = io.StringIO()
     with rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": name}):
@@ -41,11 +41,11 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
         text = text.replace(colour, f"var(--{variable})")
     label = Markup(' role="img" aria-label="{}" ').format(description)
     text = re.sub(r' width="[\d.]+pt" height="[\d.]+pt" ', lambda _: str(label), text, count=1)
-    return Markup(text)  # noqa: S704 - matplotlib's own text, in which it has escaped all labels
+    return Markup(text)  # noqa: S704 - written by matplotlib, which escapes all labels
 
 
 def image_source(image: NDArray[np.float32]) -> str:
-    """Return an image [C, H, W] in [0, 1] with one or three channels as a data URI of a PNG, pixel by pixel."""
+    """Return an image [C, H, W] in [0, 1] with one or three channels as a data URI of a PNG with the same pixels."""
     pixels = np.moveaxis(np.clip(np.rint(255 * image), 0, 255).astype(np.uint8), 0, -1)
     stream = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(stream, format="png")

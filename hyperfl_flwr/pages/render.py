@@ -1,7 +1,7 @@
-"""HTML pages from the templates in `templates/`: one look, everything escaped, one file each.
+"""Render HTML pages from the templates in `templates/`: one style, everything escaped, one file per page.
 
-A page holds its style and its figures and no script, and loads nothing: it can be opened without a network, and its
-content security policy lets a browser do no more.
+A page holds its style and its figures and no script, and loads nothing: it opens without a network, and its content
+security policy forbids a browser to run or load anything else.
 """
 
 import functools
@@ -20,15 +20,16 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 NOTHING = "–"
+"""Text for a missing value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings as a page shows them.
+    """Settings as text, for a page.
 
     Attributes:
-        changed: Key, value and default of those that differ from the defaults.
-        others: Key and value of all others.
+        changed: Key, value and default of each setting that differs from its default.
+        others: Key and value of each other setting.
     """
 
     changed: list[tuple[str, str, str]]
@@ -41,9 +42,9 @@ class Settings:
         """Compare settings with the defaults.
 
         Args:
-            settings: As they were asked for, by key.
-            defaults: By key.
-            resolved: What each `auto` became, by key, where it is known; it is shown in brackets.
+            settings: Settings as given, by key.
+            defaults: Default values, by key.
+            resolved: Known values that `auto` became, by key; they are shown in brackets.
         """
         shown = {key: plain(value) for key, value in settings.items()}
         shown |= {
@@ -62,16 +63,16 @@ def write_page(file: Path, template: str, *, mode: int = 0o644, **content: objec
     """Render a page and replace a file with it, atomically.
 
     Args:
-        file: The file.
-        template: Name of a template.
+        file: File to write.
+        template: File name of the template.
         mode: Permissions of the file.
-        **content: The template's variables. Texts are escaped, whoever has written them.
+        **content: Variables of the template. All texts are escaped, also those of this project.
     """
     write_atomically(file, _environment().get_template(template).render(content).encode(), mode=mode)
 
 
 def plain(value: object) -> str:
-    """Return a setting or a value of a manifest as text: as TOML has it, lists with commas, a dash for nothing."""
+    """Return a setting or a manifest value as text: booleans as in TOML, lists with commas, a dash for no value."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -109,8 +110,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _printable(value: Any) -> Any:  # noqa: ANN401 - what a template can show
-    """Replace what has no glyph in texts, such as characters that reverse the direction of writing."""
+def _printable(value: Any) -> Any:  # noqa: ANN401 - any value that a template prints
+    """Replace unprintable characters of texts, such as those that reverse the direction of writing."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in value)
     return value

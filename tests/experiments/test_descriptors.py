@@ -91,5 +91,5 @@ def test_the_command_prints_a_row_per_epsilon(run: Path, tmp_path: Path) -> None
 
 
 def test_a_run_without_novel_clients_is_refused(federate: Federate) -> None:
-    with pytest.raises(RunDirectoryError, match="has 0 novel clients; it takes 2"):
+    with pytest.raises(RunDirectoryError, match="has 0 novel clients, but at least 2 are needed"):
         measure_descriptors(federate("it-pfl", target="mlp"), {})

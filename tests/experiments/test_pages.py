@@ -66,7 +66,7 @@ def test_an_audit_s_page_escapes_settings(tmp_path: Path, named_badly: str) -> N
     assert page.title == "fedavg on <script>$\\frac$.npz: one step on 1 image"
     assert page.rows["dataset"] == [named_badly, "digits"]
     assert len(page.sources) == 6  # two images: private, rebuilt, unrelated
-    assert 'alt="what ig made of private image 2, PSNR' in text
+    assert 'alt="reconstruction of private image 2 by ig, PSNR' in text
 
 
 def test_a_ledger_s_page_escapes_what_a_server_has_chosen(tmp_path: Path, call: Call) -> None:
@@ -88,7 +88,7 @@ def test_a_ledger_s_page_escapes_what_a_server_has_chosen(tmp_path: Path, call: 
 
 
 def test_a_ledger_s_page_says_what_the_command_prints(federate: Federate, tmp_path: Path, call: Call) -> None:
-    """Sizes are equal, private groups have stayed, and the page is its owner's, like the ledger."""
+    """Sizes are equal, private groups stayed, and the page is its owner's, like the ledger."""
     run = federate("hyperfl", ledger=True)
     code, text, _ = call("ledger", run, "--json")
     (document,) = json.loads(text)
@@ -99,7 +99,7 @@ def test_a_ledger_s_page_says_what_the_command_prints(federate: Federate, tmp_pa
     rows = Page(text).rows
     for name, sizes in document["totals"].items():
         assert rows[name] == [f"{sizes['out']:,}", f"{sizes['in']:,}"]
-    assert "<strong>All private groups have stayed</strong> classifier, embedding" in text
+    assert "<strong>All private groups stayed on the node</strong> classifier, embedding" in text
     passed = [message["direction"] for message in document["messages"]]
     assert [text.count(f"<li>{way}: ") for way in ("sent", "received")] == [passed.count("out"), passed.count("in")]
     code, _, problem = call("ledger", run, "--json", "--output", page)

@@ -107,7 +107,7 @@ def test_a_client_s_numbers_are_those_of_metrics_jsonl(make_settings: MakeSettin
         (report,) = [record.values for record in entry.records if record.name == "clients"]
         assert report is not None
         assert report["client"] == [number]
-        assert report["metric/own-accuracy"] == [rows[number]["personalized_accuracy"]]
+        assert report["metric/personalized-accuracy"] == [rows[number]["personalized_accuracy"]]
 
 
 def test_it_is_its_owner_s_and_only_grows(make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_the_command_shows_every_message(make_settings: MakeSettings, tmp_path: 
         for e in sent
     ]
     assert "hypernetwork/head_weight" in shown
-    assert "metric/own-accuracy=[" in shown
+    assert "metric/personalized-accuracy=[" in shown
     assert shown.rstrip().endswith("These groups are private and stayed on the node: classifier, embedding, last.")
     node = tmp_path / "node"  # as `hyperfl deploy init` makes it
     node.mkdir()
