@@ -26,8 +26,6 @@ from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import QuerySpec
 from hyperfl_flwr.training.local_sgd import Predict, train_epochs
 
-_NOTHING = np.zeros(0)
-
 CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
 

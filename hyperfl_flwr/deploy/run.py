@@ -30,7 +30,7 @@ def deployment(folder: Path | str) -> Platform:
         folder: What `hyperfl deploy init` has made.
 
     Raises:
-        ConfigError: If it is no deployment's.
+        ConfigError: If the folder is not a deployment.
     """
     place = Deployment.read(Path(folder))
 

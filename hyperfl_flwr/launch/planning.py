@@ -44,7 +44,7 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: st
         HyperFLError: With all problems of the settings, or the first problem of data, device and folders.
     """
     if engine not in (RAY, IN_PROCESS):
-        raise ConfigError(f"--engine must be {RAY} or {IN_PROCESS}, got {engine}")
+        raise ConfigError(f"the engine must be {RAY} or {IN_PROCESS}, got {engine}")
     config = requested(changes)
     if config.resume:
         num_nodes = _resumed_nodes(config, num_nodes)

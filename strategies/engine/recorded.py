@@ -38,9 +38,8 @@ def restore(strategy: BaseStrategy, checkpoints: Checkpoints, number: int) -> Ar
         StateError: If the checkpoint is missing or damaged.
     """
     stored, progress = checkpoints.load(number)
-    strategy.load_server_state(
-        {key.removeprefix(SERVER): value for key, value in stored.items() if key.startswith(SERVER)}
-    )
+    of_server = {key.removeprefix(SERVER): value for key, value in stored.items() if key.startswith(SERVER)}
+    strategy.load_server_state(of_server)
     strategy.progress = progress
     strategy.durable_versions = dict(progress.versions)
     return pack_arrays({key: value for key, value in stored.items() if not key.startswith(SERVER)})
@@ -109,7 +108,7 @@ class RecordedStrategy(Strategy):
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
             began = time.perf_counter()
             self._announce_phase(current)
-            self._muster(current)
+            self._refresh_nodes(current)
             messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
             reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
             arrays = arrays if reduced is None else reduced
@@ -120,7 +119,7 @@ class RecordedStrategy(Strategy):
                 self._save(arrays)
                 # Nodes may delete older private state only once the server can no longer go back to it.
                 self.inner.durable_versions = dict(self.inner.progress.versions)
-        self._muster(num_rounds)
+        self._refresh_nodes(num_rounds)
         messages = self.configure_evaluate(num_rounds, arrays, evaluate_config or ConfigRecord(), grid)
         self.inner.collect(exchange(grid, messages, timeout))
         self._drop_nodes()
@@ -133,7 +132,7 @@ class RecordedStrategy(Strategy):
         result.arrays = arrays
         return result
 
-    def _muster(self, current: int) -> None:
+    def _refresh_nodes(self, current: int) -> None:
         """Update the setting to the nodes that are present now."""
         if self.roster:
             self._use(self.roster.refresh(current))
@@ -211,11 +210,8 @@ class RecordedStrategy(Strategy):
         self.directory.append([record, *({"kind": "client", "round": current, **row} for row in per_client)])
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn_of_dead_hypernetworks(current)
-        accuracy = (
-            f"personalized accuracy {means['personalized_accuracy']:.4f}"
-            if "personalized_accuracy" in means
-            else "no client finished"
-        )
+        mean = means.get("personalized_accuracy")
+        accuracy = "no client finished" if mean is None else f"personalized accuracy {mean:.4f}"
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
             f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s{self._who()}"

@@ -61,7 +61,7 @@ def break_fit(
 
     def broken(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
         result = fit(self, parameters, config)
-        return fault(self, result) if self.setting.client in clients and config["round"] in rounds else result
+        return fault(self, result) if self.context.client in clients and config["round"] in rounds else result
 
     patch.setattr(client_class, "fit", broken)
 
@@ -119,7 +119,7 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
 
     def broken(self: BaseClient, rng: np.random.Generator) -> dict[str, float]:
         numbers = train(self, rng)
-        if self.setting.client == BROKEN:
+        if self.context.client == BROKEN:
             with torch.no_grad():
                 for group in client_class.private or client_class.shared:
                     for parameter in self.groups[group].parameters():
@@ -149,7 +149,7 @@ def test_a_client_that_cannot_be_evaluated_is_named(
     evaluate = client_class.evaluate
 
     def broken(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
-        if self.setting.client == BROKEN:
+        if self.context.client == BROKEN:
             raise RuntimeError("the test data are broken")
         return evaluate(self, parameters, config)
 

@@ -58,7 +58,7 @@ def alter_fit(patch: pytest.MonkeyPatch, method: str, alter: Callable[[int, Any]
 
     def altered(self: BaseClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
         result = fit(self, parameters, config)
-        return alter(self.setting.client, result) if config["round"] == 2 else result
+        return alter(self.context.client, result) if config["round"] == 2 else result
 
     patch.setattr(client_class, "fit", altered)
 

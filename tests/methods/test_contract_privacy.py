@@ -96,7 +96,7 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
 
     def flaky(self: object, rng: np.random.Generator) -> dict[str, float]:
         numbers = train(self, rng)  # type: ignore[arg-type]
-        if self.setting.client == 1:  # type: ignore[attr-defined]
+        if self.context.client == 1:  # type: ignore[attr-defined]
             raise RuntimeError("broken after training")
         return numbers
 

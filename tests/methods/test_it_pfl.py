@@ -223,9 +223,9 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     describe, calls = ITPFLClient.describe, []
 
     def broken(self: ITPFLClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
-        calls.append(self.setting.client)
+        calls.append(self.context.client)
         arrays, number = describe(self, received, question)
-        if self.setting.client == 2 and calls.count(2) == 1:
+        if self.context.client == 2 and calls.count(2) == 1:
             if fault == "raises":
                 raise RuntimeError("the camera is broken")
             return {key: value * np.nan for key, value in arrays.items()}, number

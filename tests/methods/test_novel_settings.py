@@ -86,7 +86,7 @@ def test_without_novel_clients_nothing_is_assessed(kind: str, make_settings: Cal
     """A server that asks all the same learns nothing about the samples."""
     config = RunConfig.from_flat(make_settings("fedavg", target="mlp"))
     grid, arrays = plain_grid(1, config.flat()), {"classifiers/weight": np.zeros((1, 65), np.float32)}
-    query = Query(kind=kind, clients=[0], expected={0: {}}, own={0: arrays})
+    query = Query(kind=kind, clients=[0], expected={0: {}}, per_client={0: arrays})
     found = ask(grid, setting_of(config, grid), 1, query)
     assert (found.arrays, [failure.client for failure in found.failures]) == ({}, [0])
     reason = "only novel clients are assessed" if kind == ASSESS else "only in runs of pfedhn with novel clients"

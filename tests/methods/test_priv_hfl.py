@@ -74,7 +74,7 @@ def lose_replies(monkeypatch: pytest.MonkeyPatch, lost: set[tuple[int, int]]) ->
 
     def failing(self: PrivHFLClient, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
         reply = fit(self, parameters, config)
-        if (self.setting.client, config["round"]) in lost:
+        if (self.context.client, config["round"]) in lost:
             raise RuntimeError("the line is cut")
         return reply
 
@@ -87,7 +87,7 @@ def record_forces(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], np.n
     steps = PrivHFLClient._local_steps
 
     def recorded(self: PrivHFLClient, force: torch.Tensor, rng: np.random.Generator, pseudo: Any = None) -> float:
-        forces[self._round, self.setting.client] = force.double().numpy()
+        forces[self._round, self.context.client] = force.double().numpy()
         return steps(self, force, rng, pseudo)
 
     monkeypatch.setattr(PrivHFLClient, "_local_steps", recorded)

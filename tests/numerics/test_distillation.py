@@ -161,9 +161,9 @@ def fit_and_catch(one, received, monkeypatch):
         return caught[-1]
 
     monkeypatch.setattr(PseudoData, "draw", catching)
-    client = PrivHFLClient(one.setting)
+    client = PrivHFLClient(one.context)
     reply, _, numbers = client.fit([array.copy() for array in received], {"round": 1, "version": 0, "kept-version": 0})
-    stored = one.setting.state.load(1)
+    stored = one.context.state.load(1)
     model = {name: torch.from_numpy(stored[f"model/{name}"]) for name in one.values}
     return [torch.from_numpy(array) for array in reply], model, caught, numbers, client.keys()
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_run(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_deployment_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no deployment"):
+    with pytest.raises(ConfigError, match="is not a deployment"):
         hyperfl.deployment(tmp_path)
 
 

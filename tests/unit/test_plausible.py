@@ -26,7 +26,7 @@ def reply(change: float, *, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, *
 
 
 def bounds_of(reductions: dict[str, Reduction], **changes: Any) -> Bounds:
-    values = {"max_ratio": RATIO, "num_examples": {}, "shared": SENT, "own": {}, "reductions": reductions}
+    values = {"max_ratio": RATIO, "num_examples": {}, "shared": SENT, "per_client": {}, "reductions": reductions}
     return Bounds(**values | changes)
 
 
