@@ -42,6 +42,8 @@ def copy_checkout(folder: Path) -> Path:
     copy.mkdir()
     for name in ("hyperfl_flwr", "strategies", "clients", "experiments"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("scripts", "docs/reference"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, copy / name)
     (copy / ".venv").symlink_to(ENVIRONMENT)

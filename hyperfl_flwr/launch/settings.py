@@ -1,5 +1,6 @@
 """Assemble and check a run's settings, as far as possible without data and nodes."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, default_settings
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, InstallationError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.core.toml_files import app_file, flatten
 from hyperfl_flwr.models.custom.provenance import find_model, refuse_other_model
 from hyperfl_flwr.runs.resume import resume_round
 from hyperfl_flwr.runs.run_directory import (
@@ -31,6 +33,7 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
     Raises:
         HyperFLError: If settings are wrong (all problems are listed), or the folder is in use.
     """
+    _refuse_old_table()
     settings, resume = default_settings(), str(changes.get("resume", ""))
     if resume and changes.get("output"):
         raise ConfigError("a resumed run continues in its own folder; give resume or output, not both")
@@ -48,6 +51,13 @@ def requested(changes: Mapping[str, Scalar], *, deployed: bool = False) -> RunCo
         refuse_used_directory(Path(config.output))
     find_model(config.target, Path(resume) if resume else None)
     return config
+
+
+def _refuse_old_table() -> None:
+    """Refuse a pyproject.toml without the settings of a new method: Flower takes the settings' names from its table."""
+    table = tomllib.loads(app_file("pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    if missing := sorted(set(default_settings()) - set(flatten(table))):
+        raise InstallationError(f"pyproject.toml lacks the settings {', '.join(missing)}; run `make generate`")
 
 
 def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -162,7 +162,7 @@ def test_a_folder_with_another_class_is_refused_by_number_and_the_others_go_on(o
     assert told == [(2, "1 of its class folders are not in data.classes, see the node's log")]
     assert "Mrs. Secret" in owners.made.nodes[2].log
     servers = [path for folder in (owners.output, owners.made.server.folder) for path in folder.rglob("*")]
-    assert not any(b"Secret" in path.read_bytes() for path in servers if path.is_file())
+    assert not any(b"Mrs. Secret" in path.read_bytes() for path in servers if path.is_file())
 
 
 def test_the_data_set_of_the_settings_is_not_said_to_have_been_used(owners: Owners) -> None:

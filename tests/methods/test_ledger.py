@@ -93,10 +93,10 @@ def test_an_empty_novel_data_leaves_the_run_s_private_groups_guarded(
     grid = OwnedGrid(settings, tmp_path)
     for context in grid._contexts.values():
         context.node_config["novel-data"] = ""
-    hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings, methods=METHODS))
+    hyperfl_flwr.app.server.run(grid, RunConfig.from_flat(settings))
     for folder in grid.folders:
         assert run_in(folder).methods == ["hyperfl"]
-        assert run_in(folder).private == tuple(sorted(METHODS["hyperfl"].client.private))
+        assert run_in(folder).private == tuple(sorted(client_of("hyperfl").private))
 
 
 def test_a_client_s_numbers_are_those_of_metrics_jsonl(make_settings: MakeSettings, tmp_path: Path) -> None:

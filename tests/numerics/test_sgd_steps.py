@@ -98,7 +98,7 @@ def test_fedavg_with_momentum_and_weight_decay_is_the_recursion(tmp_path):
     for name in names:
         torch.testing.assert_close(trained[name], expected[name], rtol=0, atol=1e-12)
     assert metrics["train-loss"] == pytest.approx(float(loss.detach()), rel=1e-12)
-    for kind, weights in (("aggregate", values), ("own", expected)):
+    for kind, weights in (("aggregate", values), ("personalized", expected)):
         loss = fedavg_loss(weights, data.test_images, data.test_labels)
         assert metrics[f"{kind}-loss"] == pytest.approx(float(loss), rel=1e-11)
 

@@ -59,7 +59,7 @@ def test_own_data(tmp_path: Path) -> None:
         len(json.loads(path.read_text())["test_accuracy_per_client"]) == 5
         for path in checkout.glob("runs/*/summary.json")
     )
-    shapes = sorted(str(manifest["resolved"]["data.input-shape"]) for manifest in manifests)
+    shapes = sorted((manifest["settings"] | manifest["resolved"])["data.input-shape"] for manifest in manifests)
     assert shapes == ["1x28x28", "1x8x8", "1x8x8", "64"]
 
 

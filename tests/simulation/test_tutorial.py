@@ -40,9 +40,18 @@ def test_the_tutorial(tmp_path: Path) -> None:
     checkout = copy_checkout(tmp_path)
     todo = commands(PAGE)
     assert todo.pop(0) == "make run"  # tests/simulation/test_readme.py
+    number = todo.index("python scripts/generate_settings.py")
+    variables = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HYPERFL_CORES": "2"}
+    before = shell(script(todo[:number]), checkout, **variables)
+    assert before.returncode == 0, before.stderr
     add_method(checkout)
-    done = shell(script(todo), checkout, PYTHONPATH=str(checkout), OMP_NUM_THREADS="1", HYPERFL_CORES="2")
+    activate = ". .venv/bin/activate"
+    assert activate in todo[:number]
+    forgotten = shell(script([activate, "hyperfl run --method clipped --output runs/forgotten"]), checkout, **variables)
+    assert "pyproject.toml lacks the settings clipped.norm; run `make generate`" in forgotten.stderr
+    done = shell(script([activate, *todo[number:]]), checkout, **variables)
     assert done.returncode == 0, done.stderr
+    done.stdout = before.stdout + done.stdout
 
     runs = checkout / "runs"
     for method in ("fedavg", "hyperfl"):

@@ -59,7 +59,7 @@ import sys
 sys.path[:] = [path for path in sys.path if path != sys.argv[1]]
 import hyperfl_flwr
 print(hyperfl_flwr.__file__, hyperfl_flwr.HyperFLError.__name__)
-for name in ("run", "Run", "Observer", "deployment"):
+for name in ("run", "Run", "RunCallbacks", "deployment"):
     try:
         getattr(hyperfl_flwr, name)
     except AttributeError as error:
@@ -72,7 +72,7 @@ for name in ("run", "Run", "Observer", "deployment"):
     first, *rest = done.stdout.splitlines()
     assert first == f"{app / 'hyperfl_flwr' / '__init__.py'} HyperFLError"
     advice = "is not in what travels to nodes; install hyperfl-flwr to start runs"
-    assert rest == [f"hyperfl_flwr.{name} {advice}" for name in ("run", "Run", "Observer", "deployment")]
+    assert rest == [f"hyperfl_flwr.{name} {advice}" for name in ("run", "Run", "RunCallbacks", "deployment")]
 
 
 NOTEBOOK = """
@@ -89,7 +89,7 @@ async def cell():
     try:
         hyperfl.run(
             output="first", settings=changes, engine="in-process",
-            progress=hyperfl.Observer(on_round=interrupt, on_note=notes.append),
+            progress=hyperfl.RunCallbacks(on_round=interrupt, on_note=notes.append),
         )
     except KeyboardInterrupt:
         print(notes[-1])
@@ -249,7 +249,7 @@ def test_a_run_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process that has imported torch; it gives what the in-process engine gives."""
     monkeypatch.chdir(tmp_path)
     heard: list[tuple[int, int]] = []
-    observer = hyperfl.Observer(on_round=lambda finished, total, _: heard.append((finished, total)))
+    observer = hyperfl.RunCallbacks(on_round=lambda finished, total, _: heard.append((finished, total)))
     runs = [
         hyperfl.run(method="fedavg", settings=TINY, output=name, engine=name, num_nodes=2, progress=observer)
         for name in ("ray", "in-process")

@@ -100,7 +100,7 @@ BAD = {
     "delta of 1": ("mean", "digits", ("--epsilon", "1", "--delta", "1"), ["delta must be above 0 and below 1, got 1"]),
     "a maximum": (
         "maximum", "digits", ("--epsilon", "1", "--delta", "0.1"),
-        ["epsilon cannot be used with this run", "takes a maximum", "it-pfl.pooling = mean"],
+        ["epsilon cannot be used with this run", "uses a maximum", "it-pfl.pooling = mean"],
     ),
     "an unknown device": ("mean", "digits", ("--device", "tpu"), ["device must be auto, cpu or cuda, got 'tpu'"]),
 }  # fmt: skip

@@ -164,4 +164,4 @@ def test_a_file_that_is_no_model_is_refused(model: Path, samples: tuple[np.ndarr
         assert code == 2
         assert expected in err
     code, _, err = call("predict", ".", "--data", "mine.npz")
-    assert (code, "holds bare.safetensors, odd.safetensors, part.safetensors" in err) == (2, True)
+    assert (code, "holds several models (bare.safetensors, odd.safetensors, part.safetensors" in err) == (2, True)
