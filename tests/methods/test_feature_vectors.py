@@ -183,7 +183,7 @@ def test_convolutions_refuse_them(target: str, digits: Callable[[int], Settings]
 
 def test_distillation_refuses_them(digits: Callable[[int], Settings], federate: Federate) -> None:
     settings = digits(90) | {"target": "mlp", "priv-hfl.distill": True}
-    with pytest.raises(ConfigError, match=r"priv-hfl\.distill makes images .* vectors of the shape \(64,\); set it to"):
+    with pytest.raises(ConfigError, match=r"priv-hfl\.distill needs images .* vectors of the shape \(64,\); set it to"):
         federate("priv-hfl", **settings)
 
 

@@ -116,7 +116,7 @@ def test_the_server_cannot_name_data_of_a_node_with_an_owner(
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type="query.hello")])
     assert "novel" not in record_of(reply.content, PROPERTIES, ConfigRecord)
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type=PERSONALIZE)])
-    assert "no novel client" in reply.error.reason
+    assert "is not a novel client" in reply.error.reason
     missing = InProcessGrid(app, 1, asked, node_of(tmp_path / "gone", tmp_path / "out", simulated=True))
     assert "gone does not exist" in failure(reply_to(missing, descriptor_message(serving_run)))
     assert not (tmp_path / "out").exists()

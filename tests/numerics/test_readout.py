@@ -252,5 +252,5 @@ def test_what_cannot_be_read_is_said():
         )
     strange = {f"generator/{key}": value for key, value in sent.items()}
     other = {key: value + 1 for key, value in strange.items()}
-    with pytest.raises(ValueError, match="no reading"):
+    with pytest.raises(ValueError, match="cannot read the extractor off"):
         read_out(Observation(received=strange, reply=other, num_examples=1), attacked.knowledge)
