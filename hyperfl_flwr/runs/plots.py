@@ -216,7 +216,7 @@ def _curve(records: Sequence[Record], kind: str, name: str) -> Curve:
 
 def _over_rounds(axes: Axes) -> None:
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _legend_below(axes: Axes) -> None:
