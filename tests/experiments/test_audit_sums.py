@@ -35,7 +35,7 @@ def test_a_sum_is_attacked_from_end_to_end(tmp_path):
     assert document["summed"]
     assert document["local_steps"] == 1
     assert "seen as the sum of 3 clients" in sentence(measure(summed, findings), "channels-ica")
-    assert "channels-known had the clients' activations, too" in (tmp_path / "audit.md").read_text()
+    assert "channels-known also had the clients' activations" in (tmp_path / "audit.md").read_text()
 
 
 def test_the_server_sees_one_reply_of_all_samples(tmp_path):
