@@ -46,25 +46,8 @@ A setting that may change when a run is resumed is marked. Any other difference 
 
 OWNER = """\
 On a SuperNode, the node config decides about the machine and the data. A key that is unknown or wrong is reported
-in the node's log; the server learns which keys its owner must repair.
-"""
-
-OWNED = """\
-A node with `data` from a file or folder hosts one client, so `num-clients` must be the number of nodes, and all its
-samples are that client's: `data.partition` has no effect, `data.train-samples` and `data.test-samples` are upper
-limits. The statistics of all clients' images are not known there, so `data.normalisation` `auto` means 0.5/0.5;
-feature vectors are normalised by the node's own training samples. In the handshake a node reports the shape of a
-sample, the number of its training samples, and the number and names of the classes: of a folder without
-`data.classes`, these are the names of its folders. It also reports whether its data are others than the run names
-(but not which), its number, its device (`cpu`, `cuda`), the versions of hyperfl-flwr, Flower, torch and Python
-(those that differ from the server's are noted in the run's log), and a hash of a network of your own.
-
-In a simulation the nodes also send label counts and the texts and tracebacks of failures; a deployment's nodes keep
-them. Of an error there the server learns a sentence that was written for it, without paths and values, or the kind
-of error alone. What a deployment's node does send of each of its clients, besides the shared parameters: its
-numbers of training and of test samples, its accuracies and losses, the method's own numbers
-([files](files.md#metricsjsonl)), times, and its process's memory under a random name. Its
-[ledger](../privacy/ledger.md) records it.
+in the node's log; the server learns which keys its owner must repair. [What data a node may
+have](../how-to/own-data.md) and [what it sends](../how-to/deploy.md#what-a-node-sends) are described there.
 """
 
 MORE: Mapping[str, str] = {
@@ -117,7 +100,7 @@ def settings_page() -> str:
     parts = [INTRODUCTION]
     for topic in topics():
         parts += [*_heading(topic), *_entries(topic)]
-    parts += [f"## {NodeConfig.title}\n", OWNER, *_entries(NodeConfig), OWNED]
+    parts += [f"## {NodeConfig.title}\n", OWNER, *_entries(NodeConfig)]
     return "\n".join(parts)
 
 

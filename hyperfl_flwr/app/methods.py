@@ -70,6 +70,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     """
     _check_target(config, input_shape, num_classes)
     _check_novel(config, input_shape)
+    _check_audit(config)
     strategy_of(config.method).check(config, input_shape)
 
 
@@ -85,6 +86,15 @@ def _check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
         raise ConfigError(
             f"target = {config.target} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
             f"with {config.method} take cnn, lenet, mlp or mlp-500"
+        )
+
+
+def _check_audit(config: RunConfig) -> None:
+    """Refuse to record the uploads of a method that has none."""
+    if config.audit.clients and not METHODS[config.method].uploads:
+        raise ConfigError(
+            f"audit.clients must be empty with {config.method}, got {config.audit.clients}: its clients upload "
+            f"nothing that could be recorded; leave it out, or choose another method"
         )
 
 

@@ -8,6 +8,7 @@ from federations import SMALL, Federate
 
 from hyperfl_flwr.app.methods import client_of, strategy_of
 from hyperfl_flwr.config.run_config import TRAINING_AUTOS, RunConfig, all_settings
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.settings import declared
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
@@ -53,6 +54,12 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
             )
             is_near = np.linalg.norm(reply - before) < np.linalg.norm(reply)
             assert is_near == (upload.form == "values"), (part, upload.form)
+
+
+def test_a_method_without_uploads_cannot_be_recorded(federate: Federate, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="audit.clients must be empty with local, got 0: its clients upload nothing"):
+        federate("local", num_rounds=1, **{"audit.clients": "0", "audit.rounds": "1"})
+    assert not list(tmp_path.iterdir())
 
 
 @of_each
