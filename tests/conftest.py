@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and pytest hooks that all tests share."""
 
 import itertools
 import os
@@ -20,16 +20,17 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch import subprocess_call
 
 torch.set_num_threads(1)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's background; what tests start would ignore it, too
+# A background job of a script ignores SIGINT, and the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = ("deployment", "experiments", "simulation")
-"""Folders of tests that begin first, so that the processes of `make test` end at about the same time."""
+"""Folders whose tests run first, so that the processes of `make test` end at about the same time."""
 
 TOGETHER = ("deployment", "experiments")
-"""Folders whose tests stay in one process: the first mostly wait for Flower's programs, and one process of those leaves
-the cores to the others; the second share the studies that they run."""
+"""Folders whose tests stay in one process. Deployment tests mostly wait for Flower's programs, so that one process for
+them leaves the cores to the others; tests of experiments share the studies that they run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (order.get(item.path.parent.name, len(order)), item.path not in slow))
 
 
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+@pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Keep the tests of a file in one process of `make test`, for its fixtures, and those of the folders `TOGETHER`.
 
@@ -49,7 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class Together(LoadScopeScheduling):
-    """Gives a file's or a folder's tests to one process."""
+    """Assigns all tests of a file, or of a folder in `TOGETHER`, to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
@@ -59,20 +60,20 @@ class Together(LoadScopeScheduling):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let no other run of this user hold up this process's tests.
+    """Keep other runs of this user from delaying this process's tests.
 
-    They have locks of the cores of their own, and Ray's workers, which are nice to all others, are as quick as these.
+    The tests use separate locks of the cores, and Ray's workers get a normal priority instead of a low one.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         patch.setenv("RAY_worker_niceness", "0")
-        patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr")))  # where nodes keep state and ledger otherwise
+        patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr")))  # nodes keep state and ledger here by default
         yield
 
 
 @pytest.fixture
 def make_settings(tmp_path: Path) -> Callable[..., Settings]:
-    """Return a factory of small settings, each with an output folder of its own (of a name of one length)."""
+    """Return a factory of small settings, each with a separate output folder; the folders' names have equal lengths."""
     numbers = itertools.count()
 
     def make(method: str = "hyperfl", **changes: Scalar) -> Settings:
@@ -84,7 +85,7 @@ def make_settings(tmp_path: Path) -> Callable[..., Settings]:
 
 @pytest.fixture
 def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Federate:
-    """Return a function that runs a federation to its end; pictures and waiting for the disk are left out."""
+    """Return a function that runs a federation to its end, without figures and without waiting for the disk."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
     def run(
@@ -104,7 +105,8 @@ def federate(make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyP
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
     """Return a function that runs `hyperfl` in an empty folder: words -> (exit code, stdout, stderr).
 
-    It plans in this process, which has imported torch already; `tests/unit/test_subprocess_call.py` compares the two.
+    What `hyperfl` does in a subprocess is done in this process, which has imported torch already;
+    `tests/unit/test_subprocess_call.py` compares the two.
     """
     monkeypatch.setattr(subprocess_call, "call_in_subprocess", subprocess_call.call_here)
     folder = tmp_path / "working"

@@ -31,7 +31,7 @@ def script(lines: list[str]) -> str:
 
 
 def block_with(page: Path, text: str) -> str:
-    """Return the one block of a page that holds a text, as a shell script."""
+    """Return the only console block of a page that contains a text, as a shell script."""
     (found,) = [block for block in blocks(page) if any(text in command for command in block)]
     return script(found)
 
@@ -51,7 +51,7 @@ def copy_checkout(folder: Path) -> Path:
 
 
 def shell(script: str, checkout: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script in a checkout, with a home of its own and the environment's programs in PATH."""
+    """Run a script in a checkout, with a separate home folder and the environment's programs in PATH."""
     home = checkout.parent / "home"
     home.mkdir(exist_ok=True)
     path = os.pathsep.join([str(ENVIRONMENT / "bin"), os.environ.get("PATH", os.defpath)])

@@ -1,4 +1,4 @@
-"""Small federations in one process, grids that disturb them, and what is compared of their run folders."""
+"""Small federations in one process, grids that disturb them, and functions that compare their run folders."""
 
 import json
 import os
@@ -52,10 +52,10 @@ SMALL: Settings = {
     "priv-hfl.generator-width": 2,
     "priv-hfl.pseudo-samples": 8,
 }
-"""Two steps per epoch, so that the order of the samples matters."""
+"""Settings of a small federation. An epoch has two steps, so that the order of the samples matters."""
 
 TIMES = {"seconds", "client_seconds", "train_seconds", "peak_memory_mb"}
-"""What two equal runs may differ in."""
+"""Fields in which two equal runs may differ."""
 
 
 def small_settings(**changes: Scalar) -> Settings:
@@ -64,12 +64,12 @@ def small_settings(**changes: Scalar) -> Settings:
 
 
 def plain_grid(num_nodes: int, settings: Settings) -> InProcessGrid:
-    """Return a grid that does what it should."""
+    """Return an in-process grid without disturbances."""
     return InProcessGrid(app, num_nodes, settings, {"simulated": True})
 
 
 def trained(settings: Settings) -> Path:
-    """Run a federation on one node to its end, without pictures and waiting for the disk; returns its folder."""
+    """Run a federation on one node to its end, without figures and without waiting for the disk; return its folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hyperfl_flwr.app.server, "plot_run", lambda _: None)
         patch.setattr(os, "fsync", lambda _: None)
@@ -77,16 +77,16 @@ def trained(settings: Settings) -> Path:
 
 
 def round_of(message: Message) -> int:
-    """Return the round of a TRAIN or EVALUATE message, 0 for the handshake's."""
+    """Return the round of a TRAIN or EVALUATE message, or 0 for a message of the handshake."""
     return Request.of(message.content).round if CONFIG in message.content else 0
 
 
 class KilledError(Exception):
-    """Stands for the end of the server's process."""
+    """Simulates the end of the server's process."""
 
 
 class KilledGrid(InProcessGrid):
-    """Kills the server in a round, after the first node has trained its clients; in round 0 at the handshake."""
+    """Kills the server in a round, after the first node has trained its clients, or in round 0 during the handshake."""
 
     def __init__(self, num_nodes: int, settings: Settings, *, in_round: int) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -100,7 +100,7 @@ class KilledGrid(InProcessGrid):
 
 
 class PermutedGrid(InProcessGrid):
-    """Gives the nodes random ids, lists them backwards, and runs them in any order before a reply is asked for."""
+    """Gives the nodes random ids, lists them backwards, and runs them out of order before any reply is fetched."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -122,7 +122,7 @@ class PermutedGrid(InProcessGrid):
 
 
 class RecordingGrid(InProcessGrid):
-    """Keeps the bytes of everything that is sent, and a picture of the clients' files around every round."""
+    """Keeps the bytes of all messages, and the clients' files before and after the training of every round."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -157,7 +157,7 @@ class RecordingGrid(InProcessGrid):
 
 
 class ForgetfulGrid(InProcessGrid):
-    """Counts the replies to earlier training messages that are still held when a node is asked to train."""
+    """Counts the replies to earlier training messages that are still in memory each time a node has trained."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -173,7 +173,7 @@ class ForgetfulGrid(InProcessGrid):
 
 
 class RepeatingGrid(InProcessGrid):
-    """Sends every training message twice, hands on the second reply, and keeps the arrays of both."""
+    """Delivers every message twice, returns the second reply, and keeps the arrays of both if it is for training."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -201,12 +201,12 @@ def last_checkpoint(run: Path) -> tuple[dict[str, np.ndarray], Progress]:
 
 
 def exact(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Return arrays in a form whose equality is that of all bits."""
+    """Return each array's dtype, shape and bytes, so that two results are equal only if all bits are."""
     return {key: (str(value.dtype), value.shape, value.tobytes()) for key, value in arrays.items()}
 
 
 def private_arrays(run: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Return all stored private arrays of a simulation: file -> arrays by name."""
+    """Return all stored private arrays of a simulation: file -> name -> array."""
     clients = run / "clients"
     return {str(path.relative_to(clients)): read_arrays(path)[0] for path in sorted(clients.rglob("*.npz"))}
 
@@ -225,7 +225,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Return all that two equal runs share: shared and private arrays, progress, metrics, the result's numbers."""
+    """Return everything in which two equal runs agree: shared and private arrays, progress, metrics and accuracies."""
     arrays, progress = last_checkpoint(run)
     summary = json.loads((run / "summary.json").read_text())
     return {

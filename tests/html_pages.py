@@ -1,4 +1,4 @@
-"""Reads a page of this project, and checks what every page promises."""
+"""Parses a page of this project, and checks the rules for every page."""
 
 import html.parser
 from typing import Any
@@ -8,20 +8,20 @@ VOID = {"meta", "img"}
 
 
 class Page(html.parser.HTMLParser):
-    """A page's headings, rows and sources.
+    """The headings, table rows and sources of a page; a page that breaks a rule raises an AssertionError.
 
     Args:
-        text: The page. A tag that is not closed, a heading out of order, a script, a source outside the page, an id
-            that is there twice, an image without a description and a table without headings are errors.
+        text: The page. An unclosed tag, a heading out of order, a script, a source outside the page, a duplicate id, an
+            image without a description, a table heading without a scope and a table that cannot be scrolled are errors.
 
     Attributes:
-        title: Its title.
-        headings: Its headings, in order.
-        table_rows: The cells of each table row, in order.
-        rows: The cells of each table row after the first, by the first; a row of one more cell is a text.
-        changed: Settings that differ from the defaults.
-        sources: Of its images.
-        figures: Descriptions of its SVG figures.
+        title: Title of the page.
+        headings: Headings, in order.
+        table_rows: Cells of each table row, in order.
+        rows: First cell of each table row -> its other cells, as a list, or as a text if there is only one.
+        changed: Names of the settings that are listed as different from the defaults.
+        sources: Sources of the images.
+        figures: Descriptions of the SVG figures.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Networks of somebody's own, as users would write them: good ones, and ones that each break a rule."""
+"""Networks as users would write them: valid ones, and ones that each break a rule."""
 
 from collections import OrderedDict
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Patches(nn.Module):
-    """Layers that no built-in target has: a norm without statistics, a parameter and a constant of its own, dropout."""
+    """A network with parts that no built-in target has: a norm without statistics, a parameter, a buffer, dropout."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, p: float = 0.1) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def with_batchnorm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def perceptron(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """With a built-in target's layers, names and values: `mlp` in the form of a sequence."""
+    """Return the built-in target `mlp` as a sequence, with the same layers, names and values."""
     inputs = int(np.prod(input_shape))
     return nn.Sequential(
         OrderedDict(

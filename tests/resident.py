@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 MOST_MEGABYTES = 120
-"""Resident memory of the process that follows a run; it has some 65."""
+"""Limit on the resident memory of a process that follows a run, which uses about 65 MB."""
 
 
 def assert_small(pid: int) -> None:
-    """Check that a process has not loaded what trains, where the system tells."""
+    """Check that a process has not loaded torch and uses little memory; does nothing on systems without /proc."""
     folder = Path("/proc") / str(pid)
     if folder.exists():
         assert "libtorch" not in (folder / "maps").read_text()

@@ -1,4 +1,4 @@
-"""Little servers on the loopback interface, for what checks a connection: with TLS and without, and silent ones."""
+"""Small servers on the loopback interface for tests of connection checks: with TLS, without it, and silent ones."""
 
 import contextlib
 import socket
@@ -18,11 +18,11 @@ def https_server(
     """Serve one answer to every request.
 
     Args:
-        folder: With `server.crt` and `server.key`; None for a server without TLS.
+        folder: Folder with `server.crt` and `server.key`; None for a server without TLS.
         status: HTTP status of the answer.
-        body: Its content.
-        date: What its header says; None for now.
-        port: 0 for a free one.
+        body: Body of the answer.
+        date: Time in its Date header; None for the current time.
+        port: Port to listen on; 0 for a free one.
 
     Yields:
         The port.
@@ -45,7 +45,7 @@ def https_server(
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            pass  # a client that does not trust it leaves in the middle
+            pass  # a client that does not trust the certificate breaks off the handshake
 
     server = Server(("127.0.0.1", port), Handler)
     if folder is not None:
@@ -64,7 +64,7 @@ def https_server(
 
 @contextlib.contextmanager
 def silent_server() -> Iterator[int]:
-    """Take connections and never say a word; yield the port."""
+    """Accept connections and never answer; yield the port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -72,7 +72,7 @@ def silent_server() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return a port on which no program listens."""
     with socket.socket() as probing:
         probing.bind(("127.0.0.1", 0))
         port: int = probing.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A grid whose nodes answer as a test says."""
+"""A grid whose nodes give the answers that a test lists."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def introduction(partition: int, num_nodes: int, num_clients: int, **changes: An
 
 
 class ScriptedGrid(InProcessGrid):
-    """Answers as the test says: per node a list of answers, of which the last is repeated."""
+    """Takes the answers of each node from a list, and repeats the last one of the list."""
 
     def __init__(
         self, answers: dict[int, Sequence[Answer]], arrivals: Sequence[int] | None = None, *, simulated: bool = False
@@ -69,7 +69,7 @@ def is_silent(message: Message) -> None:
 
 
 def from_the_superlink(code: int) -> Answer:
-    """An error that the SuperLink makes up names the message but comes from its own node id 1."""
+    """Return the error of a SuperLink, which names the message but comes from the SuperLink's node id, 1."""
 
     def answer(message: Message) -> Message:
         reply = Message(Error(code=code, reason="gone"), reply_to=message)

@@ -1,4 +1,4 @@
-"""The Python interface: runs on the in-process engine, what it reads of them, and what it refuses."""
+"""The Python interface: it starts and resumes runs, reads their results, and refuses bad arguments."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ TINY: Settings = {**SMALL, "num-clients": 2, "num-rounds": 1}
 
 
 def program(text: str, *words: object, folder: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    """Run a program that has no file and no terminal, in a process that has imported nothing yet."""
+    """Run a program given as text, without file and terminal, in a fresh process, and check its exit code."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     command = [sys.executable, "-P", "-c", text, *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ print(run.__module__, Run.__module__, {"flwr", "ray", "torch"} & set(sys.modules
 
 
 def test_on_a_node_runs_cannot_be_started(tmp_path: Path) -> None:
-    """What travels there holds neither the interface nor what it takes."""
+    """The app sent to nodes lacks the Python interface; its names raise an error that says how to get it."""
     app = build_app(tmp_path / "app")
     text = """
 import sys
@@ -103,7 +103,7 @@ asyncio.new_event_loop().run_until_complete(cell())
 
 @pytest.mark.slow
 def test_runs_follow_one_another_and_an_interrupted_one_is_resumed(tmp_path: Path) -> None:
-    """In a process without file and terminal, in the middle of an event loop, as a notebook's is."""
+    """This works in a process without file and terminal, inside a running event loop, as in a notebook."""
     done = program(NOTEBOOK, json.dumps(SMALL | {"num-clients": 2}), folder=tmp_path)
     assert done.stdout.splitlines() == [
         f"resume with: hyperfl run --resume {tmp_path / 'first'}",
@@ -112,14 +112,14 @@ def test_runs_follow_one_another_and_an_interrupted_one_is_resumed(tmp_path: Pat
         "False False",
     ]
     assert len(json.loads((tmp_path / "first" / "manifest.json").read_text())["resumed"]) == 1
-    told = done.stderr.splitlines()  # of the second run alone
+    told = done.stderr.splitlines()  # only the resumed run shows its progress
     assert sum(line.startswith("round 8/8: personalized accuracy") for line in told) == 1
     assert not [line for line in told if "1/1" in line]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of HyperFL on scikit-learn's digits."""
+    """Return the folder of a finished run of HyperFL on scikit-learn's digits."""
     return trained(small_settings(output=str(tmp_path_factory.mktemp("runs") / "run")))
 
 
@@ -146,7 +146,7 @@ def test_a_run_that_has_not_ended_has_no_summary(finished: Path, tmp_path: Path)
 
 
 def test_a_clients_model_and_its_predictions(finished: Path, tmp_path: Path) -> None:
-    """Of a client's test samples it predicts as many as the run has recorded."""
+    """An exported model, and the predictions with it, have the accuracy that the run has recorded for the client."""
     run = hyperfl.Run(finished)
     own = run.export(3, tmp_path / "mine" / "model.safetensors")
     aggregate = run.export(3, state="aggregate")
@@ -200,7 +200,7 @@ def build(input_shape, num_classes):
 
 
 def test_a_networks_source_is_read_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is corrected between two calls, in a process that has imported torch."""
+    """A source file that is corrected between two calls in one process is read again."""
     monkeypatch.chdir(tmp_path)
     changes = {**TINY, "target": "corrected_network:build", "output": str(tmp_path / "run")}
     source = tmp_path / "corrected_network.py"
@@ -233,7 +233,7 @@ def test_the_pages_example(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not PAGE.is_file(), reason="needs a checkout of the project")
 def test_the_pages_example_has_types(tmp_path: Path) -> None:
-    """For users of mypy's strict mode, who are also told of a name that is not there."""
+    """The page's example passes mypy's strict mode, which reports the three wrong lines that the test adds."""
     wrong = 'hyperfl.rum()\nhyperfl.run(num_rounds="2")\nhyperfl.run(engine="mars")\nreveal_type(hyperfl.run())'
     example = tmp_path / "example.py"
     example.write_text("\n".join([*(block for block in BLOCKS if "pandas" not in block), wrong]))
@@ -246,7 +246,7 @@ def test_the_pages_example_has_types(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process that has imported torch; it gives what the in-process engine gives."""
+    """A run on Ray, started in a process that has imported torch, has the accuracies of the in-process engine."""
     monkeypatch.chdir(tmp_path)
     heard: list[tuple[int, int]] = []
     observer = hyperfl.RunCallbacks(on_round=lambda finished, total, _: heard.append((finished, total)))

@@ -1,4 +1,4 @@
-"""Which attacks apply to which method: written by hand, since they follow from what methods and attacks declare."""
+"""The attacks that apply to each method. The tables are written by hand; the code derives them from declarations."""
 
 import contextlib
 from collections.abc import Sequence
@@ -39,14 +39,14 @@ ON_SUMS: dict[str, Sequence[str]] = {
 
 
 def applicable(method: str, *, server_round: int = FIRST_ROUND, summed: bool = False, **changes: Any) -> Sequence[str]:
-    """Return the attacks that an audit runs if none are named; keys of `changes` have `_` for `-` and `__` for dots."""
+    """Return the attacks that an audit runs by default; keys of `changes` have `_` for `-` and `__` for dots."""
     settings = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     config = RunConfig.from_flat(default_settings() | {"method": method} | settings)
     by_neighbours = config.flat()["priv-hfl.realisation"] == "chain"
     target = AttackedRound(
         config=config, clients=[0], recorded_round=server_round, summed=summed, by_neighbours=by_neighbours
     )  # fmt: skip
-    with contextlib.suppress(ConfigError):  # none applies
+    with contextlib.suppress(ConfigError):  # no attack applies
         return tuple(chosen_attacks((), target))
     with pytest.raises(ConfigError, match="no attack of this project applies"):
         chosen_attacks((), target)
@@ -69,7 +69,7 @@ def test_a_generator_is_attacked_where_there_is_one() -> None:
 
 
 def test_an_encoder_is_attacked_while_it_is_trained() -> None:
-    """Of three rounds, the last tunes the hypernetwork and leaves the encoder as it is."""
+    """The encoder is attacked in round 2 of 3, but not in round 3, which tunes the hypernetwork only."""
     changes = {"num_rounds": 3, "it_pfl__fine_tune_rounds": 1}
     assert applicable("it-pfl", server_round=2, **changes) == ON_UPLOADS["it-pfl"]
     assert applicable("it-pfl", server_round=3, **changes) == ("ig", "head-gradient", "idlg")

@@ -1,4 +1,4 @@
-"""Random crops and flips of a batch, against torchvision's functions."""
+"""Random crops and flips of a batch, compared with torchvision's functions."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from hyperfl_flwr.data.augmentation import Augmentation
 
 
 def test_augmentation_is_pad_crop_and_flip_of_torchvision():
-    """Image by image with torchvision's functions, for the offsets that the generator gives."""
+    """Every image equals torchvision's pad, crop and flip with the offsets and flips that the generator draws."""
     images = torch.randn(16, 3, 9, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     black = (-2.0, -1.5, -1.0)
     result = Augmentation(padding=2, pad_value=black)(images, np.random.default_rng(5))
@@ -25,7 +25,7 @@ def test_augmentation_is_pad_crop_and_flip_of_torchvision():
 
 
 def test_augmentation_shifts_and_flips_uniformly():
-    """4,000 images of one bright pixel: each of 9 x 9 places has probability 1/81, i.e. 49 +- 7 (5 sigma: 35)."""
+    """Of 4,000 images with one bright pixel, each of the 9 x 9 places gets 1/81, i.e. 49 +- 35 (5 sigma of 7)."""
     images = torch.zeros(4000, 1, 33, 33)
     images[:, :, 16, 16] = 1  # the centre, where a flip changes nothing
     moved = Augmentation(pad_value=(0.0,))(images, np.random.default_rng(0))
@@ -37,7 +37,7 @@ def test_augmentation_shifts_and_flips_uniformly():
 
 
 def test_augmentation_can_leave_out_the_flip_and_the_shift():
-    """No padding and no flip: the identity, in a new tensor."""
+    """Without padding and flips, the images are unchanged, in a new tensor."""
     images = torch.randn(5, 1, 4, 4)
     result = Augmentation(padding=0, pad_value=(0.0,), flip=False)(images, np.random.default_rng(0))
     torch.testing.assert_close(result, images, rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""The benchmark at a tiny size: that its programs compute the same, and what it says of memory."""
+"""The benchmark at a tiny size: its programs compute the same, and it measures copies and memory correctly."""
 
 import dataclasses
 import importlib
@@ -32,7 +32,7 @@ def tiny(method, shape):
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 @pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
 def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
-    """Two programs for one computation, float32: a client's round of four steps, and three rounds of two clients."""
+    """A client's round of four steps and three rounds of two clients give equal losses in both programs (float32)."""
     workload, work = tiny(method, shape)
     ours, plain = (workload.client_round(work, program, tmp_path / program)() for program in ("ours", "plain"))
     assert ours == pytest.approx(plain, rel=1e-4)
@@ -47,7 +47,7 @@ def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
 
 
 def test_workers_and_the_page():
-    """Every program runs in a process of its own, and the page has a row for each."""
+    """Every program is measured, each in a separate process, and the page has a row for each."""
     measure, report = (importlib.import_module(f"benchmarks.{name}") for name in ("measure", "report"))
     _, work = tiny("hyperfl", (1, 28, 28))
     timings = measure.measure_clients(work, 1, lambda _: None)
@@ -63,7 +63,10 @@ def test_workers_and_the_page():
 
 
 def test_copies_of_transport():
-    """One to pack, none to read; the server's sum in float64, and one reply: a sum of five clients, or one's arrays."""
+    """Packing takes one copy of the arrays and reading none. Reducing takes four or three.
+
+    The server holds its sum in float64 and one reply, which is a sum of five clients (float64) or one client's arrays.
+    """
     transport = importlib.import_module("benchmarks.transport")
     _, work = tiny("hyperfl", (1, 28, 28))
     steps = transport.measure_transport(dataclasses.replace(work, clients=10))
@@ -72,7 +75,7 @@ def test_copies_of_transport():
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 def test_private_memory():
-    """50 MB of fresh memory that were written count, to the 10 % that other allocations may take."""
+    """50 MB of newly written memory are counted, within the 10 % that other allocations may take."""
     memory = importlib.import_module("benchmarks.memory")
     before = memory.private_memory(os.getpid())
     with mmap.mmap(-1, 50_000_000, mmap.MAP_PRIVATE) as block:

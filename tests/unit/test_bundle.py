@@ -1,4 +1,4 @@
-"""The app that is handed to Flower: the commit it is from, and what travels to the owners of data."""
+"""The app that is handed to Flower: its recorded commit, and the files that are sent to the owners of data."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PROGRAM = "import json; from hyperfl_flwr.runs.manifest import code; print(json.
 def test_an_app_tells_the_commit_that_it_was_copied_from(
     told: str, expected: tuple[str | None, bool | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that runs in the copy, as Flower's do, writes it into the manifest."""
+    """A process that runs in the copy, as Flower's processes do, finds the commit for its manifest."""
     monkeypatch.setattr(app_bundle, "commit", lambda: told)
     monkeypatch.delenv(versions.COMMIT_VARIABLE, raising=False)
     app = app_bundle.build_app(tmp_path / "app")
@@ -38,7 +38,7 @@ def test_the_processes_of_a_study_are_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_attack_and_no_command_line_travels_to_a_node(tmp_path: Path) -> None:
-    """Flower's own `flwr build` of the app; both sides of it are imported from nothing but the unpacked bundle."""
+    """The bundle made by `flwr build` has the needed folders only, and all of its modules import without the rest."""
     flwr = Path(sys.executable).with_name("flwr")
     app = app_bundle.build_app(tmp_path / "app")
     subprocess.run([flwr, "build", "--app", app], cwd=tmp_path, check=True, capture_output=True)

@@ -17,7 +17,7 @@ def progress(number: int) -> Progress:
 
 
 def test_arrays_and_progress_come_back_unchanged(tmp_path: Path) -> None:
-    """Client ids are integers again, although JSON has none as keys."""
+    """Arrays and progress are loaded as saved; client ids are integers again, although JSON's keys are strings."""
     Checkpoints(tmp_path).save(ARRAYS, progress(4))
     arrays, back = Checkpoints(tmp_path).load(4)
     assert back == progress(4)
@@ -30,7 +30,7 @@ def test_a_method_that_shares_nothing(tmp_path: Path) -> None:
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
-    """Rounds are compared as numbers: 1,000,000 has a digit more than the others and comes last."""
+    """The two highest rounds are kept, compared as numbers: 1,000,000 comes last, although its name is longer."""
     checkpoints = Checkpoints(tmp_path)
     kept = []
     for number in (2, 9, 10, 1_000_000):

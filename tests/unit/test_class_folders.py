@@ -1,4 +1,4 @@
-"""A user's own folder of images: how it is read, split, converted and kept, and that everything else is one error."""
+"""A user's folder of images is read, split, converted and cached; a folder that does not fit gives one clear error."""
 
 import os
 import shutil
@@ -22,14 +22,14 @@ DIGITS = load_dataset("digits")
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep what is decoded away from the user's cache."""
+    """Keep decoded images out of the user's cache; return the folder that they are written to."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "hyperfl" / "decoded"
 
 
 def write_digits(folder: Path, labels: str = "012", count: int = 8, suffix: str = ".png") -> Path:
-    """Write the first images of some of scikit-learn's digits into folders of their names."""
+    """Write the first images of some of scikit-learn's digits into a folder per digit; return `folder`."""
     for label in labels:
         (folder / label).mkdir(parents=True, exist_ok=True)
         images = DIGITS.train.images[DIGITS.train.labels == int(label)][:count, 0]
@@ -39,7 +39,7 @@ def write_digits(folder: Path, labels: str = "012", count: int = 8, suffix: str 
 
 
 def save(path: Path, mode: str = "L", size: tuple[int, int] = (8, 8), value: int = 51) -> Path:
-    """Write an image of one value. Sizes are (width, height)."""
+    """Write an image whose pixels all have one value; `size` is (width, height)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((size[1], size[0]), value, np.uint8)).convert(mode).save(path)
     return path
@@ -50,7 +50,7 @@ def read(path: Path, reading: Reading = AS_IT_IS) -> Dataset:
 
 
 def test_a_quarter_of_each_class_becomes_the_test_data(tmp_path: Path) -> None:
-    """Eight images of each of three digits: the pixels are those of scikit-learn's, two of each class for the test."""
+    """Two of the eight images of each of three digits are test data; the pixels are those of scikit-learn."""
     dataset = read(write_digits(tmp_path / "images"))
     assert (dataset.num_classes, dataset.input_shape, dataset.classes) == (3, (1, 8, 8), ("0", "1", "2"))
     assert np.bincount(dataset.train.labels).tolist() == [6, 6, 6]
@@ -63,7 +63,7 @@ def test_a_quarter_of_each_class_becomes_the_test_data(tmp_path: Path) -> None:
 
 
 def test_the_split_follows_from_the_seed_and_the_names(tmp_path: Path) -> None:
-    """The same in another folder; another with another seed."""
+    """Equal names give the same split in another folder; another seed gives another split."""
     first = read(write_digits(tmp_path / "a", count=40))
     second = read(write_digits(tmp_path / "b", count=40))
     other = read(tmp_path / "a", Reading(seed=1))
@@ -73,7 +73,10 @@ def test_the_split_follows_from_the_seed_and_the_names(tmp_path: Path) -> None:
 
 
 def test_the_owners_division_is_kept(tmp_path: Path) -> None:
-    """Folders beside train and test, and in the folders of classes, hidden files, and files that are no images."""
+    """The owner's folders train and test are used as they are.
+
+    Images in subfolders of a class count; another folder (val), hidden files and files that are not images do not.
+    """
     write_digits(tmp_path / "train", "01", 5)
     write_digits(tmp_path / "test", "12", 3)
     write_digits(tmp_path / "val", "9", 3)
@@ -93,7 +96,7 @@ def test_formats_without_loss_are_the_same_data(tmp_path: Path, suffix: str) -> 
 
 
 def test_classes_are_numbered_as_the_federation_does(tmp_path: Path) -> None:
-    """A node without 0 and 2, with an empty folder of 2; the order is the list's."""
+    """Labels are positions in the agreed list, also if the node has no folder of a class (0) or an empty one (2)."""
     write_digits(tmp_path, "13")
     (tmp_path / "2").mkdir()
     dataset = read(tmp_path, Reading(classes=("3", "2", "1", "0")))
@@ -104,7 +107,10 @@ def test_classes_are_numbered_as_the_federation_does(tmp_path: Path) -> None:
 
 
 def test_images_are_converted_to_the_agreed_shape(tmp_path: Path) -> None:
-    """Colour, sizes, palettes and alpha; expected values are those of plain colours and of a mean over 2x2 pixels."""
+    """Images of any mode (grey, colour, palette, alpha) and size are converted.
+
+    Plain images keep their value, and a chessboard of 2x2 pixels keeps its mean when it is halved.
+    """
     for number, (mode, size) in enumerate([("L", (8, 8)), ("RGB", (4, 16)), ("P", (9, 5)), ("RGBA", (8, 8))]):
         save(tmp_path / "a" / f"{number}.png", mode, size, 100)
     board = np.kron(np.indices((4, 4)).sum(axis=0) % 2, np.ones((2, 2))).astype(np.uint8) * 200
@@ -179,7 +185,7 @@ def test_too_few_images_to_split(tmp_path: Path) -> None:
 
 
 def test_images_are_decoded_once(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process maps them; a changed image is decoded anew, and the older state leaves the cache."""
+    """A second process maps the decoded images; after a change they are decoded again and replaced in the cache."""
     folder = write_digits(tmp_path / "images")
     first = read(folder)
     assert read(folder) is first
@@ -217,7 +223,7 @@ def test_a_relative_path_is_looked_up_in_the_data_root(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_shared_out_like_any_data_set(tmp_path: Path) -> None:
-    """Three clients of 6 x 3 training images: six each, and values in [-1, 1]."""
+    """Three clients share 6 x 3 training images: each gets six, with values in [-1, 1]."""
     folder = write_digits(tmp_path / "images")
     changes = {"dataset": f"folder:{folder}", "num-clients": 3, "data.partition": "iid"}
     data = load_federated_data(RunConfig.from_flat(default_settings() | changes).data_settings())
@@ -245,7 +251,10 @@ def test_named_data_must_be_what_is_agreed_on(reading: Reading, message: str) ->
 
 
 def test_npz_data_are_seen_as_agreed(tmp_path: Path) -> None:
-    """A file that lacks the last of three classes; and of an owner's own images nobody else knows the statistics."""
+    """The agreed classes, normalisation and shape apply to an .npz file, here one without the last of three classes.
+
+    Statistics of the images normalise them, but not those of an owner's images, which are unknown to others.
+    """
     np.savez(tmp_path / "a.npz", images=np.full((8, 8, 8, 3), 51, np.uint8), labels=np.arange(8) % 2)
     name, three = f"npz:{tmp_path / 'a.npz'}", Reading(classes=("x", "y", "z"))
     dataset = load_dataset(name, None, three)

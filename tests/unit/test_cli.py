@@ -61,7 +61,7 @@ def test_images_that_the_network_cannot_take(call: Call, tmp_path: Path) -> None
 def test_a_relative_file_is_taken_from_the_working_directory_or_else_from_the_data_root(
     call: Call, tmp_path: Path
 ) -> None:
-    """Which file was read shows in the complaint about its images."""
+    """The size of the images in the error shows which file was read."""
     words = ("run", "--dataset", "npz:small.npz", "--num-clients", "2", "--data-root", tmp_path)
     code, _, err = call(*words)
     assert code == 2
@@ -82,7 +82,7 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_a_place_where_nothing_can_be_made(name: str, call: Call) -> None:
-    """Not even by root; before anything has started."""
+    """Folders that not even root can create are refused before anything is started."""
     words = IMPOSSIBLE[name]
     code, out, err = call(*words)
     assert (code, out) == (2, "")
@@ -98,7 +98,7 @@ def test_files_of_a_deployment_that_are_gone(call: Call) -> None:
         code, _, err = call(*words)
         assert code == 2
         assert "Traceback" not in err
-        told = err.splitlines()[-1]  # after the bar of `hyperfl run`
+        told = err.splitlines()[-1]  # the progress bar of `hyperfl run` comes first
         assert re.match(r"error: .*/fl/server/[\w./]+ cannot be used \(No such file or directory\)", told)
 
 
@@ -110,7 +110,7 @@ def test_an_output_directory_that_is_in_use(call: Call, tmp_path: Path) -> None:
 
 
 def test_a_torchvision_set_that_is_nowhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that does not exist stands for a machine without a network."""
+    """An unreachable proxy simulates a machine without a network."""
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     code, _, err = call("run", "--dataset", "mnist", "--data-root", tmp_path / "data")
@@ -152,7 +152,11 @@ def test_listings(call: Call) -> None:
 
 
 def test_an_estimate_writes_nothing(call: Call, tmp_path: Path) -> None:
-    """Bytes by hand: d = 64, p = 8 and the 21,312 weights of the 8x8 extractor: 8 * (64 + 1 + P) + P floats."""
+    """`--dry-run` prints the estimate and creates no file.
+
+    By hand, the download has 8 * (64 + 1 + P) + P floats for d = 64, p = 8 and the P = 21,312 weights of the 8x8
+    extractor.
+    """
     (tmp_path / "small.toml").write_text("num-clients = 3\n[hyperfl]\nhidden-width = 8\n")
     code, out, _ = call("run", "--config", tmp_path / "small.toml", "--num-rounds", "7", "--dry-run")
     assert code == 0

@@ -1,4 +1,4 @@
-"""`hyperfl export`: from a run's folder and from a node's own, and that bad input gets one clear error."""
+"""`hyperfl export` from a run's folder and from a node's state folder; bad input gets one clear error."""
 
 import json
 import os
@@ -23,12 +23,12 @@ from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, setting
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of HyperFL on scikit-learn's digits."""
+    """Return the folder of a run of HyperFL on scikit-learn's digits."""
     return trained(small_settings(output=str(tmp_path_factory.mktemp("runs") / "run")))
 
 
 def owned(**node: Scalar) -> Callable[[int, Settings], InProcessGrid]:
-    """Return what makes a grid of nodes that have owners, as SuperNodes have."""
+    """Return a factory of grids whose nodes belong to data owners, as SuperNodes do, and have this node config."""
     return lambda num_nodes, settings: InProcessGrid(app, num_nodes, settings, node)
 
 
@@ -50,7 +50,7 @@ def test_what_is_printed_and_written(run: Path, call: Call) -> None:
 
 
 def test_an_owner_predicts_with_what_the_node_keeps(federate: Federate, tmp_path: Path, call: Call) -> None:
-    """Out of the state folder, without exporting: as many are right as the run has recorded."""
+    """`hyperfl predict` uses the model in a node's state folder without an export; its accuracy is the recorded one."""
     states = tmp_path / "states"
     run = federate("hyperfl", grid=owned(**{"state-dir": str(states)}))
     data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
@@ -67,7 +67,7 @@ def test_an_owner_predicts_with_what_the_node_keeps(federate: Federate, tmp_path
 
 @pytest.mark.parametrize("method", ["hyperfl", "fedrep", "pfedhn"])
 def test_a_node_keeps_its_clients_models(method: str, federate: Federate, tmp_path: Path, call: Call) -> None:
-    """Each has the recorded accuracy, also where no private state has it; only the owner can read them."""
+    """Each model has the recorded accuracy, even if it is not part of the private state; only the owner can read it."""
     states = tmp_path / "states"
     run = federate(method, grid=owned(**{"state-dir": str(states)}))
     assert "label_counts" not in read_manifest(run)
@@ -91,7 +91,10 @@ def test_a_node_keeps_its_clients_models(method: str, federate: Federate, tmp_pa
 
 
 def test_an_operator_without_data_exports_what_is_shared(federate: Federate, tmp_path: Path, call: Call) -> None:
-    """Classes, shape and normalisation are those that the federation has agreed on; the nodes' data are not here."""
+    """Without the nodes' data, the shared model is exported with the agreed classes, shape and normalisation.
+
+    A client's model is not available here; the error names the command for the node's owner.
+    """
     rng, classes = np.random.default_rng(0), ",".join("abcdefghij")
     np.savez(tmp_path / "d.npz", images=rng.integers(0, 256, (400, 8, 8), dtype=np.uint8), labels=np.arange(400) % 10)
     agreed = {"data.classes": classes, "data.input-shape": "1x8x8", "data.normalisation": "0.25/0.125"}
@@ -127,7 +130,7 @@ def test_keep_model_is_a_truth_value(federate: Federate, tmp_path: Path) -> None
 
 
 def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: Call) -> None:
-    """A node that took part in two runs has two models of a client; a simulation keeps none."""
+    """A node that took part in two runs has two models of a client, and --run chooses one; a simulation keeps none."""
     states = tmp_path / "states"
     runs = [federate("hyperfl", seed=seed, grid=owned(**{"state-dir": str(states)})) for seed in (0, 1)]
     names = sorted(read_manifest(run)["experiment"] for run in runs)
@@ -135,7 +138,7 @@ def test_one_of_several_runs_is_named(federate: Federate, tmp_path: Path, call: 
     assert code == 2
     assert f"has models of client 0 of several runs ({', '.join(names)}); choose one with --run" in err
     files = []
-    for words in (("--run", names[0][:12]), ()):  # its first digits will do
+    for words in (("--run", names[0][:12]), ()):  # the first digits of its name suffice
         source = states if words else states / names[0]
         code, _, err = call("export", source, "--client", "0", *words, "-o", f"{len(files)}.safetensors")
         assert code == 0, err
@@ -166,7 +169,7 @@ def test_bad_input(run: Path, call: Call, words: tuple[str, ...], expected: str)
 def test_bad_places(run: Path, call: Call) -> None:
     code, _, err = call("export", run, "--client", "1", "-o", "model.pt")
     assert (code, "must end with .safetensors, got model.pt" in err) == (2, True)
-    for name in ('a"b', "a\\b", "a'b"):  # a script of such a name would be no Python
+    for name in ('a"b', "a\\b", "a'b"):  # the script for such a name would not be valid Python
         code, _, err = call("export", run, "--client", "1", "-o", f"{name}.safetensors")
         assert (code, f"the output's name must not contain {name[1]}, got" in err) == (2, True)
     Path("model.json").write_text("{}")
@@ -193,7 +196,7 @@ def test_a_nodes_folder_has_own_models_only(call: Call, tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_noted(run: Path, tmp_path: Path, call: Call) -> None:
-    """As of a run that was to have three rounds."""
+    """A run that has reached round 2 of 3 is exported with a note."""
     (copy := tmp_path / "copy").mkdir()
     manifest = read_manifest(run)
     manifest["settings"]["num-rounds"] = 3

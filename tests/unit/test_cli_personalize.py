@@ -1,4 +1,4 @@
-"""`hyperfl personalize`: what it prints, and that bad input gets one clear error and leaves nothing behind."""
+"""`hyperfl personalize`: its output; bad input gets one clear error and leaves nothing behind."""
 
 import csv
 import shutil
@@ -12,7 +12,7 @@ from PIL import Image
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs on scikit-learn's digits, 8x8 grey: `mean`, `maximum`, `untuned` and `fedavg`."""
+    """Return a folder of runs on scikit-learn's digits (8x8 grey): `mean`, `maximum`, `untuned`, `fedavg`, `begun`."""
     folder = tmp_path_factory.mktemp("runs")
     settings = {
         "mean": {"method": "it-pfl", "it-pfl.pooling": "mean"},
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of images: `digits` (5 of 8x8, grey), `one`, `small` (7x8), `colour`, `none` and `files`."""
+    """Return a folder of images in `digits` (5 of 8x8, grey), `one`, `small` (7x8), `colour`, `none`; labelled.npz."""
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     shapes = {"digits": (5, 8, 8), "one": (1, 8, 8), "small": (2, 7, 8), "colour": (2, 8, 8, 3)}
     for name, shape in shapes.items():
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_printed_and_written(runs: Path, data: Path, call: Call) -> None:
-    """One vector of d = 2 numbers for 5 clients, 4 bytes each; the numbers themselves with --verbose."""
+    """The vector has d = 2 numbers for 5 clients, of 4 bytes each; --verbose also prints the numbers."""
     code, out, err = call("personalize", runs / "mean", "--data", data / "digits", "--output", "mine", "--verbose")
     assert code == 0, err
     lines = out.splitlines()
@@ -117,7 +117,7 @@ def test_bad_input(run, folder, more, parts, runs: Path, data: Path, call: Call)
 
 
 def test_a_finished_folder_is_refused_and_a_begun_one_goes_on(runs: Path, data: Path, call: Call) -> None:
-    """Without the model, as if it had been stopped before that came, the descriptor is sent as it was."""
+    """After an interruption, simulated by deleting the model, the command sends the same descriptor again."""
     words = ("--data", data / "digits", "--output", "mine", "--epsilon", "1", "--delta", "0.1", "--verbose")
     code, first, err = call("personalize", runs / "mean", *words)
     assert code == 0, err

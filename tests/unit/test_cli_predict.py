@@ -1,4 +1,4 @@
-"""`hyperfl predict`: one row for each sample, as the exported model says, with and without labels."""
+"""`hyperfl predict` writes one row for each sample, with the exported model's prediction, with and without labels."""
 
 import csv
 import json
@@ -19,13 +19,13 @@ from hyperfl_flwr.runs.run_directory import read_metrics, settings_of
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of HyperFL on scikit-learn's digits."""
+    """Return the folder of a run of HyperFL on scikit-learn's digits."""
     return trained(small_settings(output=str(tmp_path_factory.mktemp("runs") / "run")))
 
 
 @pytest.fixture(scope="module")
 def samples(run: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Client 3's test images [n, 1, 8, 8] of 0 to 255, and their labels."""
+    """Return client 3's test images [n, 1, 8, 8] with values of 0 to 255, and their labels."""
     data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings())
     chosen = data.test_indices(3)
     return data.dataset.test.images[chosen], data.dataset.test.labels[chosen]
@@ -33,7 +33,7 @@ def samples(run: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def model(run: Path, call: Call) -> Path:
-    """Client 3's own model, exported."""
+    """Export client 3's personalized model and return its folder."""
     code, _, err = call("export", run, "--client", "3", "-o", "mine/model.safetensors")
     assert code == 0, err
     return Path("mine").absolute()
@@ -41,7 +41,7 @@ def model(run: Path, call: Call) -> Path:
 
 @pytest.fixture
 def images(samples: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> Path:
-    """The images as files in folders named by their class."""
+    """Write the samples as files in folders named after their class, and return the folder above."""
     for number, (image, label) in enumerate(zip(*samples, strict=True)):
         path = tmp_path / "images" / str(label) / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_file_with_labels(run: Path, model: Path, samples: tuple[np.ndarray, np.ndarray], call: Call) -> None:
-    """The accuracy is the recorded one of the client; classes and probabilities are those of the script beside it."""
+    """The accuracy is the client's recorded one; classes and confidences are those of the exported script."""
     pixels, labels = samples
     np.savez("mine.npz", images=pixels, labels=labels)
     code, out, err = call("predict", model, "--data", "npz:mine.npz", "-o", "out/predictions.csv")
@@ -80,7 +80,7 @@ def test_a_file_with_labels(run: Path, model: Path, samples: tuple[np.ndarray, n
 
 
 def test_a_run_is_asked_directly(run: Path, model: Path, images: Path, call: Call) -> None:
-    """Without an export; folders named as classes are labels, and the table is the same but for the names."""
+    """A run's model predicts the same table as its export; folders named after classes are the labels."""
     code, out, err = call("predict", run, "--client", "3", "--data", f"folder:{images}", "-o", "a.csv")
     assert code == 0, err
     assert "client 3's model of hyperfl" in err
@@ -95,7 +95,7 @@ def test_a_run_is_asked_directly(run: Path, model: Path, images: Path, call: Cal
 
 
 def test_without_labels(model: Path, images: Path, call: Call) -> None:
-    """A flat folder, a file without labels, and folders that are no classes: a table without labels and accuracy."""
+    """The table has no labels for a flat folder, a file without labels, or folders not named after classes."""
     flat = next(folder for folder in sorted(images.iterdir()))
     code, out, err = call("predict", model, "--data", flat, "-o", "flat.csv")
     assert (code, err, out) == (0, "", f"{Path('flat.csv').absolute()}\n")
@@ -111,7 +111,10 @@ def test_without_labels(model: Path, images: Path, call: Call) -> None:
 
 
 def test_images_are_converted_on_request_only(model: Path, tmp_path: Path, call: Call) -> None:
-    """Of a uniform grey a smaller picture is the same grey, whatever the filter: both rows are equal."""
+    """With --convert, a larger image is reduced; without it, an error says the size that is needed.
+
+    Reducing a uniform grey gives the same grey with any filter, so the rows of both sizes are equal.
+    """
     for name, side, mode in (("small", 8, "L"), ("large", 32, "RGB")):
         (tmp_path / name).mkdir()
         Image.new("L", (side, side), 128).convert(mode).save(tmp_path / name / "0.png")
@@ -147,7 +150,7 @@ def test_bad_input(run: Path, model: Path, samples: tuple[np.ndarray, np.ndarray
 
 
 def test_a_file_that_is_no_model_is_refused(model: Path, samples: tuple[np.ndarray, np.ndarray], call: Call) -> None:
-    """Torn, of another program, or with values of another network."""
+    """A truncated file, one of another program, and ones with missing values or an unknown network are refused."""
     np.savez("mine.npz", images=samples[0])
     tensors = load_file(model / "model.safetensors")
     facts = json.loads((model / "model.json").read_text())

@@ -1,4 +1,4 @@
-"""What `hyperfl run` shows of the server's log: an operator's lines, with --verbose all, with --quiet warnings."""
+"""The lines of the server's log that `hyperfl run` shows: the operator's, all with --verbose, warnings with --quiet."""
 
 import pytest
 
@@ -22,7 +22,7 @@ TOLD = ["waiting for", "node 1 runs", "node 0 takes part", "round 1/2", "node 1 
     ("ways", "expected"),
     [
         ({"rounds": True}, TOLD),
-        ({}, [text for text in TOLD if text != "round 1/2"]),  # a simulation's rounds are its bar's
+        ({}, [text for text in TOLD if text != "round 1/2"]),  # a simulation's progress bar shows the rounds
         ({"quiet": True, "rounds": True}, ["warning:", "is left out"]),
     ],
 )

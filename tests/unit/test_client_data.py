@@ -1,4 +1,4 @@
-"""What a client holds: its samples, their normalisation, and the report on reuse."""
+"""A client's data: its samples, their normalisation, and the report on samples that are used more than once."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def federate(settings, dataset):
 
 
 def own_npz(tmp_path, clients, **more):
-    """Write a federation's file; client i's images all have the value 10 i."""
+    """Write a federation's file, in which all images of client i have the value 10 i; return settings that use it."""
     clients = np.asarray(clients)
     path = tmp_path / "own.npz"
     images = np.zeros((len(clients), 4, 4), dtype=np.uint8) + (10 * clients[:, None, None]).astype(np.uint8)
@@ -72,7 +72,10 @@ def own_npz(tmp_path, clients, **more):
 
 
 def test_digits_for_20_clients():
-    """Class 8 is the scarcest: 130 training and 44 test images; 20 clients need 2.5333 n: n = 51 and 17."""
+    """Each of 20 clients gets n = 51 training and 17 test images, without reuse.
+
+    By hand: class 8 is the scarcest, with 130 training and 44 test images, of which the clients need 2.5333 n.
+    """
     data = load_federated_data(SETTINGS)
     train, test = data.label_counts()
     assert set(train.sum(axis=1)) == {51}
@@ -86,7 +89,7 @@ def test_digits_for_20_clients():
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
 @pytest.mark.parametrize("num_clients", [1, 20, 100])
 def test_every_partition_of_digits(name, num_clients):
-    """No sample twice, labels as counted, nobody without data; the report can be written as JSON."""
+    """No sample is used twice, labels are as counted, every client has data, and the report is valid JSON."""
     data = federate(replace(SETTINGS, partition=name, num_clients=num_clients), load_dataset("digits"))
     train, test = data.label_counts()
     for part, counts in (("train", train), ("test", test)):
@@ -117,10 +120,11 @@ def test_training_data_do_not_depend_on_the_test_size():
 
 
 def test_reuse_in_the_papers_setting():
-    """Sizes of Fashion-MNIST, 100 clients with 600 training and 300 test samples.
+    """The report gives the reuse for Fashion-MNIST's sizes and 100 clients with 600 training and 300 test samples.
 
-    Class 0 is dominant for 40 clients, class 1 for 20. Test: 40 * 80 + 100 * 6 = 3,800 and 20 * 80 + 600 = 2,200 of
-    1,000. Training: 40 * 160 + 100 * 12 = 7,600 and 20 * 160 + 1,200 = 4,400 of 6,000.
+    By hand: class 0 is dominant for 40 clients, class 1 for 20. Test samples: 40 * 80 + 100 * 6 = 3,800 and
+    20 * 80 + 600 = 2,200 draws of 1,000. Training samples: 40 * 160 + 100 * 12 = 7,600 and 20 * 160 + 1,200 = 4,400
+    draws of 6,000.
     """
     settings = replace(SETTINGS, num_clients=100, train_samples=600, test_samples=300)
     data = federate(settings, synthetic(6000, 1000, channels=1))
@@ -135,7 +139,7 @@ def test_reuse_in_the_papers_setting():
 
 
 def test_automatic_sizes_stop_at_the_recommended_ones():
-    """Enough data for the paper's sizes: 20 clients, 600 and 300."""
+    """With enough data, 20 clients get the paper's sizes, 600 and 300; shards use all data, 3,000 per client."""
     dataset = synthetic(6000, 1000, test_samples=300)
     for name in ("similarity", "iid"):
         train, test = federate(replace(SETTINGS, partition=name), dataset).label_counts()
@@ -146,7 +150,7 @@ def test_automatic_sizes_stop_at_the_recommended_ones():
 
 
 def test_images_are_normalised_like_torchvision():
-    """ToTensor and Normalize, image by image."""
+    """A client's images equal those of ToTensor and Normalize, image by image."""
     dataset = synthetic(20, 20)
     data = federate(replace(SETTINGS, num_clients=3), dataset)
     client = data.client(2)
@@ -180,7 +184,7 @@ def test_unknown_clients_are_refused(client):
 
 @pytest.mark.parametrize("asked", ["similarity", "natural"])
 def test_own_data_with_client_ids_are_partitioned_naturally(tmp_path, asked):
-    """A quarter of each client's 8, 4 and 12 images is its test data: 2, 1 and 3."""
+    """A quarter of the 8, 4 and 12 images of the three clients becomes test data: 2, 1 and 3."""
     settings = own_npz(tmp_path, [5] * 8 + [2] * 4 + [9] * 12)
     data = load_federated_data(replace(settings, partition=asked))
     assert data.partition == "natural"
@@ -196,7 +200,7 @@ def test_own_data_with_client_ids_are_partitioned_naturally(tmp_path, asked):
 
 
 def test_natural_clients_share_out_a_common_test_pool(tmp_path):
-    """Without test_clients: 2 clients of 8 images with 4 per class, a pool of 4 per class: 4 test images each."""
+    """Without test_clients, two equal clients share a test pool of 4 images per class: each gets 2 per class."""
     test = {"test_images": np.zeros((8, 4, 4), dtype=np.uint8), "test_labels": np.arange(8) % 2}
     data = load_federated_data(own_npz(tmp_path, [0] * 8 + [1] * 8, **test))
     assert data.label_counts()[1].tolist() == [[2, 2], [2, 2]]
@@ -247,7 +251,7 @@ def test_impossible_settings_are_refused(changes, message):
 
 
 def test_the_border_is_black_after_normalisation():
-    """Black is 0 before normalising: (0 - mean) / std."""
+    """Images are padded with black, which is (0 - mean) / std after normalisation."""
     client = federate(replace(SETTINGS, num_clients=3), synthetic(20, 20)).client(0)
     assert client.augmentation.pad_value == pytest.approx([-0.4914 / 0.2023, -0.4822 / 0.1994, -0.4465 / 0.2010])
     assert (client.augmentation.padding, client.augmentation.flip) == (4, True)
@@ -257,7 +261,7 @@ def test_the_border_is_black_after_normalisation():
     TEST_DATA is None, reason="set HYPERFL_TEST_DATA to a torchvision data root to test with the real files"
 )
 def test_real_cifar10_in_the_papers_setting(monkeypatch, tmp_path):
-    """20 clients with 600 and 300 images and no reuse; client 0 has 172 and 86 images of class 0."""
+    """20 clients get 600 and 300 images without reuse; client 0 has 172 and 86 images of class 0."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     data = load_federated_data(replace(SETTINGS, dataset="cifar10", data_root=str(Path(TEST_DATA))))
     train, test = data.label_counts()

@@ -1,4 +1,4 @@
-"""A node's clients: who is trained, what they share together, and what becomes of those that fail."""
+"""Training a node's clients: their sums, their results, and the failures of single clients."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from hyperfl_flwr.protocol.messages import ClientResult, Failure, Reduction, Req
 
 
 class Member:
-    """A client that adds its id to what it received, or returns just that."""
+    """A client that adds its id to the received arrays, or returns them as they are; client 9 fails."""
 
     def __init__(self, client: int, *, returns_input: bool = False) -> None:
         self.client = client
@@ -45,9 +45,9 @@ def request_for(*clients: int) -> Request:
 
 
 def test_a_node_sums_what_its_clients_share() -> None:
-    """By hand: clients 1 and 2 return x + 1 and x + 2 with 10 and 20 samples; client 9 fails and counts nowhere.
+    """Clients 1 and 2 return x + 1 and x + 2 with 10 and 20 samples and are summed; client 9 fails and is left out.
 
-    a: 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c: (x + 1) + (x + 2) = 2 x + 3, for x = (1, -2).
+    By hand, for x = (1, -2): a is 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c are (x + 1) + (x + 2) = 2 x + 3.
     """
     given = received()
     result = train_cohort(
@@ -66,7 +66,7 @@ def test_a_node_sums_what_its_clients_share() -> None:
 
 
 class AtOnce:
-    """Trains all clients together: what a vectorised trainer returns, from `OneByOne`'s results."""
+    """Trains all clients together, as a vectorised trainer does, by stacking the results of `OneByOne`."""
 
     def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
         parts = list(OneByOne(Member).train(jobs, received))
@@ -81,7 +81,7 @@ class AtOnce:
 
 
 def test_clients_that_are_trained_together() -> None:
-    """The same result as one by one, bit for bit; a client whose row is not finite is left out alone."""
+    """The result equals that of one-by-one training, bit for bit; only a client with a non-finite row is left out."""
     request = request_for(1, 2, 3, 9)
     together = train_cohort(AtOnce(), request, Received(shared=received()), REDUCTIONS, send_details=True)
     apart = train_cohort(OneByOne(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
@@ -108,7 +108,7 @@ def test_clients_that_are_trained_together() -> None:
 
 
 def test_one_client_s_arrays_leave_as_they_are() -> None:
-    """Client 2 alone, and client 2 beside one that fails: x + 2 in float32; with client 1, sums in float64."""
+    """The arrays of client 2, alone or with one that fails, are sent in float32; with client 1, sums are in float64."""
     for clients, dtype in (((2,), np.float32), ((2, 9), np.float32), ((1, 2), np.float64)):
         result = train_cohort(
             OneByOne(Member), request_for(*clients), Received(shared=received()), REDUCTIONS, send_details=False
@@ -121,10 +121,10 @@ def test_one_client_s_arrays_leave_as_they_are() -> None:
 
 
 def test_numbers_that_are_far_too_large_are_added_apart() -> None:
-    """Clients 1 and 2 return x + 1 and x + 2, the latter a million times: beside client 1's sums there are others.
+    """Client 2's arrays, a million times x + 2, are summed separately from client 1's x + 1.
 
-    By hand, for x = (1, -2): b is 3e6 < 2^22 and a, with 20 samples, 6e7 > 2^25. Level 1 ends at 2^25: what was
-    received is below 2^2, the weights are taken to be below 2^1, the headroom is 2^6, a level more 2^16.
+    By hand, for x = (1, -2): b is 3e6 < 2^22, and a, weighted with 20 samples, is 6e7 > 2^25. Level 1 ends at 2^25:
+    received values are below 2^2, weights are assumed to be below 2^1, the headroom is 2^6, and a level adds 2^16.
     """
 
     class Diverging(Member):
@@ -142,7 +142,7 @@ def test_numbers_that_are_far_too_large_are_added_apart() -> None:
 
 
 def test_per_client_groups_are_not_summed() -> None:
-    """Clients 1 and 2 get c/x of their own, 5 and 7, and return it + 1 and + 2; a and b are summed as ever."""
+    """Clients 1 and 2 receive separate values of c/x, 5 and 7, and return 6 and 9; a and b are summed as usual."""
     given = received()
     del given["c/x"]
     per_client = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
@@ -172,7 +172,7 @@ def test_tracebacks_leave_the_node_only_if_they_may() -> None:
 
 
 def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
-    """A frozen group comes back as it was: a: (10 + 20) x, b and c: 2 x, for x = (1, -2)."""
+    """The received arrays keep their values; the sums are (10 + 20) x for a, and 2 x for b and c, with x = (1, -2)."""
     given = received()
 
     def make(client: int) -> Member:

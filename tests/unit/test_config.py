@@ -1,4 +1,4 @@
-"""Settings: every problem is found, named, and told together with the others."""
+"""Settings: every problem is found and named, and all of them are reported together."""
 
 import dataclasses
 import tomllib
@@ -73,7 +73,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 
 def test_all_problems_are_told_together() -> None:
-    """Five settings are wrong, in five ways; each is named once with what it is."""
+    """Five settings that are wrong in five ways are each named once, with the given value or a suggestion."""
     text = problem(
         **{"num-clients": 0, "methud": "fedavg", "data.partition": "random", "momentum": "big", "output": "here"}
     )
@@ -121,7 +121,7 @@ def test_an_unknown_key_that_is_near_to_nothing() -> None:
 
 @pytest.mark.parametrize("key", ["data", "hyperfl"])
 def test_a_section_is_no_setting(key: str) -> None:
-    """Whether it comes before the section's settings or after them."""
+    """A value for a section's name is refused, whether it comes before or after the section's settings."""
     assert key in problem(**{key: 5})
     with pytest.raises(ConfigError, match=key):
         RunConfig.from_flat({key: 5} | default_settings())
@@ -171,7 +171,7 @@ def test_a_wrong_value_is_told_with_its_key_and_what_was_got(key: str, value: An
     ],
 )  # fmt: skip
 def test_a_right_value_is_taken(key: str, value: Any) -> None:
-    """An integer is a valid number where a number is asked for; the ends of ranges belong to them."""
+    """Integers are accepted where numbers are expected, and so are the ends of closed ranges."""
     assert read(**{key: value}).flat()[key] == value
 
 
@@ -187,13 +187,13 @@ def test_a_wrong_method_is_told_with_the_nearest_one() -> None:
 
 
 def test_flatten() -> None:
-    """Written by hand."""
+    """Nested tables become keys with dots."""
     assert flatten({"a": 1, "b": {"c": 2, "d": {"e": "f"}}}) == {"a": 1, "b.c": 2, "b.d.e": "f"}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments" / "configs").glob("*.toml")), ids=lambda path: path.stem)
 def test_configuration_files_are_valid(file: Path) -> None:
-    """Every key is a setting, every value is allowed; pFedHN's own protocol trains one client per round."""
+    """Every key is a setting and every value is allowed; pFedHN's original protocol trains one client per round."""
     changes = flatten(tomllib.loads(file.read_text()))
     config = RunConfig.from_flat(default_settings() | changes)
     if file.stem == "pfedhn-original":
@@ -203,7 +203,7 @@ def test_configuration_files_are_valid(file: Path) -> None:
 
 @pytest.mark.parametrize("value", ["", "all", "0", "3,12", 7])
 def test_audited_clients_are_numbers_or_all(value):
-    """A single number may be an integer, as the command line makes one of it."""
+    """Clients are numbers, "all" or none; a single number may be an integer, as which the command line parses it."""
     config = RunConfig.from_flat(default_settings() | {"audit.clients": value, "audit.rounds": "all"})
     assert config.audit.covers(12, 1) == (value in ("all", "3,12"))
     for wrong in ("x", "1,", "1 2", "-1", True):

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md is right: what it names exists, and its steps are enough."""
+"""CONTRIBUTING.md is correct: everything that it names exists, and its steps are sufficient."""
 
 import importlib
 import json
@@ -46,12 +46,12 @@ def page() -> str:
 
 
 def quoted() -> list[str]:
-    """Return what stands in backticks, without the shell commands in fences and indented blocks."""
+    """Return the texts in single backticks; commands in fences and indented blocks are not among them."""
     return re.findall(r"`([^`\n]+)`", page())
 
 
 def named_paths() -> list[str]:
-    """Return the paths among it that are whole: with a folder or an ending of a file."""
+    """Return the complete paths among the quoted texts: those with a folder or a file suffix, without placeholders."""
     paths = [text for text in quoted() if re.fullmatch(r"[\w./-]+(/|\.(py|toml|md|txt|csv))|tests/\w+", text)]
     return sorted({path for path in paths if not any(mark in path for mark in PLACEHOLDERS)})
 
@@ -59,7 +59,7 @@ def named_paths() -> list[str]:
 def test_every_path_exists() -> None:
     paths = named_paths()
     assert len(paths) > 25
-    folders = [ROOT, ROOT / "hyperfl_flwr"]  # the table of layers names the latter's modules without their folder
+    folders = [ROOT, ROOT / "hyperfl_flwr"]  # the table of floors omits the latter
     assert [path for path in paths if not any((folder / path).exists() for folder in folders)] == []
 
 
@@ -170,7 +170,7 @@ print(*attacks_on(METHODS["mine"].uploads))
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a copy of what a method is added to."""
+    """Return a copy of the parts of the project to which a method is added."""
     for name in ("hyperfl_flwr", "clients", "strategies", "experiments", "scripts", "docs/reference"):
         shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "LICENSE"):
@@ -179,7 +179,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def in_checkout(checkout: Path, *words: object) -> str:
-    """Return what a Python program prints that runs in a copy of the project."""
+    """Run a Python program in a copy of the project and return its output."""
     path = os.pathsep.join([str(checkout), *(part for part in sys.path if part != str(ROOT))])
     command = [sys.executable, *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": path}
@@ -190,7 +190,7 @@ def in_checkout(checkout: Path, *words: object) -> str:
 
 @pytest.mark.slow
 def test_a_method_needs_no_more_than_two_files(checkout: Path, federate: Federate, tmp_path: Path) -> None:
-    """Steps of 4 * 0.0625 are those of FedAvg with the rate 0.25, bit for bit."""
+    """Two files add a method with settings, pages and attacks; its steps of 4 * 0.0625 equal FedAvg's at rate 0.25."""
     (checkout / "clients" / "mine.py").write_text(CLIENT)
     (checkout / "hyperfl_flwr" / "methods" / "mine.py").write_text(METHOD)
     in_checkout(checkout, "scripts/generate_settings.py")
@@ -209,7 +209,7 @@ def test_a_method_needs_no_more_than_two_files(checkout: Path, federate: Federat
 
 
 def test_a_target_needs_no_more_than_its_builder_and_a_row(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 inputs by 64 pixels and a bias make the extractor, which all clients share: (64 + 1) * 4 floats of 4 bytes."""
+    """A run uploads the new target's extractor, of 64 pixels and a bias to 4 units: (64 + 1) * 4 floats of 4 bytes."""
 
     def build_mine(input_shape: tuple[int, ...], num_classes: int) -> Target:
         extractor = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 4, device="meta"))
@@ -222,7 +222,7 @@ def test_a_target_needs_no_more_than_its_builder_and_a_row(federate: Federate, m
 
 
 def test_an_attack_needs_no_more_than_its_function_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is run on what the server has recorded, and held against the truth: grey images are not recovered."""
+    """The attack runs on the recorded uploads and is scored against the truth: its grey images recover nothing."""
 
     def mine(observed: Sequence[Observation], known: PublicKnowledge, settings: AttackSettings) -> list[Reconstruction]:
         return [Reconstruction(images=np.full((1, *known.input_shape), 0.5, np.float32)) for _ in observed]
@@ -246,7 +246,7 @@ def idx(values: npt.NDArray[np.uint8]) -> bytes:
 def test_a_data_set_of_torchvision_needs_no_more_than_its_row(
     federate: Federate, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """KMNIST, which torchvision has and this project has not: 300 images for training and 150 for testing of noise."""
+    """KMNIST, which torchvision has and this project lacks, is used, with 300 training and 150 test images of noise."""
     files = TorchvisionFiles(name="kmnist", class_name="KMNIST", folder="KMNIST/raw")
     row = grey_images(files, "Kuzushiji", "Clanuwat et al., 2018", 21, tuple("okstnhmyrw"))
     monkeypatch.setitem(DATASETS, "kmnist", replace(row, train_size=300, test_size=150))

@@ -1,4 +1,4 @@
-"""The locks that count the machine's cores once."""
+"""The locks that keep several runs from counting the same cores of the machine."""
 
 import os
 import signal

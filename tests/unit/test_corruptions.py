@@ -1,4 +1,4 @@
-"""Corrupted images against closed forms."""
+"""Corrupted images compared with closed forms."""
 
 import math
 
@@ -13,12 +13,12 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 
 
 def parameters(name, count, seed=3):
-    """What a generator of this seed gives to `count` images."""
+    """Return the parameters that a generator with this seed draws for `count` images."""
     return np.random.default_rng(seed).uniform(*CORRUPTIONS[name], size=count)
 
 
 def corrupted_raw(raw, name, seed=3):
-    """Corrupt images [n, C, H, W] in [0, 1] by way of normalised ones."""
+    """Normalise images [n, C, H, W] in [0, 1], corrupt them, and undo the normalisation."""
     channels = raw.shape[1]
     shift, scale = (np.array(each[:channels]).reshape(-1, 1, 1) for each in (MEAN, STD))
     normalised = torch.from_numpy((raw - shift) / scale)
@@ -29,7 +29,7 @@ def corrupted_raw(raw, name, seed=3):
 
 
 def test_brightness_multiplies_up_to_white():
-    """Constant images of every level; some factors take the brightest above white."""
+    """Constant images of every level are multiplied by their factors, and cut at white where these exceed it."""
     levels = np.linspace(0, 1, 24).reshape(-1, 1, 1, 1)
     factors = parameters("brightness", 24).reshape(-1, 1, 1, 1)
     wanted = np.minimum(levels * factors, 1)
@@ -40,7 +40,7 @@ def test_brightness_multiplies_up_to_white():
 
 
 def test_contrast_multiplies_the_distance_from_the_mean_grey():
-    """Of a colour image the mean is that of its luminance."""
+    """The mean grey of a colour image is the mean of its luminance."""
     raw = np.random.default_rng(0).uniform(0.4, 0.6, size=(6, 3, 5, 4))
     factors = parameters("contrast", 6).reshape(-1, 1, 1, 1)
     luminance = np.tensordot([0.2989, 0.587, 0.114], raw, (0, 1))
@@ -52,7 +52,7 @@ def test_contrast_multiplies_the_distance_from_the_mean_grey():
 
 
 def test_saturation_multiplies_the_distance_from_grey():
-    """Pixel by pixel; grey pixels stay."""
+    """Each pixel's distance from its luminance is multiplied by the factor; grey pixels stay as they are."""
     raw = np.random.default_rng(0).uniform(0.4, 0.6, size=(6, 3, 5, 4))
     raw[:, :, 0, 0] = 0.25
     luminance = np.tensordot([0.2989, 0.587, 0.114], raw, (0, 1))[:, None]
@@ -63,7 +63,7 @@ def test_saturation_multiplies_the_distance_from_grey():
 
 
 def test_blur_is_a_normalised_gaussian_of_seven_pixels():
-    """A single bright pixel becomes the filter: in the middle its outer product, nothing beyond three pixels."""
+    """A single bright pixel becomes the outer product of the filter, with zeros beyond three pixels."""
     raw = np.zeros((4, 1, 15, 15))
     raw[:, 0, 7, 7] = 1.0
     changed = corrupted_raw(raw, "blur")
@@ -77,7 +77,7 @@ def test_blur_is_a_normalised_gaussian_of_seven_pixels():
 
 
 def test_rotation_turns_anticlockwise_about_the_middle_and_fills_with_black():
-    """A ramp stays one, in turned coordinates, up to the rounding to the nearest pixel; corners come from outside."""
+    """A ramp becomes one in rotated coordinates, up to rounding to the nearest pixel; corners become black."""
     side, slopes = 33, (0.02, 0.01)
     down, right = np.meshgrid(np.arange(side) - 16.0, np.arange(side) - 16.0, indexing="ij")
     ramp = 0.5 + slopes[0] * right + slopes[1] * down
@@ -87,14 +87,14 @@ def test_rotation_turns_anticlockwise_about_the_middle_and_fills_with_black():
         sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
         wanted = 0.5 + slopes[0] * (cosine * right - sine * down) + slopes[1] * (sine * right + cosine * down)
         assert np.abs(image - wanted)[inside].max() <= sum(slopes) / 2 + 1e-6
-    assert max(parameters("rotation", 5)) > 5  # the other way round would be off by several pixels
+    assert max(parameters("rotation", 5)) > 5  # rotating in the other direction would be off by several pixels
     white = corrupted_raw(np.ones((5, 1, side, side)), "rotation")
     np.testing.assert_allclose(white[:, 0, 0, 0][parameters("rotation", 5) > 5], 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_each_image_draws_its_own_parameter_from_the_seed(name):
-    """The same image twice differs, the same seed repeats, and the input is left alone."""
+    """Two copies of an image differ afterwards, the same seed gives the same result, and the input is unchanged."""
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 3, 32, 32)).astype(np.float32))
     images = image.repeat(2, 1, 1, 1)
     first, again, other = (

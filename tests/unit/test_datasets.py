@@ -1,4 +1,4 @@
-"""Loading data sets: digits, torchvision's folders, the cache of decoded arrays, and what happens without files."""
+"""Loading data sets: digits, torchvision's folders, the cache of decoded arrays, and missing or damaged files."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ needs_data = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
-    """Every test has its own cache on disk and nothing loaded."""
+    """Give each test an empty cache on disk, with no data set loaded; return its folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     data_registry._load.cache_clear()
     return tmp_path / "xdg" / "hyperfl"
@@ -57,7 +57,7 @@ def assert_holds(dataset, written):
 
 
 def test_digits_are_scikit_learns_in_a_stratified_split():
-    """The classes have 178, 182, 177, 183, 181, 182, 181, 179, 174, 180; a rounded quarter is for the test."""
+    """Test data are a rounded quarter of the classes' 178, 182, 177, 183, 181, 182, 181, 179, 174 and 180 images."""
     dataset = load_dataset("digits")
     assert (dataset.num_classes, dataset.input_shape) == (10, (1, 8, 8))
     assert np.bincount(dataset.test.labels).tolist() == [44, 46, 44, 46, 45, 46, 45, 45, 44, 45]
@@ -86,7 +86,7 @@ def test_unknown_names_are_refused(name):
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
 def test_idx_files_are_read(tmp_path, name, folder):
-    """Normalisation, sizes and rate are the paper's."""
+    """Images and labels are read as written; normalisation and client sizes are the paper's."""
     written = write_idx(tmp_path, folder, train=30, test=20, seed=0)
     dataset = load_dataset(name, tmp_path)
     assert_holds(dataset, written)
@@ -97,7 +97,7 @@ def test_idx_files_are_read(tmp_path, name, folder):
 
 
 def test_decoded_arrays_are_mapped_from_the_cache(tmp_path, own_cache, monkeypatch):
-    """A second process (here: nothing loaded, decoding forbidden) maps what the first one wrote."""
+    """A second process (simulated: nothing loaded, decoding impossible) maps the arrays that the first one wrote."""
     written = write_idx(tmp_path, "MNIST", train=30, test=20, seed=0)
     load_dataset("mnist", tmp_path)
     (folder,) = (own_cache / "decoded").iterdir()
@@ -111,7 +111,7 @@ def test_decoded_arrays_are_mapped_from_the_cache(tmp_path, own_cache, monkeypat
 
 
 def test_other_roots_and_changed_files_are_never_stale(tmp_path):
-    """Same sizes everywhere; only path, content and time differ."""
+    """Files of equal sizes are read again if only their path, or their content and time, differ."""
     first = write_idx(tmp_path / "a", "MNIST", train=30, test=20, seed=0)
     second = write_idx(tmp_path / "b", "MNIST", train=30, test=20, seed=1)
     assert_holds(load_dataset("mnist", tmp_path / "a"), first)
@@ -180,7 +180,7 @@ def test_lengths_that_differ_are_reported(tmp_path):
 
 
 def test_cifar_files_that_are_not_the_original_are_refused_before_they_are_unpickled(tmp_path):
-    """The files' checksums are torchvision's; a pickle from elsewhere could run code."""
+    """Files are compared with torchvision's checksums first, since a pickle from elsewhere could run code."""
     for path in DATASETS["cifar10"].files(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"cos\nabort\n(tR.")  # unpickling this would end the process
@@ -190,7 +190,7 @@ def test_cifar_files_that_are_not_the_original_are_refused_before_they_are_unpic
 
 @pytest.mark.parametrize("name", sorted(name for name, spec in DATASETS.items() if spec.download_mb))
 def test_missing_files_without_network(tmp_path, monkeypatch, name):
-    """One error that names folder, files and remedy; nothing is left on disk, no setting changed."""
+    """One error names folder, files and remedy; nothing is left on disk, and the socket timeout is restored."""
 
     def unreachable(*_args, **_kwargs):
         assert socket.getdefaulttimeout() == pytest.approx(10.0)
@@ -209,7 +209,7 @@ def test_missing_files_without_network(tmp_path, monkeypatch, name):
 
 
 def test_an_interrupted_download_leaves_no_files(tmp_path, monkeypatch):
-    """The connection breaks after the first of four files; files of the user's in the root stay."""
+    """The connection breaks after the first of four files, which is removed; the user's own files stay."""
     fetched = []
 
     def breaks(_url, download_root, filename, **_kwargs):
@@ -228,7 +228,7 @@ def test_an_interrupted_download_leaves_no_files(tmp_path, monkeypatch):
 
 
 def test_a_download_completes_a_data_root(tmp_path, monkeypatch):
-    """Torchvision's download is replaced by one that writes small files; one of the four was there before."""
+    """A download, replaced here by one that writes small files, fills a root that has one damaged file of the four."""
     written = write_idx(tmp_path / "server", "MNIST", train=30, test=20, seed=0)
 
     def fetch(_url, download_root, filename, **_kwargs):
@@ -257,7 +257,7 @@ def test_a_download_completes_a_data_root(tmp_path, monkeypatch):
     ],
 )
 def test_cache_directory(monkeypatch, configured, platform, expected):
-    """The XDG base directory specification: a relative $XDG_CACHE_HOME is ignored."""
+    """A relative $XDG_CACHE_HOME is ignored, as in the XDG base directory specification."""
     monkeypatch.setenv("XDG_CACHE_HOME", configured)
     monkeypatch.setattr(cache.sys, "platform", platform)
     assert str(cache.cache_directory()) == expected.replace("HOME", str(Path.home()))
@@ -275,7 +275,7 @@ def test_cache_directory(monkeypatch, configured, platform, expected):
     ],
 )
 def test_real_files(name, shape, first_labels, statistics):
-    """Published facts: sizes, the first labels (frog and cat in CIFAR-10), per-channel statistics, balanced classes."""
+    """The files have the published sizes, first labels (frog and cat in CIFAR-10), channel statistics and balance."""
     dataset = load_dataset(name, Path(TEST_DATA))
     info = DATASETS[name]
     assert dataset.train.images.shape == shape

@@ -1,4 +1,4 @@
-"""`hyperfl deploy check`: each fault is made, found by its name, and told with a remedy."""
+"""`hyperfl deploy check`: each fault is caused on purpose, and reported under its subject with a remedy."""
 
 import shutil
 import sqlite3
@@ -43,7 +43,7 @@ def deployment(original: Deployment, tmp_path: Path) -> Deployment:
 
 @pytest.fixture(autouse=True)
 def no_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever uses this machine besides the tests."""
+    """Hide the other accounts that use this machine."""
     monkeypatch.setattr(other_accounts, "other_accounts", list)
 
 
@@ -163,7 +163,7 @@ def test_what_others_could_read_or_is_missing(deployment: Deployment) -> None:
 
 
 def test_public_keys_that_are_missing_and_a_number_of_nodes_that_was_changed(deployment: Deployment) -> None:
-    """Before the SuperLink has a database, too."""
+    """Both problems are found even before the SuperLink has a database."""
     Deployment(folder=deployment.folder, host=deployment.host, port=deployment.port, num_nodes=3).write()
     found = errors(look(deployment.folder))
     assert "keys/node-2.pub missing" in found["files"]
@@ -188,7 +188,7 @@ def test_other_users_of_the_machine_are_a_warning_on_both_sides(
 
 
 def test_which_nodes_are_there_is_read_from_the_database(running: Deployment) -> None:
-    """The table's columns are Flower's; the real one is read in tests/deployment."""
+    """The nodes' states are read from a table with Flower's columns; tests/deployment reads a real one."""
     with sqlite3.connect(running.database) as connection:
         connection.execute("CREATE TABLE node (node_id, status, online_until, public_key, unregistered_at)")
         for number, status, until in ((0, "online", time.time() + 60), (1, "online", time.time() - 1)):
@@ -270,12 +270,12 @@ def test_a_damaged_key_and_an_open_one(running: Deployment) -> None:
 
 
 def test_a_state_folder_that_cannot_be_written(deployment: Deployment) -> None:
-    folder = _settings(deployment, 'state-dir = "/proc/state"')  # no file can be made there, not even by root
+    folder = _settings(deployment, 'state-dir = "/proc/state"')  # not even root can create a file there
     assert "is not writable" in errors(look(folder))["state"]
 
 
 def test_a_state_folder_that_others_can_use(deployment: Deployment, tmp_path: Path) -> None:
-    """The one that node.toml names, wherever it is."""
+    """The state folder that node.toml names is checked, wherever it is."""
     (tmp_path / "elsewhere").mkdir(mode=0o755)
     folder = _settings(deployment, f'state-dir = "{tmp_path / "elsewhere"}"')
     assert f"other users have access to {tmp_path / 'elsewhere'} (mode 755)" in errors(look(folder))["state"]
@@ -285,7 +285,7 @@ def test_a_state_folder_that_others_can_use(deployment: Deployment, tmp_path: Pa
 def test_a_gpu_that_torch_cannot_use_is_told(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a driver's version, as it stands in /proc, and a torch that does not find a GPU."""
+    """A driver's version in /proc without a GPU that torch finds is a warning, unless the device is the CPU."""
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n")
     monkeypatch.setattr(check_node, "gpus", lambda: gpus(tmp_path / "version"))
     assert "driver 535.104.05" in warnings(look(_settings(deployment, 'device = "auto"')))["GPU"]
@@ -293,7 +293,7 @@ def test_a_gpu_that_torch_cannot_use_is_told(
 
 
 def test_a_folder_is_read_as_the_run_will(deployment: Deployment) -> None:
-    """Images of two sizes are refused, unless the run says to which they are converted; then its classes must fit."""
+    """Images of two sizes are refused unless the run's settings give a shape; the run's classes must fit, too."""
     for part in ("train", "test"):
         for name, size in (("cat", 9), ("dog", 12)):
             (deployment.node(1) / "images" / part / name).mkdir(parents=True)

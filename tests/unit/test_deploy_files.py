@@ -1,4 +1,4 @@
-"""What `hyperfl deploy init` writes: who may read it, certificates that others accept, scripts that a shell reads."""
+"""The files of `hyperfl deploy init`: their modes, certificates that OpenSSL accepts, scripts that shells parse."""
 
 import re
 import shutil
@@ -123,7 +123,7 @@ def test_a_folder_in_use_and_an_unfit_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_path_may_look_like_a_place_for_a_value(tmp_path: Path) -> None:
-    """As the home of somebody of a domain does, or a folder that is called as a value in our texts."""
+    """A folder's name is written as it is, with an `@` (a home in a domain) or in the form of a placeholder."""
     place = tmp_path / "somebody@example.org" / "{{ port }}'s and spaces"
     place.parent.mkdir()
     one = make(place)
@@ -161,7 +161,7 @@ def test_a_line_break_in_a_value_is_an_error() -> None:
 
 
 def test_a_shell_reads_the_folder_of_the_programs_as_it_was_given() -> None:
-    """Whatever is in its name: a no-break space, the joiner of an emoji, and a line break are not printable."""
+    """Its name may contain quotes, commands, and characters that are not printable, such as a line break."""
     folder = '/it\'s "a" $HOME `reboot` \\ %h; # a\u00a0b \U0001f468\u200d\U0001f469\nreboot'
     text = render("environment.sh.jinja", program="hyperfl", programs=folder)
     assert run("sh", "-c", f'{text}printf %s "$HYPERFL_BIN"') == folder
@@ -178,7 +178,7 @@ def test_shellcheck_finds_nothing_in_what_is_written(deployment: Deployment) -> 
     scripts = list(deployment.folder.rglob("start.sh"))
     assert len(scripts) == 3
     for script in scripts:
-        # -x: `environment` is read with it, from the working directory.
+        # -x makes shellcheck follow `environment`, which it looks up in the working directory.
         run("shellcheck", "-x", "-S", "style", "start.sh", folder=script.parent)
 
 
@@ -200,7 +200,7 @@ def test_systemd_reads_what_is_written(deployment: Deployment) -> None:
     for unit in units:
         done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        # What it does not understand it ignores with a message and exit code 0.
+        # systemd-analyze ignores what it does not understand, with a message and exit code 0.
         assert str(unit) not in done.stderr, done.stderr
 
 

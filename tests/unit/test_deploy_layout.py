@@ -1,4 +1,4 @@
-"""Where everything of a deployment lies."""
+"""The description of a deployment: it is read as written, and invalid ones are refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a node's owner writes in node.toml reaches Flower as it is meant, and what is wrong is told."""
+"""An owner's values in node.toml reach Flower unchanged, and errors in the file are reported."""
 
 import shlex
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_the_home_of_an_unknown_user_is_an_error_in_the_settings(tmp_path: Path,
         read_settings(node_folder(tmp_path / "node", line))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the tables of Unicode are read once
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first example reads the tables of Unicode
 @given(st.dictionaries(st.sampled_from(["a", "b-c"]), st.text() | st.integers(-9, 9) | st.booleans() | st.floats(0, 9)))
 def test_flower_reads_the_values_that_were_meant(values: dict[str, str | int | float | bool]) -> None:
     line = " ".join(f"{key}={as_toml(value)}" for key, value in values.items())
@@ -73,7 +73,7 @@ def test_the_shell_reads_the_arguments_that_were_meant(tmp_path: Path) -> None:
 
 
 def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
-    """Every key, through node.toml, the shell and Flower's parser."""
+    """Every key keeps its value on the way through node.toml, the shell and Flower's parser."""
     text = """
         data = "npz:mine.npz"
         data-root = "sets"
@@ -101,7 +101,7 @@ def test_data_that_are_not_there_are_told_at_the_start(tmp_path: Path, line: str
     key = line.split()[0]
     with pytest.raises(ConfigError, match=rf"node\.toml: {key}: {folder}/scans.* does not exist"):
         node_arguments(folder)
-    node_folder(folder, 'data = "mnist"')  # where the name of a data set is looked up is not the shell's to know
+    node_folder(folder, 'data = "mnist"')  # the start script cannot know where a named data set is looked up
     assert "mnist" in node_arguments(folder)
 
 

@@ -1,4 +1,4 @@
-"""What is told of a connection to a SuperLink, against real little servers; each case is made to happen."""
+"""Findings about a connection to a SuperLink; each case is caused with a real small server."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,7 +101,7 @@ def test_an_authority_that_cannot_be_read(tmp_path: Path) -> None:
     [(0, Level.OK), (8, Level.ERROR), (-20, Level.OK), (-60, Level.WARNING), (-320, Level.ERROR), (9e4, Level.ERROR)],
 )
 def test_clocks_that_differ(folder: Path, ahead: float, level: Level) -> None:
-    """Flower takes a signature that is less than 5 s old of the future, and less than 305 s of the past."""
+    """Flower accepts signatures from less than 5 s in the future and less than 305 s in the past."""
     with https_server(folder, date=datetime.now(UTC) - timedelta(seconds=ahead)) as port:
         answer, _ = probe("127.0.0.1", port, folder / "ca.crt")
     assert answer is not None
@@ -122,7 +122,7 @@ def test_a_server_that_tells_no_time() -> None:
     ],
 )
 def test_answers_of_others_than_a_superlink(folder: Path, status: int, body: bytes, said: Registration) -> None:
-    """What a SuperLink itself answers to a known and an unknown key is seen in tests/deployment."""
+    """Only Flower's 401 counts as a refusal; tests/deployment has a SuperLink's answers to known and unknown keys."""
     key = ec.generate_private_key(ec.SECP384R1())
     with https_server(folder, status=status, body=body) as port:
         for ask in (ask_registration, ask_admission):

@@ -1,6 +1,6 @@
-"""A start script waits while the SuperLink counts the node's last SuperNode as online, and tells what no wait mends.
+"""A start script waits while the SuperLink counts the node's last SuperNode as online, and fails if waiting is useless.
 
-The SuperLink's answers are real in tests/deployment; here they come in the order that is wanted.
+The SuperLink's answers are real in tests/deployment; here each test lists them.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Answers = Callable[..., list[str]]
 
 @pytest.fixture
 def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Return a function that waits with a SuperLink which gives some answers, each once: -> what was noted."""
+    """Return a function that waits for a SuperLink with the given answers, each given once, and returns the notes."""
     deployment = Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=8000, num_nodes=1)
     init(deployment)
     monkeypatch.setattr(hyperfl_flwr.deploy.admission, "POLL_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""The documentation site: it is built strictly, its links lead somewhere, and nothing of it is on another host."""
+"""The documentation site: it builds without warnings, its links are valid, and it loads nothing from other hosts."""
 
 import importlib.util
 import re
@@ -31,16 +31,16 @@ LOADED = {
     "source": "src",
     "image": "href",
 }
-"""The elements that a browser loads something for, and the attribute that says what."""
+"""Elements for which a browser loads a file -> the attribute with the file's address."""
 
 
 class Page(HTMLParser):
-    """What a page of the site refers to.
+    """The anchors and references of a page of the site.
 
     Attributes:
-        anchors: Ids of its elements.
-        links: Where its links lead.
-        loaded: What a browser loads to show it.
+        anchors: Ids and names of its elements.
+        links: Targets of its links.
+        loaded: Addresses of the files that a browser loads to show it.
     """
 
     def __init__(self, text: str) -> None:
@@ -61,7 +61,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
+    """Build the site strictly and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """The site's pages by their files."""
+    """Return the site's pages by their files."""
     return {path: Page(path.read_text()) for path in site.rglob("*.html")}
 
 
@@ -82,10 +82,10 @@ def test_every_page_of_the_folder_is_in_the_site(site: Path) -> None:
 
 
 def test_every_internal_link_leads_to_a_page_and_its_anchor(pages: dict[Path, Page]) -> None:
-    """Also those of the navigation and of the generated reference; mkdocs itself checks those of the Markdown."""
+    """Links of the navigation and of the generated reference are valid; mkdocs itself checks those of the Markdown."""
     broken, seen = [], 0
     for path, page in pages.items():
-        if path.name == "404.html":  # its links are for wherever the site is served
+        if path.name == "404.html":  # its links depend on the address that serves the site
             continue
         for link in page.links:
             parts = urlsplit(link)
@@ -105,7 +105,7 @@ def test_every_internal_link_leads_to_a_page_and_its_anchor(pages: dict[Path, Pa
 
 
 def test_nothing_is_loaded_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
-    """Neither by the pages nor by their style sheets."""
+    """Neither the pages nor their style sheets refer to a file of another host."""
     loaded = {link for page in pages.values() for link in page.loaded}
     assert any(link.endswith(".js") for link in loaded)
     assert any(link.endswith(".css") for link in loaded)
@@ -118,7 +118,7 @@ def test_nothing_is_loaded_from_another_host(site: Path, pages: dict[Path, Page]
 
 
 def test_the_picture_of_the_home_page_is_part_of_it(site: Path) -> None:
-    """It is in the page itself, takes the text's colour, and names all of its parts for those who cannot see it."""
+    """The figure is an SVG element of the page in the text's colour, with a title and the names of all of its parts."""
     text = (site / "index.html").read_text()
     (picture,) = re.findall(r'<svg[^>]*aria-labelledby="arch-title.*?</svg>', text, re.DOTALL)
     assert 'fill="currentColor"' in picture
@@ -128,7 +128,7 @@ def test_the_picture_of_the_home_page_is_part_of_it(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    """The script that writes the generated pages."""
+    """Import the script that writes the generated pages."""
     specification = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
     assert specification is not None
     assert specification.loader is not None
@@ -150,7 +150,7 @@ def test_the_page_of_commands_has_every_option(generator: ModuleType) -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return the anchors of a Markdown page's headings, outside code."""
+    """Return the anchors of a Markdown page's headings, without lines in code blocks."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {slugify(heading.replace("`", ""), "-") for heading in headings}
@@ -169,7 +169,7 @@ def test_pages_beside_the_site_link_to_what_exists(name: str) -> None:
 
 
 def test_every_page_that_code_names_exists() -> None:
-    """Docstrings, comments and messages name pages by their path from the root."""
+    """A page that a docstring, comment or message names by its path from the root must exist."""
     folders = ("hyperfl_flwr", "clients", "strategies", "experiments", "benchmarks", "tests", "scripts")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml")]
     files += [ROOT / name for name in ("pyproject.toml", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")]

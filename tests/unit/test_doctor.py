@@ -1,4 +1,4 @@
-"""`hyperfl doctor`: each check sees what is wrong, on this machine or on one that is described to it."""
+"""`hyperfl doctor`: each check finds its problem, on this machine or on a simulated one."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def the_only(findings: Iterable[Finding]) -> Finding:
 
 
 def test_the_command_looks_at_everything_and_says_how_it_ends(call: Call, tmp_path: Path) -> None:
-    """The suite runs here, so the installation has no error."""
+    """Every subject is reported, and errors give exit code 1; the installation that runs the tests has no error."""
     code, lines, _ = call("doctor", "--data-root", tmp_path)
     _, text, _ = call("doctor", "--data-root", tmp_path, "--json")
     found = json.loads(text)
@@ -76,7 +76,7 @@ def test_wrong_and_missing_packages_are_named_with_the_command() -> None:
 
 
 def test_foreign_packages_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numpy lies elsewhere."""
+    """Numpy, which lies outside of the project, stands for a foreign package of the project's name."""
     monkeypatch.setattr(doctor, "ALL", ("numpy",))
     finding = the_only(doctor.project_packages())
     assert finding.level is Level.ERROR
@@ -90,7 +90,7 @@ def test_a_missing_program_of_flower_is_an_error() -> None:
 
 
 def test_a_superlink_that_nobody_of_ours_has_started_is_seen() -> None:
-    """A real process under that name."""
+    """A real process of that name without a supervisor gives a warning with the command that ends it."""
     program = ["-c", "import time; print(flush=True); time.sleep(60)"]
     with subprocess.Popen(
         ["/opt/x/flower-superlink", *program, "--insecure"], executable=sys.executable, stdout=subprocess.PIPE
@@ -164,7 +164,7 @@ def test_folders_without_room_or_leave(tmp_path: Path, monkeypatch: pytest.Monke
     assert levels(machine_checks.disks({"x": tmp_path})) == [Level.WARNING]
     monkeypatch.setattr(machine_checks, "NO_DISK", 1e18)
     assert levels(machine_checks.disks({"x": tmp_path})) == [Level.ERROR]
-    assert levels(machine_checks.disks({"x": Path("/proc")})) == [Level.ERROR]  # nobody writes there, root neither
+    assert levels(machine_checks.disks({"x": Path("/proc")})) == [Level.ERROR]  # not even root can write there
 
 
 def test_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_little_shared_memory_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_container_s_share_of_cores(tmp_path: Path) -> None:
-    """100 ms of every 200 are half a core."""
+    """100 ms of every 200 ms are half a core, so that HYPERFL_CORES=1 is advised; no limit is no problem."""
     (tmp_path / "cpu.max").write_text("100000 200000\n")
     assert list(machine_checks.cores(tmp_path))[1].remedy == "set HYPERFL_CORES=1"
     (tmp_path / "cpu.max").write_text("max 100000\n")
@@ -191,7 +191,7 @@ def test_memory_of_the_machine(tmp_path: Path, free: float, level: Level) -> Non
 def test_memory_of_a_container_and_of_fewer_processes_than_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """3 of 5 GB are used, 2 are left, of 4 cores."""
+    """A container with 4 cores and 2 of 5 GB left has memory for 2 nodes, which the remedy names."""
     monkeypatch.setattr(machine_checks, "usable_cores", lambda: [0, 1, 2, 3])
     (tmp_path / "memory.max").write_text("5000000000\n")
     (tmp_path / "memory.current").write_text("3000000000\n")

@@ -1,4 +1,4 @@
-"""EMNIST and CINIC-10 from small files of their layout; the real ones are not tested here."""
+"""EMNIST and CINIC-10 are read from small files in their layout; the real files are not tested here."""
 
 import shutil
 import struct
@@ -17,7 +17,7 @@ from hyperfl_flwr.data.sources.torchvision import CIFAR10_CLASSES as CLASSES
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
-    """Every test has its own cache on disk and nothing loaded."""
+    """Give each test an empty cache on disk, with no data set loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     data_registry._load.cache_clear()
 
@@ -41,7 +41,7 @@ def write_emnist(root: Path, *, train: int, test: int) -> dict[str, np.ndarray]:
 
 
 def test_emnist_is_read_upright(tmp_path):
-    """Byclass has 62 classes; sizes and rate are the paper's."""
+    """Stored images are transposed back; `byclass` has 62 classes, and client sizes are the paper's."""
     written = write_emnist(tmp_path, train=124, test=62)
     dataset = load_dataset("emnist", tmp_path)
     for split, part in ((dataset.train, "train"), (dataset.test, "test")):
@@ -72,7 +72,7 @@ def random_cinic(root: Path) -> dict[str, np.ndarray]:
 
 
 def test_cinic10_is_read_from_its_folders(tmp_path):
-    """Labels follow the alphabet, as CIFAR-10's; `valid` may be missing; grey files get three channels."""
+    """Labels are in alphabetical order, as CIFAR-10's; `valid` may be missing; grey files get three channels."""
     images = random_cinic(tmp_path)
     grey = tmp_path / "CINIC-10" / "test" / "truck" / "zz-grey.png"
     Image.fromarray(images["test"][0, 0, :, :, 0]).save(grey)

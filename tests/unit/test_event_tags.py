@@ -1,4 +1,4 @@
-"""TensorBoard's event files, as far as they can be tested without the package."""
+"""The parts of TensorBoard's event files that can be tested without the package."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Replies are fetched within limits: Flower's own grid of deployments, with a SuperLink that a test makes up."""
+"""Replies are fetched within limits, by Flower's grid for deployments from a simulated SuperLink."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, Repl
 
 @dataclass
 class FakeSuperLink:
-    """Hands out one reply, and fails as it is asked to."""
+    """Serves one reply, with the faults that a test sets."""
 
     reply: Message
     tree: ObjectTree | None = None
@@ -100,7 +100,7 @@ def test_an_honest_reply_arrives_unchanged_and_is_confirmed() -> None:
 
 
 def test_limits_leave_room_for_sums_in_float64() -> None:
-    """More than twice the bytes that were sent; and so many objects that arrays may be divided into parts."""
+    """A reply may have more than twice the bytes that were sent, and arrays that are divided into several parts."""
     record = arrays_of({f"model/{number}": 500_000 for number in range(10)})
     sent = RecordDict({"arrays": record})
     limits = ReplyLimits.to(sent)
@@ -119,7 +119,7 @@ def test_too_many_arrays_are_not_fetched() -> None:
 
 
 def test_a_deep_tree_of_objects_is_counted() -> None:
-    """Protobuf itself refuses to read trees deeper than a hundred."""
+    """A tree of 51 nested objects exceeds a limit of 50; Protobuf itself refuses trees with more than 100 levels."""
     tree = ObjectTree(object_id="0" * 64)
     for _ in range(50):
         tree = ObjectTree(object_id="0" * 64, children=[tree])
@@ -144,13 +144,13 @@ def test_parts_that_are_missing_at_the_end_are_given_up() -> None:
 
 
 def test_a_reply_that_has_arrived_is_fetched_after_the_end() -> None:
-    """The replies are fetched one after the other: the time that the first one takes is not the others' fault."""
+    """Replies are fetched one after another, so that the first may use up the time of others that have arrived."""
     superlink = FakeSuperLink(message(HONEST))
     assert len(fetch(deployed(superlink), "m", ReplyLimits(), time.monotonic() - 1.0)) == 1
 
 
 def test_a_message_that_answers_nothing_is_dropped() -> None:
-    """The SuperLink hands its server app whatever a node addresses to it, whichever reply was asked for."""
+    """A message that does not answer the requested one is dropped; nodes can send the server app any message."""
     for answered in ("", "another"):
         superlink = FakeSuperLink(message(HONEST), answers=answered)
         assert fetch(deployed(superlink), "m", ReplyLimits(), LATER) == []
@@ -177,7 +177,7 @@ def test_an_array_that_repeats_a_part_is_counted_as_often() -> None:
 
 
 def test_large_records_of_numbers_are_refused() -> None:
-    """In memory they take many times what they take on the way."""
+    """Numbers in records take many times more bytes in memory than in a message."""
     superlink = FakeSuperLink(message(RecordDict({"numbers": ConfigRecord({"n": [1] * 5_000_000})})))
     with pytest.raises(RefusedReplyError, match="larger than"):
         fetch(deployed(superlink), "m", ReplyLimits(), LATER)
@@ -232,7 +232,7 @@ def test_requests_are_repeated_while_the_superlink_fails(monkeypatch: pytest.Mon
 
 
 class Deployment(HttpGrid):
-    """A grid whose messages go nowhere and whose replies are a test's: a message, or an error that is raised."""
+    """A grid that sends nothing and takes its replies from a list: messages, or errors to raise."""
 
     def __init__(self, replies: list[Message | Exception]) -> None:
         super().__init__(token="secret")
@@ -272,7 +272,7 @@ def test_a_reply_that_a_server_error_lost_is_asked_for_once_more() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_node_whose_reply_two_server_errors_lost_is_away() -> None:
-    """It need not be to blame: another node's message may have kept the SuperLink busy."""
+    """The node is away, not refused: another node's message may have kept the SuperLink busy."""
     deployment = Deployment([status_error(500), status_error(500)])
     deployment._client = FakeSuperLink(message(HONEST))  # type: ignore[assignment]
     (answer,) = exchange(deployment, [message(SENT)], timeout=60.0)

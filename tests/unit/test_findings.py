@@ -1,4 +1,4 @@
-"""Findings: one line each, and an exit code."""
+"""Findings: a line of text or a JSON object for each, and an exit code for all."""
 
 import io
 import json

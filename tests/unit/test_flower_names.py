@@ -1,4 +1,4 @@
-"""What is used of Flower and not public: it is imported in `hyperfl_flwr/flower` alone, and is what it was."""
+"""Private names of Flower are used in `hyperfl_flwr/flower` only, and have not changed since they were checked."""
 
 import ast
 import importlib
@@ -49,7 +49,7 @@ RENEW = (
 
 
 def is_public(name: str) -> bool:
-    """Return whether a full name is that of one of Flower's public packages, or in the `__all__` of one."""
+    """Return whether a full name is one of Flower's public packages or is in the `__all__` of one."""
     first, *parts = name.split(".")
     found: Any = importlib.import_module(first)
     for part in parts:
@@ -60,7 +60,7 @@ def is_public(name: str) -> bool:
 
 
 def private_uses(source: str) -> list[str]:
-    """Return what a module uses of Flower that is not public: imports, fields of messages, and the database."""
+    """Return a module's uses of Flower that are not public: imports, fields of messages, and the database."""
     found = []
     for node in ast.walk(ast.parse(source)):
         names = []
@@ -141,12 +141,12 @@ PARAMETERS: list[tuple[Callable[..., object], str]] = [
 
 @pytest.mark.parametrize(("function", "parameters"), PARAMETERS, ids=lambda value: getattr(value, "__qualname__", ""))
 def test_functions_have_the_parameters_that_they_had(function: Callable[..., object], parameters: str) -> None:
-    """`make check` compares the types; what Flower replaces at run time it does not see."""
+    """`make check` compares the types, but it does not see what Flower replaces at run time."""
     assert " ".join(inspect.signature(function).parameters) == parameters
 
 
 def test_the_actor_pool_has_the_attributes_that_are_used() -> None:
-    """With a process that dies, the pool is tested in tests/simulation."""
+    """The pool has the private attributes that are used; tests/simulation tests it with a process that dies."""
     assert {"pool", "create_actor_fn", "_future_to_actor"} <= set(BasicActorPool.__init__.__code__.co_names)
 
 
@@ -205,7 +205,7 @@ def test_an_array_names_its_chunks_in_their_order() -> None:
 
 
 class _OneNode:
-    """Makes the requests of a grid: says that there is one node."""
+    """A client for a grid's requests, which reports one node."""
 
     def GetNodes(self, request: object) -> GetNodesResponse:  # noqa: N802 - Flower's name
         return GetNodesResponse(nodes=[NodeInfo(node_id=7)])

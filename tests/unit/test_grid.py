@@ -1,4 +1,4 @@
-"""What becomes of messages and replies."""
+"""The exchange of messages and replies, with dead processes, absent nodes, late replies and refused messages."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -40,7 +40,7 @@ DEADLY = [ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNA
 @pytest.mark.parametrize("code", DEADLY)
 @pytest.mark.parametrize("death", [fails, from_the_superlink])
 def test_the_message_of_a_dead_process_is_sent_once_more(code: int, death: Callable[[int], Answer]) -> None:
-    """Only B's process dies; its second reply takes the place of the error, and the content is the first message's."""
+    """Only B's process dies: its message is sent again with the same content, and the second reply is used."""
     contents: list[int | None] = []
 
     def second(message: Message) -> Message:
@@ -57,7 +57,7 @@ def test_the_message_of_a_dead_process_is_sent_once_more(code: int, death: Calla
 
 
 def test_processes_that_die_together_begin_again_together() -> None:
-    """B and C are dead when A's death is seen: all three are asked again before anybody is waited for; C dies again."""
+    """A, B and C have died: all messages are sent again before a reply is awaited. C dies again, which ends the run."""
     pushed: list[list[int]] = []
 
     class Grid(ScriptedGrid):
@@ -86,7 +86,7 @@ def test_a_process_that_dies_twice_ends_a_simulation(code: int) -> None:
 
 @pytest.mark.parametrize("code", DEADLY)
 def test_a_process_that_dies_twice_is_a_failure_in_a_deployment(code: int) -> None:
-    """The node itself is there, and the others' replies are handed on."""
+    """The node has failed but is not away, and the other nodes' replies are returned."""
     grid = ScriptedGrid({A: [fails(code)], B: [says(named(2))]})
     first, second = exchange(grid, ask(A, B), 10.0)
     assert grid.asked == [A, A, B]
@@ -97,7 +97,7 @@ def test_a_process_that_dies_twice_is_a_failure_in_a_deployment(code: int) -> No
 
 @pytest.mark.parametrize("death", [fails, from_the_superlink])
 def test_a_node_that_is_gone_is_away(death: Callable[[int], Answer]) -> None:
-    """It is not asked again in this round; so is a node that is silent to the end, and the third one is not."""
+    """An unavailable node is away and not asked again; a silent node is away, too, and the third one is not."""
     grid = ScriptedGrid({A: [death(ErrorCode.NODE_UNAVAILABLE)], B: [is_silent], C: [says(named(3))]})
     answers = list(exchange(grid, ask(A, B, C), 0.05))
     assert grid.asked == [A, B, C]
@@ -111,7 +111,7 @@ def test_a_silent_node_of_a_simulation_has_failed() -> None:
 
 
 class RestartingGrid(ScriptedGrid):
-    """B starts again after the second look at who is there; what it was sent before is lost."""
+    """B restarts after the second query of the nodes, and loses the message that it was sent before."""
 
     looks = 0
 
@@ -122,7 +122,7 @@ class RestartingGrid(ScriptedGrid):
 
 
 def test_a_node_that_has_started_again_is_sent_its_message_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A has answered. B's first message gets no answer, its second one does; nobody is asked a third time."""
+    """A answers at once. B does not answer its first message but its second one; no third one is sent."""
     monkeypatch.setattr(grid_module, "LOOK_SECONDS", 0.0)
     grid = RestartingGrid({A: [says(named(1))], B: [is_silent, says(named(2))]})
     answers = list(exchange(grid, ask(A, B), 10.0))
@@ -131,7 +131,10 @@ def test_a_node_that_has_started_again_is_sent_its_message_again(monkeypatch: py
 
 
 def test_messages_that_flower_does_not_take() -> None:
-    """Its deployment grid returns None for a refused message, and no ids at all for messages that are too large."""
+    """A node whose message is refused is away, and messages that are too large end the run.
+
+    Flower's deployment grid returns None for a refused message, and too few ids for messages that are too large.
+    """
 
     class Grid(ScriptedGrid):
         refused: tuple[int, ...] = (A,)
@@ -156,7 +159,7 @@ def test_messages_that_flower_does_not_take() -> None:
 
 
 def test_an_exception_is_no_death() -> None:
-    """A client app that raised has answered: it is not asked again."""
+    """A client app that raised an exception has answered, and is not asked again."""
     grid = ScriptedGrid({A: [fails(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "line one\n   line two")], B: [is_silent]})
     messages = ask(A, B)
     answers = list(exchange(grid, messages, 0.05))
@@ -172,7 +175,7 @@ def test_a_dead_process_whose_second_reply_is_missing() -> None:
 
 
 class SlowGrid(ScriptedGrid):
-    """Has a reply at the second look only, and notes how many were fetched."""
+    """Has each reply at the second query only, and counts the replies that were fetched."""
 
     def __init__(self, answers: dict[int, Sequence[Answer]]) -> None:
         super().__init__(answers)
@@ -188,7 +191,7 @@ class SlowGrid(ScriptedGrid):
 
 
 def test_replies_are_waited_for_and_fetched_one_by_one() -> None:
-    """Not before the caller asks for the next one: what it holds does not grow with the number of nodes."""
+    """A reply is fetched when the caller takes it, so that memory does not grow with the number of nodes."""
     grid = SlowGrid({A: [says(named(1))], B: [says(named(2))], C: [says(named(3))]})
     answers = exchange(grid, ask(A, B, C), 10.0)
     for number, node in enumerate((A, B, C), start=1):
@@ -199,13 +202,13 @@ def test_replies_are_waited_for_and_fetched_one_by_one() -> None:
 
 
 def test_a_reply_that_is_there_is_fetched_after_the_time_is_over() -> None:
-    """A is silent until the end of the time; B has answered long ago."""
+    """A is silent until the time is over; B, which answered long before, is not lost."""
     grid = ScriptedGrid({A: [is_silent], B: [says(named(2))]})
     assert [answer.problem for answer in exchange(grid, ask(A, B), 0.05)] == ["no reply in time", ""]
 
 
 def test_an_error_of_the_superlink_is_matched_by_its_message() -> None:
-    """It names the message but not the node; the replies come in any order."""
+    """Such an error names the message but not the node, and replies come in any order."""
     grid = ScriptedGrid({A: [from_the_superlink(ErrorCode.REPLY_MESSAGE_UNAVAILABLE)], B: [says(named(2))]})
     messages = ask(A, B)
     replies = list(grid.send_and_receive(messages))[::-1]
@@ -222,7 +225,7 @@ def test_a_long_reason_is_cut() -> None:
 
 
 def test_an_in_process_grid_turns_exceptions_into_errors() -> None:
-    """As Flower's engines do; the context is the node's own."""
+    """An exception of a node becomes an error reply, as in Flower's engines; each node has its own context."""
     app = ClientApp()
 
     @app.query("number")

@@ -1,4 +1,4 @@
-"""The handshake: which nodes there are, whom they host, and whether they agree."""
+"""The handshake: which nodes take part, which clients they host, and whether their data agree."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def hosts(federation: Federation) -> list[tuple[int, list[int]]]:
 
 
 def test_nodes_come_in_the_order_of_their_numbers() -> None:
-    """Node p of 2 hosts p, p + 2, ...; the grid lists node 1 first."""
+    """Node p of 2 hosts clients p, p + 2, ...; node 0 comes first, although the grid lists node 1 first."""
     grid = ScriptedGrid(nodes_of(2, 5))
     grid.present.reverse()
     assert hosts(handshake(grid, 5, 10.0)) == [(A, [0, 2, 4]), (B, [1, 3])]
@@ -36,7 +36,7 @@ def test_late_nodes_are_waited_for_and_asked_once() -> None:
 
 
 def test_more_nodes_than_clients() -> None:
-    """Nodes 2 and 3 of 4 have no client, for 2 clients."""
+    """With 2 clients, nodes 2 and 3 of 4 host no client."""
     assert [clients for _, clients in hosts(handshake(ScriptedGrid(nodes_of(4, 2)), 2, 10.0))] == [[0], [1], [], []]
 
 
@@ -56,7 +56,7 @@ def test_two_nodes_that_claim_one_client() -> None:
 
 
 def test_clients_that_nobody_hosts() -> None:
-    """Two nodes that believe in 4 clients leave 4 and 5 of 6 to nobody."""
+    """Two nodes that are set up for 4 clients leave clients 4 and 5 of 6 without a node."""
     with pytest.raises(RunFailedError, match=r"no node hosts the clients \[4, 5\] of 6"):
         handshake(ScriptedGrid(nodes_of(2, 4)), 6, 10.0)
 
@@ -82,7 +82,7 @@ def test_nodes_whose_data_differ(change: dict[str, Any]) -> None:
 
 
 def test_label_counts_are_those_of_the_right_client() -> None:
-    """Written by hand: two classes, node 0 hosts clients 0 and 2, node 1 hosts client 1."""
+    """With two classes, node 0 hosts clients 0 and 2, node 1 hosts client 1; expected counts are written by hand."""
     answers = {
         A: [
             says(introduction(0, 2, 3, num_classes=2, train_label_counts=[1, 2, 5, 6], test_label_counts=[7, 8, 0, 1]))

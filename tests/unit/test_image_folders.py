@@ -1,4 +1,4 @@
-"""A data set as its clients' folders of images."""
+"""`hyperfl image-folders` writes a data set as a folder of images for each client."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def invoke(*words: str) -> list[Path]:
 
 
 def test_the_folders_hold_what_the_clients_hold(tmp_path: Path) -> None:
-    """Expected: the partition of a simulation with the same settings, pixel by pixel."""
+    """The files equal the samples of a simulation's clients with the same settings, pixel by pixel."""
     chosen = {"num-clients": 3, "data.partition": "shards", "data.seed": 4}
     folders = invoke(
         str(tmp_path / "out"), "--num-clients", "3", "--set", "data.partition=shards", "--set", "data.seed=4"
@@ -42,7 +42,7 @@ def test_the_folders_hold_what_the_clients_hold(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_is_drawn_twice_is_two_files(tmp_path: Path) -> None:
-    """A Dirichlet partition of few samples draws again; expected: the samples of a simulation's client."""
+    """A Dirichlet partition draws some samples twice; there is a file for each sample of a simulation's client."""
     chosen = {"data.partition": "dirichlet", "data.dirichlet-alpha": 0.3, "data.train-samples": 300}
     folders = invoke(
         str(tmp_path / "out"), *(word for key, value in chosen.items() for word in ("--set", f"{key}={value}"))
@@ -58,7 +58,7 @@ def test_a_sample_that_is_drawn_twice_is_two_files(tmp_path: Path) -> None:
 
 
 def test_colours_and_names_of_classes(tmp_path: Path) -> None:
-    """Expected: CIFAR-10's own pixels; a truck's name is its folder's."""
+    """A truck of CIFAR-10 is in a folder named after its class, with its original pixels."""
     root = os.environ.get("HYPERFL_TEST_DATA")
     if not root:
         pytest.skip("HYPERFL_TEST_DATA names no folder of data sets")

@@ -1,4 +1,4 @@
-"""What processes import: a deployment starts one for every message, and people wait for a command's help."""
+"""The imports of processes: a deployment starts one for every message, and users wait for a command's help."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ from strategies.pfedhn import PFedHN
     ],
 )
 def test_a_process_does_not_import_what_it_does_not_need(modules: str, not_needed: str) -> None:
-    """Each of the packages takes a tenth of a second or more, torch two."""
+    """Each of these packages takes a tenth of a second or more to import, and torch takes two seconds."""
     program = f"import sys; import {modules}; print(set({not_needed.split(', ')}) & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
@@ -59,7 +59,7 @@ main()
 
 @pytest.mark.slow
 def test_the_process_that_follows_a_run_has_not_imported_what_trains(tmp_path: Path) -> None:
-    """It plans, starts a SuperLink and submits a run to it, which it would follow from there on."""
+    """The process plans, starts a SuperLink and submits a run; the test stops it where it would begin to follow."""
     heavy = "flwr,jinja2,matplotlib,ray,scipy,sklearn,torch,torchvision"
     words = ["run", "--num-clients", "2", "--num-nodes", "1", "--output", str(tmp_path / "run"), "--quiet"]
     found = subprocess.run(
@@ -85,7 +85,7 @@ for method in sys.argv[2:]:
 
 
 def test_training_does_not_import_torchs_compiler(tmp_path: Path) -> None:
-    """It takes two seconds, and sympy half a second, which pFedHN's server alone imports, once in a run."""
+    """The compiler takes two seconds to import, sympy half a second; only pFedHN's server imports sympy, once a run."""
     with_server = [name for name in METHODS if issubclass(strategy_of(name), PFedHN)]
     others = [name for name in METHODS if name not in with_server]
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""The installation: `make`, run for real with a copy of the Makefile on a tiny project, from local wheels."""
+"""The installation: `make` runs for real, with a copy of the Makefile, a tiny project and local wheels."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
         time.sleep(0.01)
     return shutil.copy("tiny-1.0-py3-none-any.whl", folder).rpartition("/")[2]
 """
-"""Builds the tiny project; it writes down how often, and takes as long as there is a file `wait`."""
+"""Build backend of the tiny project: it records each build, and waits while there is a file `wait`."""
 
 PYPROJECT = """
 [build-system]
@@ -50,7 +50,7 @@ version = "1.0"
 INTERRUPTION = """import os, sys; sys.addaudithook(lambda event, args: event == "open" and args[2] & os.O_CREAT \
 and "MOMENT" in str(args[0]) and os.killpg(0, SIGNAL))
 """
-"""A line of site-packages that sends a signal to make and all that it started, when Python makes a certain file."""
+"""Line of a .pth file that sends a signal to make and all of its processes when Python creates a certain file."""
 
 LIST = """
 import importlib
@@ -64,7 +64,7 @@ for found in distributions():
 
 
 def write_wheel(folder: Path, name: str, version: str, requires: tuple[str, ...] = (), entry_points: str = "") -> None:
-    """Write a package of two modules."""
+    """Write a wheel of a package with two modules."""
     record = f"{name}-{version}.dist-info"
     lines = [f"Requires-Dist: {line}\n" for line in requires]
     files = {
@@ -82,7 +82,7 @@ def write_wheel(folder: Path, name: str, version: str, requires: tuple[str, ...]
 
 
 class Project:
-    """A folder with the Makefile, and what an installation into it needs."""
+    """A folder with the Makefile and everything that an installation into it needs."""
 
     def __init__(self, folder: Path) -> None:
         self.started: list[subprocess.Popen[str]] = []
@@ -125,7 +125,7 @@ class Project:
 
     @property
     def builds(self) -> int:
-        """How often pip has built the project, since it does so whenever it installs it."""
+        """Number of times that pip has built the project, which it does at every installation."""
         path = self.folder / "builds"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -142,11 +142,11 @@ class Project:
         return process
 
     def make(self, *words: str, **environment: str) -> str:
-        """Run make, which has to succeed."""
+        """Run make, which must succeed, and return its output."""
         return self._make(words, environment, succeeds=True)
 
     def fail(self, *words: str, **environment: str) -> str:
-        """Run make, which has to fail."""
+        """Run make, which must fail, and return its output."""
         return self._make(words, environment, succeeds=False)
 
     def _make(self, words: tuple[str, ...], environment: dict[str, str], *, succeeds: bool) -> str:
@@ -156,13 +156,13 @@ class Project:
         return output
 
     def install_own(self, *names: str) -> None:
-        """Install as the user does, from somewhere else."""
+        """Install wheels of another source into the environment, as a user would."""
         wheels = [self.own / f"{name}-py3-none-any.whl" for name in names]
         command = [self.venv / "bin" / "python", "-m", "pip", "install", *wheels]
         subprocess.run(command, env=self.environment, capture_output=True, check=True)
 
     def installed(self) -> dict[str, str]:
-        """Return the packages and their versions, after a check that they are whole."""
+        """Check that the installed packages are complete, and return their versions by name."""
         for name in ("hyperfl", "dep"):
             run = subprocess.run([self.venv / "bin" / name], capture_output=True, text=True, check=True)
             assert run.stdout == "it runs\n"
@@ -193,13 +193,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(bare: Project, environment: Path) -> Project:
-    """With an environment that the user has made."""
+    """Return a project with an environment that the user has made."""
     shutil.copytree(environment, bare.venv, symlinks=True)
     return bare
 
 
 def make_environment(path: Path, hook: str) -> Path:
-    """Make an environment, the Python of which runs a line at its start; return that line's file."""
+    """Make an environment in which Python runs a line at its start; return the file with that line."""
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", path], check=True)
     return add_hook(path / "lib" / f"python{VERSION}" / "site-packages", hook)
 
@@ -408,7 +408,7 @@ def test_a_link_is_removed_and_what_it_leads_to_is_kept(bare: Project, tmp_path:
 
 @pytest.mark.parametrize("name", ['a "b" c', "$(touch made) a", "`touch made` a", "a\\b c"])
 def test_a_folder_whose_name_a_shell_would_change_is_an_error(bare: Project, name: str) -> None:
-    """Pip writes its path into the first lines of .venv/bin/hyperfl, which `sh` reads: it would run what is in it."""
+    """Such a folder is refused: pip writes its path into .venv/bin/hyperfl, and `sh` would run commands in it."""
     bare.folder = bare.folder.rename(bare.folder.with_name(name))
     files = sorted(bare.folder.iterdir())
     assert "error: the path of this folder must have no quotation mark" in bare.fail("run")
@@ -416,7 +416,7 @@ def test_a_folder_whose_name_a_shell_would_change_is_an_error(bare: Project, nam
 
 
 def test_nothing_outside_of_an_environment_is_removed(project: Project) -> None:
-    """Whatever the records are called that an interrupted installation has left in it."""
+    """Records that an interrupted installation has left are removed, but no file outside, even for a name with `*`."""
     (project.packages / "a precious *.dist-info").mkdir()
     (project.folder / "precious").write_text("kept")
     project.make("install")

@@ -1,4 +1,4 @@
-"""Greetings of nodes that tell nonsense: each is refused with the reason, and the run does not end by it."""
+"""Handshake replies with invalid values: each is refused with the reason, and the run continues."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -40,7 +40,7 @@ def test_what_our_nodes_tell_is_taken() -> None:
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_by_name(change: dict[str, Any]) -> None:
-    """Before, some of these ended the run with an exception of the server's, or by want of memory."""
+    """Each value is refused under its key; some of them used to end the run, by an exception or for lack of memory."""
     found = introduce(greeting(**change))
     assert isinstance(found, Refusal)
     (key,) = change
@@ -60,7 +60,7 @@ def test_what_is_not_told_is_named(key: str) -> None:
 
 
 class SlowGrid(ScriptedGrid):
-    """The answers of B and C are there at the third look only."""
+    """Has the answers of B and C at the third query only."""
 
     def __init__(self, answers: dict[int, Sequence[Callable[[Message], Message | None]]]) -> None:
         super().__init__(answers)
@@ -80,7 +80,7 @@ class SlowGrid(ScriptedGrid):
 
 
 def test_the_first_to_answer_does_not_decide_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A says that it is the only node, and answers first; B and C, which are there too, say that there are three."""
+    """A answers first and reports one node; it is refused, since B and C report three nodes."""
     monkeypatch.setattr(roster_module, "PAUSE_SECONDS", 0.0)
     answers = {**nodes_of(3, 3), A: [says(introduction(0, 1, 3))]}
     roster = Roster(SlowGrid(answers), num_clients=3, timeout=10.0)

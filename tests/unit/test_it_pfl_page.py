@@ -1,4 +1,4 @@
-"""The commands of docs/methods/it-pfl.md about a model for one's own data run, and print what the page shows."""
+"""The commands in docs/methods/it-pfl.md for a model for your own data run, and print what the page shows."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ def commands(beginning: str) -> list[list[str]]:
 
 
 def prepare() -> None:
-    """Make what the page speaks of in the working folder: a run, of two rounds, and images."""
+    """Create the files that the page refers to in the working folder: a run (of two rounds) and images."""
     changes = {"num-clients": 12, "it-pfl.pooling": "mean", "output": str(Path.cwd() / "runs" / "it-pfl")}
     trained(small_settings(method="it-pfl", **changes))
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
@@ -35,7 +35,7 @@ def prepare() -> None:
 
 
 def test_the_commands_and_what_they_print(call: Call) -> None:
-    """The run is only planned; both ways to personalize are done. All commands of the page are in these tests."""
+    """The run is only planned; commands to personalize run in full. The page has no commands that are not tested."""
     ((_, *run),) = commands("hyperfl run")
     code, _, err = call(*run, "--dry-run")
     assert code == 0, err
@@ -53,7 +53,7 @@ def test_the_commands_and_what_they_print(call: Call) -> None:
 
 
 def test_what_is_given_to_flowers_commands_exists() -> None:
-    """Node config and run config are read by Flower's own parser; their keys are known here."""
+    """Flower's parser reads the page's node config and run configs, and their keys exist."""
     ((*_, node),) = commands("flower-supernode")
     assert set(parse_config_args([node])) == {
         "partition-id",

@@ -1,4 +1,4 @@
-"""Imports point down, floor by floor, and files stay small: the modules are read, not run."""
+"""Modules import lower floors only, and files stay small; the modules are parsed, not run."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ WITHOUT_FLOWER = ("core", "data", "models", "methods", "metrics", "training", "p
 
 
 FACADE = "hyperfl_flwr"
-"""The package itself, which imports the Python interface by `__getattr__` only, and names it for type checkers."""
+"""The package itself, which imports the Python interface in `__getattr__` and for type checkers only."""
 
 
 def room_of(module: str) -> str | None:
@@ -47,7 +47,7 @@ def room_of(module: str) -> str | None:
 def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
     """Yield the full names of what a module imports anywhere in it, also inside functions.
 
-    What `FACADE` imports for type checkers alone is left out, since it never runs.
+    Imports of `FACADE` for type checkers are left out, since they never run.
     """
     unrun = {id(part) for node in ast.walk(tree) if is_for_type_checkers(node) for part in node.body}
     for node in ast.walk(tree):
@@ -70,7 +70,7 @@ def is_for_type_checkers(node: ast.AST) -> TypeGuard[ast.If]:
 
 
 def problems(module: str, source: str, *, is_package: bool = False) -> list[str]:
-    """Return what is wrong with a module's imports."""
+    """Return the problems of a module's imports."""
     room = room_of(module)
     if room is None:
         return [f"{module} lies in no folder of FLOORS"]
@@ -104,7 +104,7 @@ def test_imports_point_down(module: str, path: Path) -> None:
 
 
 def test_every_folder_exists_and_has_a_row() -> None:
-    """A folder that was renamed must not leave its old name behind."""
+    """Every folder has a row in `FLOORS`, and no row is left of a folder that was renamed."""
     assert {room_of(module) for module in modules()} == set(FLOORS)
 
 
@@ -130,7 +130,7 @@ def rooms(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
-    """Return the length of the longest path of imports that begins at each node; a circle raises RecursionError."""
+    """Return the length of the longest path of imports that begins at each node; a cycle raises a RecursionError."""
 
     @cache
     def floor(name: str) -> int:
@@ -140,7 +140,7 @@ def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def test_the_house_has_nine_floors() -> None:
-    """`pytest tests/unit/test_layers.py -k nine -s` prints the numbers; the command line stands on the last floor."""
+    """The command line is on floor 9, the last. `pytest tests/unit/test_layers.py -k nine -s` prints the numbers."""
     graph = rooms(arrows())
     counts = {
         "rooms": len(graph), "arrows": sum(map(len, graph.values())),
@@ -152,7 +152,7 @@ def test_the_house_has_nine_floors() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Nor does any longer circle exist, imports inside functions included."""
+    """There is no longer cycle of imports either; imports inside functions count."""
     assert max(floors(arrows()).values()) < 40
 
 
@@ -183,7 +183,7 @@ def test_no_modules_import_each_other() -> None:
     ],
 )
 def test_a_wrong_import_is_seen(module: str, source: str) -> None:
-    """Each breaks one rule."""
+    """Each source breaks exactly one rule, which is reported."""
     assert len(problems(module, source)) == 1
 
 
@@ -215,6 +215,6 @@ def test_no_file_is_called_utils_or_common() -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """Of such, one is collected and the other is an error."""
+    """Pytest would collect one of such files and report an error for the other."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))

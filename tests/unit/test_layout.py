@@ -1,4 +1,4 @@
-"""Nodes and threads for machines of all kinds; expected values worked out by hand from the docstrings' formulas."""
+"""Numbers of nodes and threads for various machines; expected values are computed by hand from the docstrings."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ HYPERNETWORK, CNN = 60_000_000, 470_000
 @pytest.mark.parametrize(
     ("cores", "memory", "gpus", "clients", "shared_bytes", "nodes", "threads"),
     [
-        (2, 24e9, 0, 20, HYPERNETWORK, 2, 1),  # the cores
+        (2, 24e9, 0, 20, HYPERNETWORK, 2, 1),  # as many as cores
         (1, 24e9, 0, 20, HYPERNETWORK, 1, 1),
-        (16, 64e9, 0, 20, CNN, 10, 1),  # 2 clients for each of 10, as for 16
+        (16, 64e9, 0, 20, CNN, 10, 1),  # 10 nodes have at most 2 clients each, as 16 nodes would
         (16, 64e9, 0, 20, HYPERNETWORK, 7, 2),  # sqrt(20 * 0.5 / 0.19) = 7.3
-        (64, 256e9, 0, 1000, CNN, 63, 1),  # 16 clients each, as for 64
+        (64, 256e9, 0, 1000, CNN, 63, 1),  # 63 nodes have at most 16 clients each, as 64 would
         (16, 64e9, 0, 1, HYPERNETWORK, 1, 4),  # 16 cores for one process: 4 threads at most
         (16, 64e9, 0, 3, CNN, 3, 4),
         (16, 64e9, 2, 100, CNN, 8, 1),  # 4 processes per GPU
@@ -38,14 +38,14 @@ def test_nodes_and_threads(
 
 
 def test_wanted_threads_leave_room_for_fewer_nodes() -> None:
-    """8 cores, 4 threads each: 2 nodes; 16 threads: still one."""
+    """On 8 cores, 4 threads per node leave room for 2 nodes; with 16 threads there is still one node."""
     machine = Machine(cores=8, memory=64e9)
     assert suitable_nodes(machine, 20, CNN, threads=4) == 2
     assert suitable_nodes(machine, 20, CNN, threads=16) == 1
 
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores are those of HYPERFL_CORES; on the CPU no GPU counts."""
+    """HYPERFL_CORES sets the number of cores; with the device cpu, no GPU counts."""
     monkeypatch.setenv("HYPERFL_CORES", "3")
     machine = Machine.here(torch.device("cpu"))
     assert (machine.cores, machine.gpus, str(machine)) == (3, 0, "3 cores")
@@ -68,7 +68,7 @@ def test_a_plan_has_what_was_asked_for_and_chooses_the_rest(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Six cores, five clients of FedAvg; the threads stand in the settings, where a resumed run finds them."""
+    """Six cores, five clients of FedAvg; the threads are written into the settings, where a resumed run finds them."""
     monkeypatch.setenv("HYPERFL_CORES", "6")
     changes: dict[str, Scalar] = {"method": "fedavg", "num-clients": 5, "threads": threads, "device": "cpu"}
     planned = plan(changes | {"output": str(tmp_path / "run")}, num_nodes)

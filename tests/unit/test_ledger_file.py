@@ -1,4 +1,4 @@
-"""The ledger's file: appended whole or not at all, and read again whatever has happened to it."""
+"""The ledger's file: an entry is written whole or not at all, and damaged lines do not prevent reading the others."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def entry(number: int = 0, error: str = "") -> LedgerEntry:
 
 
 def written(content: RecordDict) -> LedgerEntry:
-    """Return the entry of a content, as it comes back from a file's line."""
+    """Return the ledger's entry for an outgoing content."""
     origin = Origin(kind="train", flower_run=1, node=0, method="local", request=RecordDict())
     return origin.entry("out", content)
 
@@ -66,7 +66,7 @@ def test_settings_count_as_flower_counts_them(values: dict[str, Any]) -> None:
 
 
 def test_what_flower_cannot_count_is_written_down_all_the_same(tmp_path: Path) -> None:
-    """Flower's count fails with an IndexError and a ValueError; one letter of each name is there."""
+    """Values for which Flower's count fails (IndexError, ValueError) are recorded; their names count, one byte each."""
     content = RecordDict({"config": ConfigRecord({"a": [], "b": ""})})
     assert reread(content, tmp_path).bytes == 2
 
@@ -91,7 +91,7 @@ def test_numbers_that_json_does_not_know_are_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["no-type", ",", "(-1,)f4", "(999999999999,)f8"])
 def test_an_array_of_an_unknown_type_is_written_down(tmp_path: Path, dtype: str) -> None:
-    """Numpy raises a TypeError, a SyntaxError and ValueErrors of these."""
+    """Types for which NumPy raises a TypeError, a SyntaxError or a ValueError are recorded as they are."""
     array = Array(dtype=dtype, shape=(2,), stype="numpy.ndarray", data=b"12345")
     (record,) = reread(RecordDict({"arrays": ArrayRecord({"a/b": array})}), tmp_path).records
     assert [(a.dtype, a.bytes) for a in record.arrays] == [(dtype, 5)]
@@ -99,7 +99,7 @@ def test_an_array_of_an_unknown_type_is_written_down(tmp_path: Path, dtype: str)
 
 @pytest.fixture
 def small_files() -> Iterator[int]:
-    """Let files of this process grow to 1,000 bytes, as a disk that becomes full in the middle of a line."""
+    """Limit the files of this process to 1,000 bytes, like a disk that becomes full in the middle of a line."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
     yield 1_000
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_after_an_unfinished_line_a_new_one_begins(tmp_path: Path) -> None:
-    """As a machine leaves it that went down while writing."""
+    """After a crash in the middle of a line, the next entry begins a new line; the unfinished one is reported."""
     ledger = Ledger(tmp_path)
     ledger.append(entry(1))
     with ledger.path.open("a") as file:

@@ -40,7 +40,7 @@ def npy(array: Any) -> bytes:
 
 
 def declared(shape: Any, descr: Any = "|u1", payload: bytes = b"") -> bytes:
-    """Return an array's file with a header of one's own."""
+    """Return an array's file with a header that declares this shape and type."""
     return headed(repr({"descr": descr, "fortran_order": False, "shape": shape}), payload)
 
 
@@ -53,7 +53,7 @@ LABELS = npy(np.arange(40) % 4)
 
 
 def archive(images: bytes = IMAGES, method: int = zipfile.ZIP_STORED, more: Members | None = None) -> bytes:
-    """Return a file that both a user's data and a store of arrays could be, if its images were right."""
+    """Return an archive that, with valid images, could be read as a user's data and as a store of arrays."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as made:
         for name, content in {"images.npy": images, "labels.npy": LABELS, "meta.json": META, **(more or {})}.items():
@@ -62,7 +62,7 @@ def archive(images: bytes = IMAGES, method: int = zipfile.ZIP_STORED, more: Memb
 
 
 def patched(local: int, central: int, value: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
-    """Return an archive in which a field of its first member's two headers is replaced, at these offsets."""
+    """Return an archive with a field replaced in both headers of its first member, at these offsets."""
     data = bytearray(archive(method=method))
     for position in (data.index(LOCAL) + local, data.index(CENTRAL) + central):
         data[position : position + len(value)] = value
@@ -121,7 +121,7 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 def refused(read: Callable[[], object], kind: type[HyperFLError], reason: str) -> None:
-    """Check that reading ends with an error of one line, and has not allocated much before."""
+    """Check that reading raises an error of one line and allocates less than 10 MB."""
     tracemalloc.start()
     try:
         with pytest.raises(kind) as caught:
@@ -156,7 +156,7 @@ def test_commands_end_with_one_line(tmp_path: Path, call: Call, name: str) -> No
 
 
 def test_an_archive_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a few kilobytes that unpacks to 20 MB, on a machine of 10 MB; also where each array alone would fit."""
+    """A small file that unpacks to more than the memory of 10 MB is refused, even if each array alone would fit."""
     monkeypatch.setattr(checked_files, "memory_bytes", lambda: 10 * MEGABYTE)
     path = tmp_path / "own.npz"
     for images, labels in (((20_000, 1000), 1), ((8_000, 1000), 1_000_000)):
@@ -168,7 +168,7 @@ def test_an_archive_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: p
 
 
 def test_arrays_of_other_names_are_not_read(tmp_path: Path) -> None:
-    """Whatever they are, but a name without the ending that numpy gives is another one."""
+    """They may hold anything; a member `images`, without the suffix that NumPy gives, is such an array."""
     path = tmp_path / "own.npz"
     path.write_bytes(archive(more={"notes.npy": declared((10**13,)), "images": b"no array"}))
     assert len(load_dataset(f"npz:{path}").train) == 32
@@ -207,7 +207,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(width: int, height: int) -> bytes:
-    """Return a picture without pixels that declares a size."""
+    """Return an image file that declares a size but has no pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
@@ -224,7 +224,7 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.filterwarnings("ignore:Image size:PIL.Image.DecompressionBombWarning")
 def test_malformed_images_are_refused(tmp_path: Path, name: str) -> None:
-    """As an image of a class, and as one of CINIC-10's, whose classes are all the same file."""
+    """The image is refused in a user's folder of classes, and as a file of CINIC-10; all classes have the same file."""
     for part in ("train", "test"):
         for label in ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"):
             folder = tmp_path / "CINIC-10" / part / label
@@ -235,7 +235,7 @@ def test_malformed_images_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_images_that_do_not_fit_into_memory_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is a thousand times as large as the others, which must have its size."""
+    """Only the first image has the required size; the memory for 20 such images is checked before the other sizes."""
     monkeypatch.setattr(checked_files, "memory_bytes", lambda: 10 * MEGABYTE)
     for number in range(20):
         side = 28 if number else 1000
@@ -259,7 +259,7 @@ def test_a_model_with_deeply_nested_metadata_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_factor_of_deflate_is_its_largest() -> None:
-    """Zeros, the best case, approach it from below."""
+    """Zeros, the best case of compression, come close to the factor 1032 and do not exceed it."""
     zeros = 50 * MEGABYTE
     compressed = len(zlib.compress(bytes(zeros), 9))
     assert 1000 < zeros / compressed <= 1032

@@ -47,7 +47,7 @@ def test_a_request_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("experiment", ["", "ab", "../0123456789abcd", "0123456789abcdeF", "0123456789abcdef\n"])
 def test_an_experiment_that_could_be_a_path_is_refused(experiment: str) -> None:
-    """It must be 16 hexadecimal digits, since nodes make a folder of that name."""
+    """It must be 16 hexadecimal digits, since nodes create a folder of that name."""
     record = REQUEST.to_record()
     record["experiment"] = experiment
     with pytest.raises(ValueError, match="16 hexadecimal digits"):
@@ -97,14 +97,14 @@ def test_names_and_weights() -> None:
 
 
 def test_content_bytes_adds_the_records_of_all_messages() -> None:
-    """Flower's own count of one record, three times."""
+    """Two messages with three equal records have three times Flower's own count of one."""
     record = REQUEST.to_record()
     one, two = RecordDict({"a": record}), RecordDict({"a": record, "b": record})
     assert content_bytes([one, two]) == 3 * record.count_bytes()
 
 
 def test_what_flower_does_not_count_is_counted() -> None:
-    """A node may send an empty text or list, of which there is only the key."""
+    """A node may send an empty text or list, of which only the key is counted."""
     assert content_bytes([RecordDict({"a": ConfigRecord({"text": "", "list": [], "bytes": b""})})]) == 4 + 4 + 5
 
 
@@ -117,13 +117,13 @@ def test_what_flower_does_not_count_is_counted() -> None:
     ],
 )
 def test_weights_and_divisors(reduction: Reduction, weights: list[float], divisor: float) -> None:
-    """Two clients of 3 and 5 samples: weights n_i over 8, ones over 2, ones over 1."""
+    """For two clients with 3 and 5 samples, the weights n_i are divided by 8, ones by 2, and ones by 1."""
     assert [reduction.weight(count) for count in (3, 5)] == weights
     assert reduction.divisor(8, 2) == divisor
 
 
 def test_keys_of_own_arrays() -> None:
-    """CLIENT/GROUP/NAME there and back; what does not begin with a client is refused."""
+    """Keys CLIENT/GROUP/NAME are written and read again; a key that does not begin with a client is refused."""
     arrays = {per_client_key(client, "c/x"): np.array([client]) for client in (3, 10)}
     assert {client: list(each) for client, each in by_number(arrays).items()} == {3: ["c/x"], 10: ["c/x"]}
     with pytest.raises(ValueError, match="must have keys NUMBER/GROUP/NAME, got 'c/x'"):
@@ -143,7 +143,7 @@ def test_layout_problem_names_the_difference() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_not_finite_finds_a_single_bad_value(bad: float, dtype: type[np.generic]) -> None:
-    """One value at the end of the second of two arrays."""
+    """A single bad value at the end of the second of two arrays is found."""
     good, array = np.ones((3, 2), dtype), np.ones((3, 2), dtype)
     assert not_finite({"good": good, "bad": array}) is None
     array[-1, -1] = bad
@@ -151,7 +151,7 @@ def test_not_finite_finds_a_single_bad_value(bad: float, dtype: type[np.generic]
 
 
 def test_not_finite_takes_large_numbers_integers_and_nothing_for_finite() -> None:
-    """A float32 sum of these would overflow; two infinities of both signs do not cancel out."""
+    """Large numbers are finite, although their float32 sum overflows; infinities of both signs do not cancel out."""
     large = np.full(100, np.finfo(np.float32).max)
     assert not_finite({"large": large, "integers": np.arange(3), "nothing": np.zeros(0, np.float32)}) is None
     assert not_finite({"both": np.array([np.inf, -np.inf], np.float32)}) == "both"

@@ -1,4 +1,4 @@
-"""Each method has a page in docs/methods; its settings, its rate and its first command are those of the app."""
+"""Each method has a page in docs/methods, and the page's settings, learning rate and first command are correct."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ def test_every_method_has_its_page_and_its_link() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_settings_of_a_page_exist(method: str) -> None:
-    """A key that ends with `.*` stands for a section."""
+    """Every key on a page is a setting, or a section if it ends with `.*`."""
     known = {*default_settings(), *(f"{key.partition('.')[0]}.*" for key in default_settings() if "." in key)}
     assert settings_of(method)
     assert settings_of(method) <= known

@@ -1,4 +1,4 @@
-"""A user's own `.npz` file: what is accepted, how it is read, and that everything else is one clear error."""
+"""A user's `.npz` file: accepted contents, how they are read, and one clear error for everything else."""
 
 import os
 import re
@@ -18,7 +18,7 @@ DIGITS, UPPER, LOWER = (range(10), range(10, 36), range(36, 62))  # EMNIST bycla
 
 
 def arrays(count=40, **changes):
-    """Return a valid file's contents: `count` images 6x5, 4 classes in turn; a change of None removes a key."""
+    """Return a valid file's contents: `count` images of 6x5, of 4 classes in turn; a change to None removes a key."""
     rng = np.random.default_rng(0)
     content = {
         "images": rng.integers(0, 256, (count, 6, 5)).astype(np.uint8),
@@ -34,7 +34,7 @@ def load(tmp_path, **content):
 
 
 def test_grey_images_with_a_split_by_label(tmp_path):
-    """40 images in 4 classes of 10: a quarter of 10 rounds to 2, so 8 test images."""
+    """Of 40 images in 4 classes of 10, 8 are test images: a quarter of 10 rounds to 2."""
     content = arrays()
     dataset = load(tmp_path, **content)
     assert (dataset.num_classes, dataset.input_shape, dataset.augment) == (4, (1, 6, 5), False)
@@ -60,7 +60,7 @@ def test_channels_first_and_last_are_the_same_data(tmp_path, channels):
 
 
 def test_a_relative_path_is_looked_up_in_the_data_root(tmp_path, monkeypatch):
-    """Also where the working directory holds a file of that name; a folder below the root may be named."""
+    """A file of that name in the working directory is not read; the path may lead to a folder below the root."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     np.savez("own.npz", **arrays(80))
@@ -73,7 +73,7 @@ def test_a_relative_path_is_looked_up_in_the_data_root(tmp_path, monkeypatch):
 
 
 def test_a_relative_path_without_a_data_root_or_file_is_refused(tmp_path, monkeypatch):
-    """The file in the working directory is not taken: other processes of a run have another one."""
+    """The file in the working directory is not read, since other processes of a run work in other directories."""
     monkeypatch.chdir(tmp_path)
     np.savez("own.npz", **arrays())
     with pytest.raises(
@@ -89,7 +89,7 @@ def test_a_relative_path_without_a_data_root_or_file_is_refused(tmp_path, monkey
 
 
 def test_other_keys_and_narrow_labels_are_taken(tmp_path):
-    """Labels of one byte, and a key that means nothing here: the same data as without."""
+    """Labels of one byte and an unknown key give the same data as a plain file."""
     content = arrays()
     plain = load(tmp_path, **content)
     narrow = content | {"labels": content["labels"].astype(np.uint8), "font": np.arange(40, dtype=np.uint16)}
@@ -101,7 +101,7 @@ def test_other_keys_and_narrow_labels_are_taken(tmp_path):
 
 
 def grouped(data_root, name, **sizes):
-    """Share out by similarity among six clients; return how much of each client's data is of each of three groups."""
+    """Partition by similarity for six clients; return the data, and each client's training samples in three groups."""
     settings = DataSettings(
         dataset=f"npz:{name}", data_root=str(data_root), num_clients=6, partition="similarity", seed=0,
         iid_fraction=0.2, dirichlet_alpha=0.3, shards_per_client=2, augmentation="auto", validation_fraction=0.0,
@@ -112,7 +112,7 @@ def grouped(data_root, name, **sizes):
 
 
 def test_62_classes_have_the_three_groups_of_emnist(tmp_path):
-    """Of 310 samples a fifth, 62, is one of each class, the rest of the client's group: digits, upper or lower case."""
+    """A fifth of 310 samples, 62, has one of each class; the rest is of the client's group, e.g. of digits."""
     images = np.random.default_rng(0).integers(0, 256, (62 * 80, 4, 4)).astype(np.uint8)
     np.savez(tmp_path / "chars.npz", images=images, labels=(np.arange(62 * 80) % 62).astype(np.uint8))
     data, counts = grouped(tmp_path, "chars.npz", train_samples=310, test_samples=62)
@@ -124,7 +124,7 @@ def test_62_classes_have_the_three_groups_of_emnist(tmp_path):
     not (REAL / CHARS74K).is_file(), reason=f"set HYPERFL_TEST_DATA to a data root with {CHARS74K} to test with it"
 )
 def test_the_real_fonts_stand_in_for_emnist():
-    """De Campos et al., 2009: 1,016 fonts of 62 characters; a quarter of each, 254, is for the test."""
+    """Of 1,016 fonts of 62 characters (De Campos et al., 2009), a quarter for each character, 254, is test data."""
     data, counts = grouped(REAL, CHARS74K, train_samples=1000, test_samples=600)
     dataset = data.dataset
     assert (dataset.num_classes, dataset.input_shape, dataset.client_ids) == (62, (1, 28, 28), None)
@@ -157,7 +157,7 @@ def test_floats_stay_and_may_be_nan(tmp_path):
     ],
 )
 def test_clients_are_numbered_in_sorted_order_and_split_one_by_one(tmp_path, ids, names):
-    """Clients of 8, 16 and 16 images give 2, 4 and 4 to the test."""
+    """Of the clients' 8, 16 and 16 images, 2, 4 and 4 are test data."""
     dataset = load(tmp_path, **arrays(clients=np.array(ids)))
     assert dataset.client_ids == names
     assert np.bincount(dataset.train.clients).tolist() == [6, 12, 12]
@@ -176,7 +176,7 @@ def test_given_test_data_are_used(tmp_path):
 
 
 def test_a_changed_file_is_read_again(tmp_path):
-    """Four classes of 20 keep 15 each for training."""
+    """A file with four classes of 20 replaces one with classes of 10; then 15 of each are for training."""
     first = load(tmp_path, **arrays())
     assert load_dataset(f"npz:{tmp_path / 'own.npz'}") is first
     assert len(load(tmp_path, **arrays(80)).train) == 60

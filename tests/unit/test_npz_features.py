@@ -1,4 +1,4 @@
-"""Feature vectors in a user's own `.npz` file: standardised, shared out, and everything else is one clear error."""
+"""Feature vectors in a user's `.npz` file: standardisation, partition, and one clear error for bad contents."""
 
 import re
 
@@ -12,7 +12,7 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 
 
 def vectors(count=40, length=7, **changes):
-    """Return a valid file's contents: `count` vectors of very different features, of which the last is constant."""
+    """Return a valid file's contents: `count` vectors with features of very different sizes, the last one constant."""
     rng = np.random.default_rng(1)
     features = (rng.standard_normal((count, length)) + 5) * np.logspace(-9, 6, length)
     features[:, -1] = 1e9
@@ -21,14 +21,14 @@ def vectors(count=40, length=7, **changes):
 
 
 def shared_out(dataset, num_clients):
-    """Share a data set out evenly, or by its clients."""
+    """Partition a data set evenly, or by its client ids if it has any."""
     changes = {"dataset": dataset.name, "num-clients": num_clients, "data.partition": "iid"}
     return load_federated_data(RunConfig.from_flat(default_settings() | changes).data_settings())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_features_are_standardised_by_the_training_samples(tmp_path, dtype):
-    """Numpy's mean and standard deviation of each, however small; a constant one is shifted."""
+    """Each feature, however small, gets mean 0 and standard deviation 1; a constant one is shifted but not scaled."""
     dataset = load(tmp_path, **vectors(features=vectors()["features"].astype(dtype)))
     assert (dataset.num_classes, dataset.input_shape, dataset.augment) == (4, (7,), False)
     assert (len(dataset.train), len(dataset.test)) == (32, 8)
@@ -44,7 +44,7 @@ def test_features_are_standardised_by_the_training_samples(tmp_path, dtype):
 
 
 def test_features_of_clients_are_a_natural_federation(tmp_path):
-    """The vectors of each id, and given test data with ids; every number is where it was, but for the normalisation."""
+    """Each client has the training and test vectors of its id, unchanged except for the normalisation."""
     content = vectors(clients=np.array(["b", "a", "a", "c"] * 10))
     content |= {f"test_{key}": value[:8] for key, value in content.items()}
     dataset = load(tmp_path, **content)

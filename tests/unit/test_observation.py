@@ -1,4 +1,4 @@
-"""What a server saw: kept on disk for its owner alone, and checked when it is read."""
+"""A server's observations: stored for their owner only, and checked when they are loaded."""
 
 import stat
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_what_is_no_observation_is_refused(tmp_path: Path) -> None:
 
 
 def test_settings_that_matter_come_from_the_configuration() -> None:
-    """Clipping and steps are those of the method; 5 epochs of 50 samples for 120 are 15 steps."""
+    """Clipping and steps are the method's; 5 epochs over 120 samples in batches of 50 are 15 steps."""
     assert knowledge().steps.clip_norm == 50.0
     assert knowledge().training.hypernetwork.embedding_dim == 64
     assert knowledge(method="fedavg").steps.clip_norm == 0.0
@@ -87,7 +87,7 @@ def test_settings_that_matter_come_from_the_configuration() -> None:
 
 
 def test_the_encoder_has_steps_of_its_own() -> None:
-    """One step on up to 500 samples, or as many as the model's where none are given."""
+    """The encoder takes one step on up to 500 samples, or, if encoder-steps is 0, as many steps as the model."""
     encoder = knowledge(method="it-pfl").training.encoder
     assert (encoder.steps.number(2000), encoder.steps.batch_size, encoder.steps.learning_rate) == (1, 500, 0.02)
     steps = {"it-pfl.encoder-steps": 0, "pfedhn.local-steps": 7}

@@ -1,4 +1,4 @@
-"""Omniglot by drawer: from small files of its layout, and from the real ones where they are at hand."""
+"""Omniglot by drawer, from small files in its layout, and from the real files if they are available."""
 
 import io
 import os
@@ -46,7 +46,7 @@ SETTINGS = DataSettings(
 
 @pytest.fixture(autouse=True)
 def small_alphabets(request, monkeypatch, tmp_path):
-    """Every test has its own cache on disk and nothing loaded; alphabets have four characters where files are made."""
+    """Give each test an empty cache on disk; alphabets have four characters in tests that use the small files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     data_registry._load.cache_clear()
     if "root" in request.fixturenames:
@@ -54,9 +54,9 @@ def small_alphabets(request, monkeypatch, tmp_path):
 
 
 def drawing(alphabet: str, character: int, drawer: str) -> np.ndarray:
-    """Return a drawing, ink False on True: a square of 15 pixels whose place tells alphabet, character and drawer.
+    """Return a drawing, with ink False: a square whose place depends on the alphabet, the character and the drawer.
 
-    15 pixels of 105 are exactly 4 of 28, and so is every multiple of 15 that the square is moved by.
+    Its side is 15 of 105 pixels, exactly 4 of 28, and it is moved by multiples of 15.
     """
     place = list(CHARACTERS).index(alphabet) * 4 + character + 32 * int(drawer)
     paper = np.ones((105, 105), dtype=bool)
@@ -72,7 +72,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def write(root: Path) -> None:
-    """Write both archives as Omniglot's authors pack them, folders included; two alphabets are in both."""
+    """Write both archives as Omniglot's authors pack them, with entries for folders; two alphabets are in both."""
     (root / FOLDER).mkdir(parents=True)
     for name, alphabets in zip(SETS, IN_SET, strict=True):
         with zipfile.ZipFile(root / FOLDER / f"{name}.zip", "w") as archive:
@@ -106,7 +106,7 @@ def unpack(root: Path, *names: str) -> None:
 
 
 def test_every_drawing_is_read_once_with_its_drawer_and_alphabet(root):
-    """Of 4 characters of 8 alphabets a drawer has 1 each to test with; ink is bright, 15 pixels of 105 are 4 of 28."""
+    """For each of 8 alphabets a drawer has 3 training images and 1 test image; ink is bright, 105 pixels become 28."""
     dataset = load_dataset("omniglot", root)
     assert (dataset.num_classes, dataset.input_shape, dataset.augment) == (8, (1, 28, 28), False)
     assert (len(dataset.train), len(dataset.test)) == (480, 160)
@@ -126,7 +126,7 @@ def test_every_drawing_is_read_once_with_its_drawer_and_alphabet(root):
 
 
 def test_clients_are_drawers_whatever_the_partition(root):
-    """Each of the 20 has 3 training and 1 test image of each of the 8 alphabets; nobody's test data are the same."""
+    """Each of the 20 clients has its drawer's images only: 3 for training and 1 for testing of each of 8 alphabets."""
     for partition in ("natural", "similarity"):
         data = load_federated_data(replace(SETTINGS, data_root=str(root), partition=partition))
         assert data.partition == "natural"
@@ -152,7 +152,7 @@ def test_unpacked_archives_are_the_same_data(root, unpacked):
 
 
 def test_clients_are_mapped_from_the_cache_too(root, monkeypatch, tmp_path):
-    """A second process reads no archive; where the cache has lost the clients, it is built anew."""
+    """A second process reads no archive; a cache that has lost its files of clients is built again."""
     first = load_dataset("omniglot", root)
     data_registry._load.cache_clear()
     with monkeypatch.context() as patch:
@@ -223,9 +223,9 @@ def test_files_that_are_not_omniglots_are_reported(root, damage, text):
 
 @needs_omniglot
 def test_real_omniglot_by_drawer():
-    """Lake et al.: 242 characters of these eight alphabets by 20 drawers.
+    """The eight alphabets have 242 characters by 20 drawers (Lake et al.), of which 60 per drawer are test data.
 
-    A quarter, rounded half to even, of 24, 22, 24, 47, 40, 26, 42, 17 is 6, 6, 6, 12, 10, 6, 10, 4: 60 of 242.
+    A quarter, rounded half to even, of 24, 22, 24, 47, 40, 26, 42, 17 is 6, 6, 6, 12, 10, 6, 10, 4.
     """
     data = load_federated_data(replace(SETTINGS, data_root=str(REAL)))
     dataset, info = data.dataset, DATASETS["omniglot"]
@@ -234,7 +234,7 @@ def test_real_omniglot_by_drawer():
     assert test.tolist() == [[6, 6, 6, 12, 10, 6, 10, 4]] * 20
     assert (train + test).tolist() == [list(CHARACTERS.values())] * 20
     images = np.concatenate([dataset.train.images, dataset.test.images])
-    assert len(np.unique(images.reshape(4840, -1), axis=0)) >= 4830  # a dot is a dot; nothing was read twice
+    assert len(np.unique(images.reshape(4840, -1), axis=0)) >= 4830  # some dots are equal, but no file was read twice
     assert 0.05 < images.mean() / 255 < 0.12  # the drawings have 7.5 to 8 % ink: black is the background
     assert images[:, :, 0].mean() < 1
     assert images.max() == 255

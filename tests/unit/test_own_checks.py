@@ -1,4 +1,4 @@
-"""What is wrong with a network of somebody's own is said before anything starts; each network breaks one rule."""
+"""Checks of a user's network before anything starts; each of the wrong networks breaks one rule."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_one_is_let_through(name: str) -> None:
-    """And the process's own random numbers go on as if nothing had been tried."""
+    """A valid network is accepted, and trying it does not change the process's random numbers."""
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""Where a network's source is found, what of it travels, and whose names it must not have."""
+"""A network's source: where it is found, which of its files are sent to nodes, and which names are refused."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def build(input_shape, num_classes):
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Leave what Python imports from where as it was."""
+    """Restore Python's finders, and forget the modules that a test has imported."""
     finders, modules = list(sys.meta_path), set(sys.modules)
     yield
     sys.meta_path[:] = finders
@@ -39,7 +39,7 @@ def as_before() -> Iterator[None]:
 
 
 def write_package(folder: Path, name: str) -> Path:
-    """A package with a module in it, a file of settings, and files that do not travel."""
+    """Write a package with modules, a file of settings, and files that are not sent to nodes; return its folder."""
     package = folder / name
     (package / "deep").mkdir(parents=True)
     (package / "__pycache__").mkdir()
@@ -87,7 +87,7 @@ def test_an_installed_package_s_name_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["clients", "strategies", "experiments", "hyperfl_flwr", "random", "os"])
 def test_names_of_this_project_and_of_python_are_refused(name: str, tmp_path: Path) -> None:
-    """Whether something of that name lies there or not: nothing in them makes a network."""
+    """Such a name is refused whether a file of that name exists or not."""
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf"{name} is (this project's|Python's); give your own package or module"):
             custom_source.find(f"{name}.path:build", [tmp_path])
@@ -95,7 +95,7 @@ def test_names_of_this_project_and_of_python_are_refused(name: str, tmp_path: Pa
 
 
 def test_a_copy_beside_the_original_is_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's copy of a module that Python finds anyway; as soon as the two differ, one of them must go."""
+    """A run's copy of a module that Python finds elsewhere is accepted, unless the two differ."""
     for folder in ("path", "copy"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "netof_l.py").write_text("x = 1")
@@ -121,7 +121,7 @@ def test_too_much_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
-    """Flower's own `flwr build`: the bundle holds the package, and nothing of it that does not travel."""
+    """The bundle that `flwr build` makes contains the package's files that nodes need, and no others."""
     write_package(tmp_path, "netof_e")
     custom_source.find("netof_e.nets:build", [tmp_path])
     app = build_app(tmp_path / "app", travelling_source("netof_e.nets:build"))
@@ -141,7 +141,7 @@ def test_the_app_includes_it_and_flower_builds_it(tmp_path: Path) -> None:
 
 
 def test_the_command_line_finds_it_in_the_working_directory(call: Call) -> None:
-    """`--dry-run` builds and tries the network; nothing is written."""
+    """`--dry-run` builds and tries the network, and writes nothing."""
     write_package(Path.cwd(), "netof_f")
     before = sorted(Path.cwd().rglob("*"))
     code, out, err = call("run", "--model", "netof_f.nets:build", "--method", "fedavg", "--dry-run")

@@ -1,4 +1,4 @@
-"""What a node's owner decides: checked together, told to the server by name only, and not the server's to change."""
+"""An owner's settings are checked together; the server learns only their names, and cannot change them."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 
 def context(run: Settings | None = None, **node: Scalar) -> Context:
-    """Return what a node finds; `state_dir` stands for `state-dir`."""
+    """Return the context of a node; `state_dir` stands for `state-dir`."""
     config: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 5}
     config |= {key.replace("_", "-"): value for key, value in node.items()}
     return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run or small_settings())
@@ -56,7 +56,7 @@ def test_data_must_name_something(data: str) -> None:
 
 
 def test_the_server_cannot_decide_about_the_machine(tmp_path: Path) -> None:
-    """The owner's value, or the default where the owner left it open; in a simulation the run's settings hold."""
+    """A node uses the owner's values, or the defaults without any; in a simulation it uses the run's settings, too."""
     run = small_settings(device="cpu", threads=3, **{"data-root": "/etc"})
     left_open = app_of(context(run)).config
     assert (left_open.device, left_open.threads, left_open.data_root) == ("auto", "auto", "")
@@ -67,7 +67,7 @@ def test_the_server_cannot_decide_about_the_machine(tmp_path: Path) -> None:
 
 
 def test_state_and_data_and_limits_are_no_settings_of_a_run() -> None:
-    """The server may send any key: one that is the owner's is unknown among the run's settings."""
+    """The server may send any key, but an owner's key is unknown among the run's settings."""
     for key in ("state-dir", "max-message-mb", "mixing-key-file", "data", "keep-model"):
         with pytest.raises(ConfigError, match=f"{key} is unknown|data must"):
             app_of(context(small_settings() | {key: 1}))
@@ -88,7 +88,7 @@ def test_a_node_with_its_own_data_hosts_one_client() -> None:
 
 
 def ask(kind: str, content: RecordDict, **node: Scalar) -> Message:
-    """Send one message to a node with an owner."""
+    """Send one message to a node with this node config, and return the reply."""
     grid = InProcessGrid(app, 1, small_settings(**{"num-clients": 1}), node)
     (number,) = grid.get_node_ids()
     return grid.answer(Message(content, dst_node_id=number, message_type=kind))
@@ -97,7 +97,7 @@ def ask(kind: str, content: RecordDict, **node: Scalar) -> Message:
 def test_a_message_that_is_too_large_is_refused_before_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two million bytes of arrays against one, and against three."""
+    """Arrays of 2 MB are refused with a limit of 1 MB, and unpacked with one of 3 MB or without any (0)."""
 
     def unpacked(_: ArrayRecord) -> None:
         raise DataError("unpacked")

@@ -1,4 +1,4 @@
-"""Foreign packages that carry the names of this project's own are refused, not run."""
+"""Foreign packages with the names of this project's packages are refused and not run."""
 
 import ast
 import os
@@ -26,13 +26,13 @@ def test_a_missing_package_is_told() -> None:
 
 
 def test_a_package_from_elsewhere_is_told() -> None:
-    """Numpy lies elsewhere."""
+    """Numpy, which lies outside of the project, stands for a foreign package."""
     with pytest.raises(InstallationError, match=r"'numpy' would be imported from .*numpy.*rename or uninstall"):
         refuse_foreign_packages(("numpy",))
 
 
 def test_a_package_that_a_program_has_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing says where it comes from."""
+    """Such a package has no file."""
     monkeypatch.setitem(sys.modules, "clients", ModuleType("clients"))
     with pytest.raises(InstallationError, match="'clients' would be imported from nowhere"):
         refuse_foreign_packages(APP)
@@ -51,7 +51,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def guarded_by(tree: ast.Module) -> str | None:
-    """Return the guard that comes before all other imports of the project in a module, functions included."""
+    """Return the guard that a module imports before anything else of the project, or None."""
     first = next((name for node in tree.body for name in imported(node) if name.split(".")[0] in (*ALL, OURS)), "")
     return first if first in (GUARD_APP, GUARD_ALL) else None
 
@@ -62,7 +62,7 @@ IMPORTS = {
     name: {top.split(".")[0] for node in ast.walk(tree) for top in imported(node)} & set(ALL)
     for name, tree in modules(OURS)
 }
-"""Module of `hyperfl_flwr` -> which of the packages it imports, anywhere in it."""
+"""Module of `hyperfl_flwr` -> the guarded packages that it imports, at its top or inside functions."""
 
 NEED_APP = [name for name, packages in IMPORTS.items() if packages & set(APP)]
 NEED_ALL = [name for name, packages in IMPORTS.items() if "experiments" in packages]
@@ -70,7 +70,7 @@ EXPERIMENTS = [name for name, _ in modules("experiments")]
 
 
 def test_every_folder_that_imports_a_package_is_guarded() -> None:
-    """And no other is: who has a folder `clients` beside a notebook can use the rest."""
+    """Other folders are not guarded, so that a notebook beside a folder `clients` can use them."""
     needing = {name.rpartition(".")[0] for name in NEED_APP}
     files = dict(modules(OURS))
     guards = {name: guard for name, tree in files.items() if (guard := guarded_by(tree))}
@@ -81,7 +81,7 @@ def test_every_folder_that_imports_a_package_is_guarded() -> None:
 
 
 def test_nothing_but_the_studies_imports_the_studies() -> None:
-    """`hyperfl run` works without them: their commands come by an entry point."""
+    """`hyperfl run` works without the studies, because an entry point registers their commands."""
     assert not NEED_ALL
 
 
@@ -92,7 +92,7 @@ def test_a_guard_is_seen_only_if_it_comes_first(lines: list[str]) -> None:
 
 
 MARK = "import os, pathlib\npathlib.Path(os.environ['MARK']).touch()\n"
-"""What a foreign package does if it is run."""
+"""Code of a foreign package: it leaves a mark if it is run."""
 
 EACH = """
 import importlib, os, sys
@@ -109,11 +109,11 @@ for module in sys.argv[1:]:
         os._exit(0)
     os.waitpid(child, 0)
 """
-"""Imports each module into a process that has imported no other."""
+"""Imports each module in a separate process that has imported no other one."""
 
 
 def results(folder: Path, names: list[str], before: str = "") -> tuple[dict[str, str], bool]:
-    """Import modules, as a script in a folder does: (module -> what came of it, whether a foreign package was run)."""
+    """Import modules like a script in a folder: (module -> its result, whether a foreign package was run)."""
     mark = folder / "mark"
     done = subprocess.run(
         [sys.executable, "-c", before + EACH, *names], cwd=folder, capture_output=True, text=True, check=False,
@@ -138,7 +138,7 @@ def make_foreign(folder: Path, name: str, *, is_package: bool = True) -> Path:
 @pytest.mark.parametrize("is_package", [True, False])
 @pytest.mark.parametrize("name", ALL)
 def test_no_module_runs_a_foreign_package(tmp_path: Path, name: str, is_package: bool) -> None:
-    """Each is imported first, from plain Python beside a foreign package or module."""
+    """Each module refuses it when it is imported as the first one, in a folder with a foreign package or module."""
     path = make_foreign(tmp_path, name, is_package=is_package)
     needed = ["hyperfl_flwr.cli.main"] if name == "experiments" else [*NEED_APP, *EXPERIMENTS]
     found, has_run = results(tmp_path, sorted(set(needed)))
@@ -149,7 +149,7 @@ def test_no_module_runs_a_foreign_package(tmp_path: Path, name: str, is_package:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_foreign_package_that_was_imported_before_is_refused(tmp_path: Path, name: str) -> None:
-    """Its modules are not taken for this project's either."""
+    """Modules of the foreign package are not taken for this project's either."""
     path = make_foreign(tmp_path, name)
     before = f"import os, {name}.base, {name}.setting, {name}.run, {name}.findings; os.remove(os.environ['MARK'])\n"
     needed = ["hyperfl_flwr.cli.main"] if name == "experiments" else [*NEED_APP, "hyperfl_flwr.launch.simulation"]
@@ -197,7 +197,7 @@ sys.path[:] = [here] + [path for path in sys.path if not (pathlib.Path(path) / "
 from hyperfl_flwr.__main__ import main
 main()
 """
-"""Runs the command line of the installation in a folder, beside no other."""
+"""Runs the command line of the installation in a folder, with no other installation on the path."""
 
 
 def command_line(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -208,7 +208,7 @@ def command_line(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_distribution(folder: Path, name: str, commands: str) -> None:
-    """Write what an installer writes of a distribution that brings commands for `hyperfl`."""
+    """Write the metadata of an installed distribution that registers commands for `hyperfl`."""
     path = folder / f"{name}-1.0.dist-info"
     path.mkdir()
     (path / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -217,7 +217,7 @@ def make_distribution(folder: Path, name: str, commands: str) -> None:
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Path:
-    """A copy of this project's packages, with its entry point."""
+    """Return a folder with a copy of this project's packages and with its entry point."""
     for name in (OURS, *ALL):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     make_distribution(tmp_path, "hyperfl_flwr", "experiments.commands:studies")
@@ -225,7 +225,7 @@ def installation(tmp_path: Path) -> Path:
 
 
 def test_commands_of_other_packages_are_not_loaded(installation: Path) -> None:
-    """One that is damaged would end every command, and one of the name of ours would take its place."""
+    """A damaged one would end every command, and one with the name of a command of ours would replace it."""
     make_foreign(installation, "other")
     make_distribution(installation, "other", "other:commands")
     make_distribution(installation, "missing", "no_such_package:commands")

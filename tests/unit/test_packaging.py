@@ -1,4 +1,4 @@
-"""The pinned versions fit the requirements, and leave the choice of torch's build and of the package index."""
+"""The pinned versions fit the requirements, and leave the build of torch and the package index to the user."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The partitions against Flower's own partitioners, where both implement the same thing."""
+"""The partitions compared with Flower's partitioners, where both implement the same."""
 
 import socket
 
@@ -14,7 +14,7 @@ SAMPLES = 400
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-    """A test that reaches for the network fails."""
+    """Let a test that uses the network fail."""
 
     def refuse(*_args):
         raise AssertionError("these tests need no network")
@@ -53,7 +53,7 @@ def test_natural(labels, clients):
 
 @pytest.mark.parametrize("num_clients", [1, 6, 7, 20])
 def test_iid_sizes(labels, clients, num_clients):
-    """The same sizes; Flower's partitioner does not shuffle, and always gives the remainder to the first clients."""
+    """Only the sizes are equal: Flower's partitioner does not shuffle, and gives the remainder to the first clients."""
     theirs = reference(IidPartitioner(num_partitions=num_clients), labels, clients)
     ours = partitions.iid(labels, np.random.default_rng(0), num_clients=num_clients)
     assert sorted(map(len, ours)) == sorted(map(len, theirs))
@@ -62,7 +62,7 @@ def test_iid_sizes(labels, clients, num_clients):
 @pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # datasets on a newer pyarrow
 @pytest.mark.parametrize(("num_clients", "shards_per_client"), [(20, 2), (10, 5), (4, 1)])
 def test_shards(labels, clients, num_clients, shards_per_client):
-    """Equal where the shards divide the samples: same seed, same draw of the shards."""
+    """If the shards divide the samples evenly, equal seeds give equal draws of shards."""
     partitioner = ShardPartitioner(
         num_partitions=num_clients, partition_by="label", num_shards_per_partition=shards_per_client, seed=11
     )
@@ -75,7 +75,7 @@ def test_shards(labels, clients, num_clients, shards_per_client):
 
 @pytest.mark.parametrize(("num_clients", "alpha"), [(5, 0.5), (10, 1.0), (8, 100.0)])
 def test_dirichlet_per_label(labels, clients, num_clients, alpha):
-    """Equal: same algorithm, same generator."""
+    """The same algorithm and generator give equal partitions."""
     partitioner = DirichletPartitioner(
         num_partitions=num_clients, partition_by="label", alpha=alpha, min_partition_size=3, seed=5
     )
@@ -88,7 +88,7 @@ def test_dirichlet_per_label(labels, clients, num_clients, alpha):
 
 @pytest.mark.filterwarnings("ignore:The specified min_partition_size:UserWarning")
 def test_dirichlet_per_label_tries_again_like_flower(labels, clients):
-    """A smallest size that the first draw misses: both repeat the draw with the generator's next numbers."""
+    """If the first draw misses the smallest size, both draw again with the generator's next numbers."""
     partitioner = DirichletPartitioner(
         num_partitions=10, partition_by="label", alpha=0.5, min_partition_size=15, seed=0
     )

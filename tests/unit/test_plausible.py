@@ -1,4 +1,4 @@
-"""Replies that fit, and cannot be true."""
+"""Replies that have the right layout, but impossible values."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,11 @@ from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
 
 RATIO = 2.0
 SENT = {"net/a": np.full(3, 1.0, np.float32), "net/b": np.full(1, 1.0, np.float32)}
-"""Of length 2: a change may be 4 long."""
+"""Arrays of norm 2, so that the norm of an update may be 4."""
 
 
 def reply(change: float, *, reduction: Reduction = Reduction.MEAN_BY_EXAMPLES, **metrics: float) -> TrainingReply:
-    """Return the reply of two clients with 10 and 30 samples, the mean of which is a change of `net/b` away."""
+    """Return the reply of two clients with 10 and 30 samples; its mean is `SENT` with a change of `net/b`."""
     numbers = {"personalized-accuracy": 0.5} | {name.replace("_", "-"): value for name, value in metrics.items()}
     results = [ClientResult(client=client, num_examples=10 + 20 * client, metrics=numbers) for client in (0, 1)]
     weight = np.float64(40.0 if reduction is Reduction.MEAN_BY_EXAMPLES else 2.0)
@@ -37,7 +37,7 @@ def check(answer: TrainingReply, reduction: Reduction = Reduction.MEAN_BY_EXAMPL
 
 @pytest.mark.parametrize("reduction", [Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN, Reduction.SUM])
 def test_an_update_may_be_so_long_and_no_longer(reduction: Reduction) -> None:
-    """3.9 / 2 is below 2, and 4.1 / 2 above; the mean over both clients counts, also of a sum."""
+    """An update of norm 3.9 is accepted and one of 4.1 refused; the mean over both clients counts, also for a sum."""
     check(reply(3.9, reduction=reduction), reduction)
     with pytest.raises(ValueError, match=r"update of net has 2\.05 times the norm .*max-update-ratio = 2"):
         check(reply(4.1, reduction=reduction), reduction)
@@ -48,7 +48,7 @@ def test_a_ratio_of_zero_allows_any_update() -> None:
 
 
 def test_what_was_sent_may_be_zero() -> None:
-    """The measure is then 0.05 for each of 4 numbers: 0.05 * 2 = 0.1 long, so that 0.19 passes and 0.21 does not."""
+    """For 4 zeros, 0.05 each counts, a norm of 0.1: an update of 0.19 is accepted and one of 0.21 refused."""
     sent = {"net/a": np.zeros(4, np.float32)}
     bounds = bounds_of({"net": Reduction.MEAN}, shared=sent, per_client={0: {"own/a": sent["net/a"]}})
     results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
@@ -64,7 +64,7 @@ def test_what_was_sent_may_be_zero() -> None:
 
 
 def test_numbers_that_overflow() -> None:
-    """The largest float32, whose square is beyond float32 but not beyond the float64 in which it is added up."""
+    """The largest float32 is refused without an overflow, because squares are added in float64."""
     results = [ClientResult(client=0, num_examples=1, metrics={"personalized-accuracy": 0.0})]
     arrays = {**SENT, "net/b": np.array([np.finfo(np.float32).max])}
     with pytest.raises(ValueError, match=r"1\.7e\+38 times the norm"):
@@ -72,7 +72,7 @@ def test_numbers_that_overflow() -> None:
 
 
 def test_one_client_s_arrays_are_not_divided() -> None:
-    """Of one client with 40 samples the arrays are its own: 1 + 3.9 passes, and 1 + 4.1 does not."""
+    """With one client of 40 samples, an update of 1 + 3.9 is accepted and one of 1 + 4.1 is refused."""
     results = [ClientResult(client=0, num_examples=40, metrics={"personalized-accuracy": 0.0})]
     for change, fits in ((3.9, True), (4.1, False)):
         one = TrainingReply(
@@ -86,7 +86,7 @@ def test_one_client_s_arrays_are_not_divided() -> None:
 
 
 def test_outliers_count() -> None:
-    """The sums alone change nothing; with 164 / 40 in a higher level the change is 4.1 long, with 156 / 40 3.9."""
+    """Sums without a change are accepted with 156 / 40 = 3.9 in a higher level, and refused with 164 / 40 = 4.1."""
     for outlier, fits in ((156.0, True), (164.0, False)):
         answer = replace(reply(0.0), outliers={2: {"net/b": np.array([outlier])}})
         if fits:
@@ -99,7 +99,7 @@ def test_outliers_count() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, 3 * BLOCK + 5])
 def test_arrays_of_several_blocks(dtype: type, size: int) -> None:
-    """A change of 0.3 sqrt(size) is 1.5 times as long as the 0.2 sqrt(size) that were sent, 0.41 is 2.05 times."""
+    """For a sent norm of 0.2 sqrt(size), an update of 0.3 (1.5 times) is accepted and one of 0.41 (2.05) is refused."""
     rng = np.random.default_rng(0)
     signs = rng.choice([-1, 1], size)
     shared = {"net/a": (0.2 * signs).astype(dtype)}
@@ -116,7 +116,7 @@ def test_arrays_of_several_blocks(dtype: type, size: int) -> None:
 
 
 def test_a_number_of_samples_may_not_change() -> None:
-    """Client 1 has 30; what the handshake did not tell is not compared."""
+    """Client 1 has 30 samples, not 29; counts that the handshake did not give are not compared."""
     check(reply(0.0), client_1=30)
     with pytest.raises(ValueError, match="client 1 reports 30 training samples but announced 29"):
         check(reply(0.0), client_0=10, client_1=29)
@@ -133,7 +133,7 @@ def test_an_accuracy_is_a_share(name: str, value: float, fits: bool) -> None:
 
 
 def test_an_accuracy_that_is_missing() -> None:
-    """As one that is not a number is: a report's columns hold NaN where a client has none."""
+    """It is refused like one that is not a number, since a report's columns hold NaN for a missing metric."""
     results = [ClientResult(client=4, num_examples=1, metrics={"personalized-accuracy": float("nan")})]
     report = Report.from_record(Report(results=results, process="p").to_record())
     with pytest.raises(ValueError, match="client 4 reports no personalized-accuracy, or one that is not a number"):

@@ -1,4 +1,4 @@
-"""Network namespaces of simulations, and what users are warned of where there are none."""
+"""Network namespaces of simulations, and warnings for users of machines without them."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ needs_namespaces = pytest.mark.skipif(
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port of this machine's loopback interface on which a server answers `/health`."""
+    """Start a server on the loopback interface that answers `/health`; yield its port."""
 
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -60,7 +60,7 @@ def test_a_new_network_has_its_own_loopback_interface_only(port: int) -> None:
 
 @contextlib.contextmanager
 def waiting(prefix: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
-    """A process that waits for the end of the block."""
+    """Start a process that waits for the end of the block."""
     command = [*prefix, sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         yield process
@@ -87,7 +87,7 @@ def test_the_same_user_reaches_a_port_in_it_and_keeps_the_identity() -> None:
 
 @needs_namespaces
 def test_a_network_that_is_held_open_is_not_taken_for_a_later_one() -> None:
-    """The kernel gives the number of a namespace that has ended to the next one."""
+    """It is held open because the kernel gives the number of an ended namespace to the next one."""
     with waiting(private_network.in_new_network([])) as first:
         network = Network(first.pid)
     with network, waiting(private_network.in_new_network([])) as second, Network(second.pid):
@@ -108,7 +108,7 @@ def test_a_process_without_a_network_of_its_own_is_refused(monkeypatch: pytest.M
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="root has no user namespace of its own, others have")
 def test_root_never_enters_a_user_namespace() -> None:
-    """Whoever has made one may control the processes in it."""
+    """The user who has created such a namespace may control the processes in it."""
     with waiting(["unshare", "--user", "--net"]) as stranger, Network(stranger.pid) as network:
         assert "user" not in " ".join(str(Path(word).readlink()) for word in network.entered_by([]) if "/fd/" in word)
 
@@ -116,9 +116,10 @@ def test_root_never_enters_a_user_namespace() -> None:
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_an_unprivileged_user_gets_a_network_too_and_another_cannot_enter_it() -> None:
-    """Both are forked, since another user may not be allowed to read this Python's files.
+    """An unprivileged process gets its own network, and a process of another user gets a PermissionError.
 
-    A process that changes its user without running a program belongs to root in /proc until it says otherwise.
+    Both are forked, since another user may not be allowed to read this Python's files. In /proc, a process that changes
+    its user without running a program belongs to root until it is made dumpable.
     """
     set_dumpable = 4
     told, tell = os.pipe()
@@ -178,7 +179,7 @@ def test_other_people_with_processes_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_hidden_processes_count_as_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A /proc that is mounted with hidepid has no folder of a process of another user."""
+    """If /proc is mounted with hidepid and so hides the processes of others, other users are assumed."""
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: path.name != "1" and exists(path))
     assert other_accounts.other_accounts() == [other_accounts.UNSEEN]

@@ -1,4 +1,4 @@
-"""The run folder: one writer, lines that can be taken back, nothing overwritten."""
+"""The run folder: it has a single writer, lines can be removed again, and nothing is overwritten."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ def line(kind: str, number: int) -> dict[str, object]:
 
 
 def test_a_new_folder(tmp_path: Path) -> None:
-    """Subfolders are there; that of the clients is its owner's alone, whatever the umask allows."""
+    """The folder has its subfolders; only the owner can use that of the clients, whatever the umask."""
     old = os.umask(0)
     try:
         directory = RunDirectory.create(tmp_path / "a")
@@ -66,7 +66,7 @@ def test_a_used_folder_and_a_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_refused(directory: RunDirectory) -> None:
-    """In this process, and leaving no open file behind; the first one's lock holds."""
+    """A second writer in the same process is refused and leaves no file open; the first one's lock stays."""
     for _ in range(2):
         with pytest.raises(RunDirectoryError, match="another process is writing"):
             RunDirectory(directory.path)
@@ -102,12 +102,12 @@ def test_lines_come_back_as_they_were(directory: RunDirectory) -> None:
 
 @pytest.mark.parametrize("dataset", ["npz:own.npz", "npz:/data/own.npz", "npz:here/own.npz", "own", "folder:/x/own"])
 def test_a_run_is_named_after_its_data(dataset: str) -> None:
-    """Without what folder names should not have: the prefix, a path, a colon."""
+    """The name of the data lacks what folder names should not have: the prefix, a path, a colon."""
     assert "-fedavg-own-seed3-" in new_run_name("fedavg", dataset, 3)
 
 
 def test_a_line_that_was_cut_off_is_left_out(directory: RunDirectory) -> None:
-    """A crash while the second line was being written; going on drops it for good."""
+    """A line that was being written at a crash is not read, and is removed when the run continues."""
     directory.append([line("train", 1), line("train", 2)])
     file = directory.path / "metrics.jsonl"
     file.write_bytes(file.read_bytes()[:-9])
@@ -127,7 +127,7 @@ def test_a_line_that_was_cut_off_is_left_out(directory: RunDirectory) -> None:
     ],
 )
 def test_rewind_drops_what_was_measured_after_a_round(directory: RunDirectory, last: int, expected: list[str]) -> None:
-    """The aggregate of round r is measured by the clients of round r + 1, so it goes with that round."""
+    """The aggregate of round r is measured by the clients of round r + 1, so it is dropped with that round."""
     names = ["aggregate 0", "train 1", "client 1", "aggregate 1", "client-aggregate 1", "train 2", "aggregate 2"]
     directory.append([line(name.split()[0], int(name.split()[1])) for name in names])
     for number in (1, 2, 11):

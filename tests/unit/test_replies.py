@@ -1,4 +1,4 @@
-"""Replies of nodes that tell nonsense: each is refused with a `ValueError`, which leaves out its node and no more."""
+"""Invalid replies of nodes: each is refused with a `ValueError`, because of which only its node is left out."""
 
 import io
 from typing import Any
@@ -24,7 +24,7 @@ from strategies.engine.round_outcome import Outcome, Refused
 
 
 def content(metrics: dict[str, float], **changes: Any) -> RecordDict:
-    """Return the reply of one client, in whose record some values are others."""
+    """Return the reply of one client, with some values of its record changed."""
     record = Report(results=[ClientResult(client=0, num_examples=7, metrics=metrics)], process="p").to_record()
     for key, value in changes.items():
         record[key.replace("_", "-")] = value
@@ -32,7 +32,7 @@ def content(metrics: dict[str, float], **changes: Any) -> RecordDict:
 
 
 def test_our_metrics_are_taken() -> None:
-    """A loss may become infinite."""
+    """The metrics of our clients are accepted; a loss may be infinite."""
     told = {
         "personalized-accuracy": 0.5,
         "personalized-loss": float("inf"),
@@ -57,7 +57,7 @@ def test_our_metrics_are_taken() -> None:
     ],
 )
 def test_metrics_that_could_not_be_recorded_are_refused(metrics: dict[str, float], text: str) -> None:
-    """A line of metrics.jsonl has a round, a kind, ... of its own; the sum of two numbers of 1e308 is none."""
+    """A line of metrics.jsonl already has a round, a kind, ...; two numbers of 1e308 have an infinite sum."""
     with pytest.raises(ValueError, match=text):
         read_report(content(metrics), [0])
 
@@ -96,7 +96,7 @@ def header_of(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
     ],
 )
 def test_arrays_that_are_none(data: bytes) -> None:
-    """Python's and numpy's own readers raise seven kinds of exceptions of these, or read beyond what was told."""
+    """Each gives a ValueError; Python's and NumPy's readers raise seven kinds of exceptions, or read too much."""
     with pytest.raises(ValueError, match=r"header|must be|must hold|does not fit|magic|EOF"):
         unpack_arrays(ArrayRecord({"a": Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=data)}))
 
@@ -107,7 +107,7 @@ def test_what_we_pack_is_read() -> None:
 
 
 def test_a_reason_is_one_line_whatever_a_node_calls_its_arrays() -> None:
-    """Names of arrays get into the reason, which gets into the log and on the terminal."""
+    """The reason includes names of arrays, and is written to the log and the terminal."""
     outcome = Outcome()
     outcome.fail([3], "unexpected arrays: a\n2026 INFO all is well\x1b[2J")
     outcome.refuse(7, Refused(clients=[3], reason="unexpected arrays: a\n2026 INFO all is well\x1b[2J"))
@@ -120,7 +120,7 @@ SENT = {"net/a": np.zeros(2, np.float32), "net/b": np.zeros(1, np.float32)}
 
 
 def training(clients: int, arrays: dict[str, Any], outliers: dict[str, Any] | None = None) -> RecordDict:
-    """Return the reply to a TRAIN message of so many clients, with 7 samples each."""
+    """Return the reply to a TRAIN message for this many clients, with 7 samples each."""
     results = [ClientResult(client=client, num_examples=7, metrics={}) for client in range(clients)]
     content = RecordDict(
         {
@@ -135,7 +135,7 @@ def training(clients: int, arrays: dict[str, Any], outliers: dict[str, Any] | No
 
 
 def read(clients: int, arrays: dict[str, Any], outliers: dict[str, Any] | None = None) -> list[float]:
-    """Return the sum over the server's rounding of a reply, for `net/a`, by samples."""
+    """Return the server's mean by samples of `net/a` from a single reply."""
     reply = read_training(training(clients, arrays, outliers), list(range(clients)), SENT, {})
     rounding = {"num_clients": clients, "max_num_examples": 7}
     total = ReproducibleSum(SENT, {"net": Reduction.MEAN_BY_EXAMPLES}, **rounding)
@@ -145,7 +145,7 @@ def read(clients: int, arrays: dict[str, Any], outliers: dict[str, Any] | None =
 
 
 def test_one_client_s_arrays_and_several_clients_sums() -> None:
-    """By hand: (1, 2) of one client, or sums (14, 28) over 14 samples, have the mean (1, 2); 28 more make it (1, 4)."""
+    """By hand: (1, 2) of one client, and sums (14, 28) of 14 samples, have the mean (1, 2); an outlier of 28 adds 2."""
     one = {"net/a": np.array([1, 2], np.float32), "net/b": np.zeros(1, np.float32)}
     sums = {"net/a": np.array([14.0, 28.0]), "net/b": np.zeros(1)}
     assert read(1, one) == [1, 2]
@@ -170,14 +170,14 @@ def test_one_client_s_arrays_and_several_clients_sums() -> None:
     ],
 )
 def test_sums_that_are_none(clients: int, change: dict[str, Any], text: str) -> None:
-    """Whether arrays or sums are right, their number of clients tells; 14 samples cannot have 15 times the largest."""
+    """Sums of several clients are float64, one client's arrays float32; 14 samples cannot give 15 times the largest."""
     arrays = {key: value.astype(np.float64 if clients > 1 else np.float32) for key, value in SENT.items()}
     with pytest.raises(ValueError, match=text):
         read(clients, arrays | change)
 
 
 def test_the_largest_sums_are_taken() -> None:
-    """14 times the largest float32, whose squares overflow nothing; their mean is the largest again."""
+    """A sum of 14 times the largest float32 is accepted, without an overflow; its mean is the largest float32."""
     largest = float(np.finfo(np.float32).max)
     assert read(2, {"net/a": np.array([14 * largest, 0]), "net/b": np.zeros(1)}) == [largest, 0]
 

@@ -1,4 +1,4 @@
-"""Which runs can be gone on with."""
+"""Resuming a run: from which checkpoints, and with which changes of the settings."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ Resume = Callable[..., int]
 
 @pytest.fixture
 def finished(federate: Federate) -> Path:
-    """A run of two rounds with checkpoints after both."""
+    """Return the folder of a run of two rounds with checkpoints after both."""
     return federate("hyperfl", num_rounds=2, checkpoint_every=1)
 
 
@@ -43,12 +43,12 @@ ALLOWED: Settings = {
 
 
 def another(value: Scalar) -> Scalar:
-    """Return a value that differs."""
+    """Return a different value."""
     return f"{value}-other" if isinstance(value, str) else value + 1
 
 
 def refuse(old: Settings, new: Settings) -> None:
-    """Compare settings of which no `auto` has become a number."""
+    """Compare settings as if no `auto` had been resolved to a number."""
     refuse_changes(old, new, new)
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_told(resume: Resume, finished: Path, damage: Ca
 
 
 def test_a_checkpoint_whose_number_is_not_its_content(resume: Resume, finished: Path) -> None:
-    """The file of round 1 under the name of round 2 would make the run skip a round."""
+    """The file of round 1 under the name of round 2 is refused, as it would make the run skip a round."""
     checkpoints = finished / "checkpoints"
     (checkpoints / "round-000001.npz").replace(checkpoints / "round-000002.npz")
     with pytest.raises(StateError, match=r"round-000002\.npz"):
@@ -139,7 +139,7 @@ def test_missing_or_damaged_private_state_is_told(resume: Resume, finished: Path
 
 
 def test_a_run_whose_private_state_is_gone_does_not_go_on(federate: Federate, finished: Path) -> None:
-    """Whatever stops it, it must not train on from initial private parameters."""
+    """It ends with an error, and must not continue from initial private parameters."""
     for path in sorted((finished / "clients").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(HyperFLError, match="is missing"):
@@ -159,7 +159,7 @@ def test_a_run_that_somebody_is_writing_to_is_left_alone(federate: Federate, fin
 
 
 def test_the_manifest_tells_of_the_resumption(federate: Federate, finished: Path) -> None:
-    """Start and identity stay; the settings are the new ones; every round stands once in the metrics."""
+    """Start and identity stay, the settings are the new ones, and every round occurs once in the metrics."""
     old = read_manifest(finished)
     federate("hyperfl", num_rounds=3, checkpoint_every=1, resume=str(finished))
     new = read_manifest(finished)

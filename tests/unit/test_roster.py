@@ -1,4 +1,4 @@
-"""Who takes part in a deployment: nodes that are missing, come later, go, come back, or do not fit."""
+"""The nodes of a deployment: some are missing, come later, leave, come back, or do not fit."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def refuses(number: int, reason: str) -> Answer:
 
 
 def test_all_nodes_are_waited_for(make_roster: Callable[..., Roster], said: list[str]) -> None:
-    """Node p of 3 hosts p and p + 3; each line is told when something has changed."""
+    """Node p of 3 hosts clients p and p + 3; a line is logged when something has changed."""
     grid = ScriptedGrid(nodes_of(3, 6, num_examples=[10, 30]), arrivals=[C, A, B])
     roster = make_roster(grid, timeout=10.0)
     assert [(node.id, node.clients) for node in roster.gather().nodes] == [(A, [0, 3]), (B, [1, 4]), (C, [2, 5])]
@@ -66,7 +66,7 @@ def test_all_nodes_are_waited_for(make_roster: Callable[..., Roster], said: list
 
 
 def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Callable[..., Roster]) -> None:
-    """Two of three: enough for min-nodes = 2, and to go on with a run (half of three, rounded up, is two)."""
+    """Two of three nodes are enough with min-nodes = 2, and for resuming a run (half of three, rounded up)."""
     grid = ScriptedGrid(nodes_of(3, 6), arrivals=[A, C])
     text = r"node-timeout = 0\.05 s: all 3 nodes are required, missing: 1; start them, or set min-nodes=2"
     with pytest.raises(RunFailedError, match=text):
@@ -80,7 +80,7 @@ def test_a_run_begins_with_all_nodes_unless_it_is_told_otherwise(make_roster: Ca
 
 
 def test_nodes_that_say_they_are_fewer_do_not_begin_alone(make_roster: Callable[..., Roster]) -> None:
-    """A node that is mistaken, or lies, about how many there are."""
+    """A node that reports a wrong number of nodes, here one, does not start a run that needs two."""
     grid = ScriptedGrid({A: [says(introduction(0, 1, 6))]}, arrivals=[A])
     with pytest.raises(RunFailedError, match="2 of 1 nodes are needed, present: 0"):
         make_roster(grid, min_nodes=2).gather()
@@ -92,7 +92,7 @@ def test_nobody_comes(make_roster: Callable[..., Roster]) -> None:
 
 
 def test_nodes_that_are_there_but_had_no_time_to_answer_are_told(make_roster: Callable[..., Roster]) -> None:
-    """As on a deployment with a node-timeout below the time of one phase."""
+    """This happens in a deployment if node-timeout is below the duration of one phase."""
     grid = ScriptedGrid({A: [is_silent], B: [is_silent]})
     with pytest.raises(RunFailedError, match=r"has replied \(2 connected but without a reply .*raise node-timeout"):
         make_roster(grid, min_nodes=1).gather()
@@ -101,7 +101,7 @@ def test_nodes_that_are_there_but_had_no_time_to_answer_are_told(make_roster: Ca
 def test_a_node_with_other_versions_is_told_once_and_takes_part(
     make_roster: Callable[..., Roster], said: list[str]
 ) -> None:
-    """Not the build of torch, and not the last number of Python; a word that cannot be read tells nothing."""
+    """Another build of torch, another patch version of Python and entries that cannot be read are not reported."""
     here = shared_versions()
     same = [f"flwr {here['flwr']}", f"torch {here['torch'].partition('+')[0]}+cu999", "python 3.11.99", "torch"]
     other = [f"hyperfl-flwr {here['hyperfl-flwr']}", "torch 1.0\n", "numpy 0.1"]
@@ -120,7 +120,7 @@ def test_a_node_with_other_versions_is_told_once_and_takes_part(
 
 
 def test_a_novel_node_is_not_waited_for_and_trains_nothing(make_roster: Callable[..., Roster], said: list[str]) -> None:
-    """Node 2 of 3 takes models on demand: it has answered, which is enough, and its place stays empty."""
+    """Node 2 of 3 takes models on demand: its answer ends the wait for it, and its place stays empty."""
     novel = {NOVEL: True, "partition": 2, "num-nodes": 1, "clients": [2]}
     answers = {**nodes_of(3, 2), C: [says(RecordDict({PROPERTIES: ConfigRecord(novel)}))]}
     roster = make_roster(ScriptedGrid(answers, arrivals=[A, B, C]), num_clients=2, timeout=10.0)
@@ -130,7 +130,7 @@ def test_a_novel_node_is_not_waited_for_and_trains_nothing(make_roster: Callable
 
 
 def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], said: list[str]) -> None:
-    """Node 2 comes late, goes, and comes back; each is told once."""
+    """Node 2 comes late, node 1 leaves and comes back; each change is logged once."""
     grid = ScriptedGrid(nodes_of(3, 6), arrivals=[A, B])
     roster = make_roster(grid, min_nodes=1)
     roster.gather()
@@ -147,7 +147,7 @@ def test_a_node_joins_goes_and_comes_back(make_roster: Callable[..., Roster], sa
 
 
 def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster], said: list[str]) -> None:
-    """Without key authentication: while Flower still lists the old id, the new one has to wait."""
+    """Without key authentication, the new id is refused as long as Flower lists the old one."""
     answers = {**nodes_of(2, 6), C: [says(introduction(1, 2, 6))]}
     grid = ScriptedGrid(answers)
     grid.present = [A, B]
@@ -162,7 +162,7 @@ def test_a_node_may_come_back_under_another_id(make_roster: Callable[..., Roster
 
 
 def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster], said: list[str]) -> None:
-    """It was silent in a round. Flower lists it all the time, but it takes part when it has answered."""
+    """A node that was silent in a round takes part again when it has answered, although Flower still lists it."""
     introduced = says(introduction(1, 2, 6))
     grid = ScriptedGrid({**nodes_of(2, 6), B: [introduced, is_silent, introduced]})
     roster = make_roster(grid)
@@ -206,7 +206,7 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
 def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
     answer: Answer, reason: str, make_roster: Callable[..., Roster], said: list[str]
 ) -> None:
-    """B is corrected and started again: then it is node 1, and takes part."""
+    """B is refused with the reason. Corrected and started again, it takes part as node 1."""
     answers: dict[int, Sequence[Answer]] = nodes_of(3, 6, classes=["dog"])
     grid = ScriptedGrid({A: answers[A], C: answers[C], B: [answer, answers[B][0]]})
     roster = make_roster(grid)
@@ -223,7 +223,7 @@ def test_a_node_that_does_not_fit_is_refused_and_the_others_go_on(
 
 
 def test_what_the_run_began_with_counts(make_roster: Callable[..., Roster]) -> None:
-    """One node has begun; two that come later and agree with each other do not outvote it."""
+    """The run has begun with one node; two later ones that agree with each other do not outvote it."""
     answers = {**nodes_of(3, 6, num_classes=7), A: [says(introduction(0, 3, 6))]}
     grid = ScriptedGrid(answers)
     grid.present = [A]
@@ -247,7 +247,7 @@ def test_all_are_refused(make_roster: Callable[..., Roster]) -> None:
 
 
 def test_too_few_nodes_before_a_round(make_roster: Callable[..., Roster], said: list[str]) -> None:
-    """Four nodes, half of which must stay: with one there, the server waits until a second one is back, or fails."""
+    """Half of four nodes must be present: with one, the server waits for a second one, and fails if none comes."""
     grid = ScriptedGrid(nodes_of(4, 8))
     roster = make_roster(grid, num_clients=8)
     roster.gather()

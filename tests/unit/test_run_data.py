@@ -1,4 +1,4 @@
-"""What a run's data are called, by what its nodes tell and by manifests of earlier versions."""
+"""The title of a run's data, from its nodes' handshakes and from manifests of earlier versions."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hyperfl_flwr.server.handshake import Node
 
 
 def federation(*owners_data: bool, shape: tuple[int, ...] = (1, 28, 28), **told: Any) -> Federation:
-    """Return a federation by what each node says of its data."""
+    """Return a federation with a node for each of `owners_data`, which says whether its data are its owner's."""
     properties = {"input-shape": list(shape), "num-classes": 6, "partitioned-by": "own", **told}
     return Federation(
         [
@@ -44,7 +44,7 @@ def test_feature_vectors() -> None:
 
 
 def test_data_that_were_used_stay_used() -> None:
-    """A node with data of its owner's has left, or has come later."""
+    """The source is `nodes` if a node with its owner's data took part before or takes part now."""
     owners, others = (RunData.of(federation(said), "digits") for said in (True, False))
     assert others.with_earlier(owners).source == "nodes"
     assert owners.with_earlier(others).source == "nodes"
@@ -52,7 +52,7 @@ def test_data_that_were_used_stay_used() -> None:
 
 
 def test_names_of_classes_are_those_of_as_many_classes() -> None:
-    """They are words of other machines, which are printed and written to files."""
+    """Names come from other machines: control characters are removed, and a list of another length is not used."""
     names = ["a", "b\n\x1b[31m", "c", "d", "e", "f"]
     assert RunData.of(federation(True, classes=names), "digits").classes == ("a", "b [31m", "c", "d", "e", "f")
     assert RunData.of(federation(True, classes=names[:2]), "digits").classes == ()
@@ -76,13 +76,13 @@ def test_manifests_of_earlier_versions(kind: str) -> None:
 
 
 def test_a_title_has_a_title_of_its_own() -> None:
-    """Models that were kept by an earlier version have a path, newer ones have a title."""
+    """A title's title is the title itself: kept models of earlier versions have a path, newer ones a title."""
     for name in ("digits", "npz:/a/b.npz", "folder:/a/c"):
         assert title_of(title_of(name)) == title_of(name)
 
 
 def test_a_deployments_folder_is_not_called_after_a_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Its name is chosen before the nodes are asked."""
+    """The folder's name is chosen before the nodes report their data."""
     monkeypatch.chdir(tmp_path)
     assert "-fedavg-mnist-seed0-" in requested({"method": "fedavg", "dataset": "mnist"}).output
     assert "-fedavg-deployment-seed0-" in requested({"method": "fedavg", "dataset": "mnist"}, deployed=True).output

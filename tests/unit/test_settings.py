@@ -1,4 +1,4 @@
-"""Settings explain themselves: what is generated of their declarations is current, and the command line prints it."""
+"""The documentation of settings: generated files are current, and `hyperfl settings` prints all of it."""
 
 import importlib.util
 import tomllib
@@ -34,7 +34,7 @@ def generator() -> ModuleType:
 
 @needs_checkout
 def test_generated_files_are_current(generator: ModuleType) -> None:
-    """If not: `python scripts/generate_settings.py`."""
+    """If this fails, run `python scripts/generate_settings.py`."""
     assert generator.PROJECT.read_text() == generator.project_text()
     assert generator.PAGE.read_text() == generator.settings_page()
 
@@ -70,7 +70,7 @@ def test_meanings_name_all_choices() -> None:
 
 
 def test_ranges_are_read_off_the_types() -> None:
-    """Written by hand."""
+    """Expected texts are written by hand."""
     found = {key: each.values for key, each in all_settings().items()}
     assert found["num-clients"] == "whole number ≥ 1"
     assert found["priv-hfl.pseudo-samples"] == "whole number ≥ 2"

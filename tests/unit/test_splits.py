@@ -20,7 +20,7 @@ def test_channel_statistics_leave_out_nan():
 
 
 def test_split_takes_a_quarter_of_every_group():
-    """4 -> 1, 2 -> 1 (at least one), 1 -> 0 (training comes first), 10 -> 2 (2.5 rounds to even)."""
+    """Test samples of 4: 1, of 2: 1 (at least one), of 1: 0 (training comes first), of 10: 2 (2.5 rounds to even)."""
     groups = np.repeat([0, 1, 2, 3], [4, 2, 1, 10])
     train, test = split_train_test(groups, np.random.default_rng(0))
     assert np.bincount(groups[test], minlength=4).tolist() == [1, 1, 0, 2]

@@ -40,7 +40,7 @@ def test_a_version_comes_back_unchanged(state: PrivateState) -> None:
 
 
 def test_files_and_folders_are_their_owners_alone(state: PrivateState) -> None:
-    """Whatever the umask allows: folders 0700, files 0600."""
+    """Folders have the mode 0700 and files 0600, whatever the umask."""
     old = os.umask(0)
     try:
         state.save(1, ARRAYS)
@@ -60,7 +60,7 @@ def test_versions_stand_side_by_side(state: PrivateState) -> None:
 
 
 def test_older_versions_of_this_client_are_forgotten(state: PrivateState, tmp_path: Path) -> None:
-    """Of versions 1 to 3, older than 4, only 2 stays; 5 is newer; 0 and 9 do not exist; a neighbour keeps its own."""
+    """Of the versions before 4 only 2 stays, 4 and 5 are newer, 0 and 9 do not exist; another client's files stay."""
     neighbour = PrivateState(tmp_path / "node" / "run", "ab12", 4)
     neighbour.save(1, ARRAYS)
     for version in (1, 2, 3, 4, 5):
@@ -107,7 +107,7 @@ def test_a_missing_version_is_named(state: PrivateState) -> None:
 def test_a_file_of_another_run_client_or_round_is_refused(
     state: PrivateState, tmp_path: Path, experiment: str, client: int, version: int
 ) -> None:
-    """The file says whose it is; it is copied to where version 1 of client 3 is expected."""
+    """A file names its experiment, client and version; here it is copied to the place of version 1 of client 3."""
     other = PrivateState(tmp_path / "other", experiment, client)
     other.save(version, ARRAYS)
     state.save(1, ARRAYS)
@@ -117,7 +117,7 @@ def test_a_file_of_another_run_client_or_round_is_refused(
 
 
 def test_the_largest_state_is_that_of_a_newest_version(state: PrivateState, tmp_path: Path) -> None:
-    """Sizes of float64 arrays by hand: an older, larger version does not count; without any there is none."""
+    """By hand, for float64 arrays: an older, larger version does not count; without any state the result is None."""
     node = tmp_path / "node" / "run"
     assert largest_state(node) is None
     state.save(1, {"a/x": np.zeros(9)})
@@ -128,7 +128,7 @@ def test_the_largest_state_is_that_of_a_newest_version(state: PrivateState, tmp_
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a number of bytes: the system then refuses a write half-way."""
+    """Limit the size of this process's files, so that the system refuses a write half-way."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -138,7 +138,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 LARGE = {"classifier/weight": np.ones(50_000, np.float32)}
-"""Of 200,000 bytes."""
+"""Arrays of 200,000 bytes."""
 
 
 def test_a_write_that_breaks_off_leaves_the_old_version(state: PrivateState) -> None:
@@ -173,7 +173,7 @@ def test_a_model_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder on a file system of 128 kB of its own; only the superuser may make one."""
+    """Mount a separate file system of 128 kB, which only the superuser may do, and yield its folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)], capture_output=True)
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_old_version(small_disk: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """A file is where the folder should be."""
+    """A file in the place of the folder gives an error."""
     (tmp_path / "node").write_text("")
     with pytest.raises(StateError, match=r"after round 1 is not stored: cannot write to"):
         PrivateState(tmp_path / "node" / "run", "ab12", 3).save(1, ARRAYS)

@@ -1,4 +1,4 @@
-"""Arrays on disk: written whole or not at all, damage is seen, nothing is unpickled."""
+"""Arrays on disk: they are written whole or not at all, damage is detected, and nothing is unpickled."""
 
 import os
 import stat
@@ -35,7 +35,7 @@ def test_arrays_and_meta_come_back_unchanged(stored: Path) -> None:
 
 
 def test_sizes_are_those_of_the_arrays(stored: Path, tmp_path: Path) -> None:
-    """Without numpy's and zip's headers; a damaged file is told."""
+    """Sizes do not include NumPy's and zip's headers; a damaged file is an error."""
     assert stored_bytes(stored) == {"group/a": 24, "group/b": 8}
     write_arrays(tmp_path / "x.npz", {"none": np.zeros((0, 3)), "one": np.float16(1)}, {})
     assert stored_bytes(tmp_path / "x.npz") == {"none": 0, "one": 2}
@@ -45,7 +45,7 @@ def test_sizes_are_those_of_the_arrays(stored: Path, tmp_path: Path) -> None:
 
 
 def test_an_array_without_dimensions_keeps_none(tmp_path: Path) -> None:
-    """A batch normalisation's counter has the shape (), and a client's state must come back with it."""
+    """The counter of a batch normalisation has the shape (), which a client's state must keep."""
     write_arrays(tmp_path / "x.npz", {"norm/num_batches_tracked": np.array(7, np.int64)}, {})
     back = read_arrays(tmp_path / "x.npz")[0]["norm/num_batches_tracked"]
     assert (back.shape, back.dtype, int(back.reshape(()))) == ((), np.int64, 7)
@@ -58,7 +58,7 @@ def test_the_file_is_an_ordinary_npz(stored: Path) -> None:
 
 
 def test_arrays_that_are_not_contiguous(tmp_path: Path) -> None:
-    """A transposed view and a strided one, against numpy's own copies."""
+    """A transposed view and a strided one are read back with equal values."""
     base = np.arange(12.0).reshape(3, 4)
     views = {"t": base.T, "s": base[::2, ::-1]}
     write_arrays(tmp_path / "x.npz", views, {})
@@ -121,9 +121,9 @@ def test_everything_is_on_disk_before_the_new_name_is_given(tmp_path: Path, monk
 
 @pytest.mark.parametrize("mask", [0xFF, 0x01, 0x20, 0x80])
 def test_a_flipped_byte_anywhere_is_seen_or_harmless(stored: Path, mask: int) -> None:
-    """Wherever a byte changes, reading ends with StateError or gives exactly what was written (a time stamp changed).
+    """Wherever a byte changes, reading ends with a StateError or gives what was written (e.g. for a time stamp).
 
-    What the arrays and the meta data are made of must always be seen.
+    A change within the arrays or the metadata must always be detected.
     """
     data = stored.read_bytes()
     with zipfile.ZipFile(stored) as archive:
@@ -168,7 +168,7 @@ def test_an_archive_without_meta(tmp_path: Path) -> None:
 
 
 class Evil:
-    """Its unpickling would leave a mark."""
+    """An object that leaves a mark when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.mkdir, ("unpickled",)

@@ -1,4 +1,4 @@
-"""Functions that run in a subprocess: what they return and raise arrives, and nothing is left when either side ends."""
+"""Functions that run in a subprocess: results and errors arrive, and no process is left when either side ends."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.launch.processes import descendants, process_table
 
 PATIENCE = 120.0
-"""Seconds within which whatever is waited for happens, on a machine that does much else."""
+"""Limit in seconds on every wait, enough for a busy machine."""
 
 PROGRAM = """
 import sys
@@ -33,13 +33,13 @@ except KeyboardInterrupt:
 
 
 def program(name: str, *arguments: object, folder: Path = ROOT, **options: Any) -> "subprocess.Popen[str]":
-    """Start a process without torch that calls a function in a subprocess and prints what comes of it."""
+    """Start a process without torch that calls a function in a subprocess and prints its result or error."""
     command = [sys.executable, "-c", PROGRAM, repr((name, *arguments))]
     return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def done(*words: object, **options: Any) -> tuple[str, str]:
-    """Return what such a process prints and complains."""
+    """Run such a process, and return its standard output and standard error."""
     process = program(*words, **options)  # type: ignore[arg-type]
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
@@ -78,7 +78,7 @@ def test_other_errors_show_their_traceback_and_a_dead_process_its_status() -> No
 
 
 def test_nothing_is_imported_from_a_working_directory_that_is_not_on_the_import_path(tmp_path: Path) -> None:
-    """`json` and `experiments` there would be somebody else's."""
+    """`json` and `experiments` in that directory are not Python's and not this project's."""
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "__init__.py").write_text("raise SystemExit('not this one')")
@@ -108,7 +108,7 @@ def assert_gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize("after", [0.0, 1.0])
 def test_an_interrupted_call_leaves_nothing(after: float) -> None:
-    """As soon as the subprocess is there, and in the middle of the function; it says nothing."""
+    """The call is interrupted as soon as the subprocess exists, or within the function; there is no error message."""
     with program("time:sleep", 1000) as process:
         left = children(process)
         time.sleep(after)
@@ -131,7 +131,7 @@ def test_a_killed_caller_leaves_nothing() -> None:
     "words", [("--set", "num-cliens=3"), ("--output", "full"), ("--dataset", "npz:gone.npz"), ("--resume", "damaged")]
 )
 def test_the_command_says_what_it_says_in_one_process(words: tuple[str, str], call: Call, tmp_path: Path) -> None:
-    """In this process torch is imported, so that `call` has no subprocess."""
+    """The command, with its subprocess, has the output and exit code of `call`, which plans in this process."""
     Path("full").mkdir()
     Path("full", "something").touch()
     Path("damaged", "manifest.json").mkdir(parents=True)

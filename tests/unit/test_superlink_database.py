@@ -1,4 +1,4 @@
-"""A SuperLink's database is read as Flower writes it: Flower's own code makes and fills each."""
+"""A SuperLink's database is read as Flower writes it; Flower's own code creates and fills each database."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from flwr.superlink.federation import NoOpFederationManager
 from hyperfl_flwr.flower.superlink import database
 from hyperfl_flwr.launch.flower_env import can_use_database_file
 
-pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")  # of alembic, with Flower's settings
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator")  # from alembic, with Flower's settings
 
 
 @pytest.fixture
 def superlink(tmp_path: Path) -> Iterator[tuple[SqlLinkState, Path]]:
-    """Return what a SuperLink writes its database with, and that database."""
+    """Return Flower's object that writes a SuperLink's database, and the database file."""
     if not can_use_database_file():
         pytest.skip("Flower cannot make a database where it is installed")
     file = tmp_path / "state.db"
@@ -57,7 +57,7 @@ def test_flowers_tables_have_the_columns_that_are_read(superlink: tuple[SqlLinkS
 
 
 def new_run(state: SqlLinkState, **settings: str) -> tuple[int, int]:
-    """Start a run as a SuperLink does; returns the ids of the run and of its task."""
+    """Start a run as a SuperLink does; return the ids of the run and of its task."""
     run_id = state.create_run(
         fab_id=None, fab_version=None, fab_hash=None, override_config=settings, federation_id=NOOP_FEDERATION_ID,
         federation_config=None, flwr_aid=None, primary_task_type=TaskType.SERVER_APP,
@@ -69,7 +69,7 @@ def new_run(state: SqlLinkState, **settings: str) -> tuple[int, int]:
 def test_runs_are_read_as_flower_writes_them(superlink: tuple[SqlLinkState, Path]) -> None:
     state, file = superlink
     runs = [new_run(state, output="first"), new_run(state, output="second")]
-    while len({run_id >= 2**63 for run_id, _ in runs}) < 2:  # the database has signed numbers
+    while len({run_id >= 2**63 for run_id, _ in runs}) < 2:  # the database stores ids as signed numbers
         runs.append(new_run(state, output="more"))
     assert {run_id: settings["output"] for run_id, settings in database.unfinished_runs(file).items()} == {
         run_id: ["first", "second", *["more"] * len(runs)][number] for number, (run_id, _) in enumerate(runs)

@@ -1,4 +1,4 @@
-"""Somebody's own samples: what is read, what is left out with a note, and what is refused with one clear error."""
+"""A user's unlabelled samples: what is read, what is left out with a note, and what is refused with a clear error."""
 
 import os
 import pickle
@@ -17,14 +17,14 @@ GREY, COLOUR = (1, 8, 6), (3, 8, 6)
 
 
 def save(path: Path, mode: str = "L", size: tuple[int, int] = (6, 8), value: int = 51) -> Path:
-    """Write an image of one value; 51 is a fifth of 255. Sizes are (width, height)."""
+    """Write an image whose pixels have one value (51 is a fifth of 255); `size` is (width, height)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((size[1], size[0]), value, np.uint8)).convert(mode).save(path)
     return path
 
 
 def test_a_folder_is_read_with_the_folders_below_it_in_order(tmp_path: Path) -> None:
-    """Other files are counted, hidden ones ignored, folders' names told not to be labels."""
+    """Hidden files are ignored; notes give the number of other files and say that folders are not read as labels."""
     for number, name in enumerate(("b.png", "a.JPG", "cats/c.bmp", ".hidden/d.png", "cats/.e.png")):
         save(tmp_path / name, value=51 * number)
     (tmp_path / "notes.txt").write_text("x")
@@ -58,7 +58,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 
 def test_files_of_images_and_of_features(tmp_path: Path) -> None:
-    """Whole numbers are scaled, floats are not; other keys are named and not used."""
+    """Whole numbers are scaled to [0, 1], floats are not; a note names the keys that are not used."""
     np.savez(tmp_path / "a.npz", images=np.full((2, 8, 6), 51, np.uint8), labels=[0, 1], test_images=np.ones(3))
     found = read_unlabelled(tmp_path / "a.npz", GREY)
     np.testing.assert_allclose(found.samples, np.full((2, *GREY), 0.2), rtol=1e-6)
@@ -150,7 +150,7 @@ def test_names_of_classes_go_with_the_data_sets() -> None:
 
 
 def test_names_are_those_of_the_sources() -> None:
-    """Against torchvision's tables and, where CIFAR's own files are there, theirs."""
+    """The names of Fashion-MNIST's and EMNIST's classes are those in torchvision's tables."""
     datasets = pytest.importorskip("torchvision").datasets
     assert class_names("fashion-mnist", 10) == tuple(datasets.FashionMNIST.classes)
     assert class_names("emnist", 62) == tuple(sorted(datasets.EMNIST.classes_split_dict["byclass"]))

@@ -1,4 +1,4 @@
-"""Validation data: taken from the clients' training samples, so that test data stay unseen; and the global test set."""
+"""Validation data, which are a part of the training samples so that test data stay unseen; and the global test set."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ SETTINGS = RunConfig.from_flat(small_settings()).data_settings()
 
 
 def test_validation_data_are_a_part_of_the_training_data():
-    """A quarter of 40: both parts together are what the client trains on otherwise, and tests on are images of it."""
+    """A quarter of the 40 samples, 10, are validation data, whose images are tested on; 30 stay for training."""
     plain, held = load_federated_data(SETTINGS), load_federated_data(replace(SETTINGS, validation_fraction=0.25))
     for client in range(SETTINGS.num_clients):
         train, validation = held.train_indices(client), held.test_indices(client)
@@ -44,7 +44,7 @@ def test_validation_and_global_test_data_exclude_each_other():
 
 
 def test_the_global_test_accuracy_is_that_of_all_test_images(federate: Federate) -> None:
-    """FedAvg's final model is one for all clients: it is evaluated here once more, on all test images of digits."""
+    """FedAvg's final model, which all clients share, is evaluated here again on all test images of digits."""
     run = federate("fedavg", **{"data.global-test": True})
     summary = json.loads((run / "summary.json").read_text())
     target = build_target("cnn", (1, 8, 8), 10)
@@ -53,14 +53,14 @@ def test_the_global_test_accuracy_is_that_of_all_test_images(federate: Federate)
     target.load_state_dict(values, assign=True)
     images, labels = load_federated_data(SETTINGS).global_test
     assert len(labels) == 450
-    expected = evaluate(target, images, labels).accuracy  # that of each client, of which the summary has the mean
+    expected = evaluate(target, images, labels).accuracy  # equal for all clients; the summary has the mean
     assert summary["global_test_accuracy_aggregate"] == pytest.approx(expected, rel=1e-12)
     assert 0 < summary["global_test_accuracy"] < 1
     assert json.loads((federate("fedavg") / "summary.json").read_text())["global_test_accuracy"] is None
 
 
 def test_the_change_of_theta_is_recorded_from_the_second_round_on(federate: Federate) -> None:
-    """The distance of a client's extractor from its own after its round before; stored theta confirms the last."""
+    """It is the distance between a client's extractors after its last two rounds, as stored theta confirms."""
     run = federate("hyperfl", num_rounds=3, **{"checkpoint-every": 1})
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
