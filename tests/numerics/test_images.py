@@ -74,7 +74,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def test_lpips_uses_the_given_weights_and_grows_with_the_difference(weights: Path) -> None:
-    """0 for equal images, symmetric, and no other than the file's backbone; grey and colour, small and large."""
+    """It is 0 for equal images, symmetric, equal for grey images and their colour copies; it uses the weights."""
     measure = Lpips(weights)
     one, noise = images(3), images(3)
     near, far = ((1 - share) * one + share * noise for share in (0.1, 0.9))
