@@ -84,7 +84,7 @@ def running_gate(operator: Path) -> Iterator[LocalDeployment]:
     bind, nginx = page_commands()
     with pytest.MonkeyPatch.context() as patch, local_deployment(operator / "fl", 2, host=OUTSIDE) as made:
         patch.setenv("NO_PROXY", f"localhost,{INSIDE},{OUTSIDE}")
-        patch.setenv("HYPERFL_BIND", "0.0.0.0")  # `environment`, where the page writes, must win
+        patch.setenv("HYPERFL_BIND", "0.0.0.0")  # the file `environment`, which the page writes, must take precedence
         subprocess.run(["sh", "-c", bind], cwd=operator, check=True, timeout=60)
         made.start_server()
         assert not answers(made, OUTSIDE)

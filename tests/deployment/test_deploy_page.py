@@ -151,7 +151,7 @@ def run_page(machines: Machines, commands: list[str]) -> None:
             continue
         code, said = machines.finish(command, place)
         assert code == 0, f"{command}: {said}"
-        if command.startswith("tar -C"):  # the operator hands it over
+        if command.startswith("tar -C"):  # the operator gives it to the owner
             shutil.move(machines.folder / "operator" / "node-0.tar.gz", owner)
 
 
@@ -235,7 +235,7 @@ def refused_by_the_superlink(machines: Machines, words: str, place: Path) -> str
     quiet = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
     code, said = machines.finish(f"{quiet} flower-supernode {address} {words}", place)
     assert code == 1, said
-    assert "Failed to initialize the connection to the SuperLink." in said  # it got so far
+    assert "Failed to initialize the connection to the SuperLink." in said  # it got as far as connecting
     assert len(before) == 2
     assert machines.known() == before
     assert machines.online() == [0, 1]

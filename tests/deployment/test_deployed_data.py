@@ -175,7 +175,7 @@ def test_nothing_of_an_installed_network_travels(owners: Owners) -> None:
     told = read_manifest(owners.output)["model"]
     assert (told["factory"], told["installed"]) == (OWN["target"], True)
     assert not (owners.output / "model").exists()
-    assert list(owners.made.folder.rglob("*.py"))  # the apps that were handed out
+    assert list(owners.made.folder.rglob("*.py"))  # the distributed app's files
     assert not list(owners.made.folder.rglob(f"{MODULE}*"))
     assert not list(owners.made.folder.rglob("model"))
     summary = json.loads((owners.output / "summary.json").read_text())

@@ -96,7 +96,7 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
     assert "INFO :      round 3/3: personalized accuracy" in err
-    assert "Start `flwr-serverapp` process" in err  # Flower's own
+    assert "Start `flwr-serverapp` process" in err  # Flower's own log line
     assert_like(output, straight, 3)
 
 

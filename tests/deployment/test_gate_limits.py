@@ -113,7 +113,7 @@ def attack(
     thread.start()
     try:
         for _ in range(number):
-            with contextlib.suppress(OSError):  # one that was refused
+            with contextlib.suppress(OSError):  # the connection was refused
                 opened.append(kind(made, source))
         yield opened
     finally:
@@ -154,12 +154,12 @@ def is_closed(connection: socket.socket) -> bool:
 @pytest.mark.parametrize("source", [INSIDE, ELSEWHERE])
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_no_address_keeps_nodes_out(gate: LocalDeployment, kind: str, source: str) -> None:
-    """While one address holds as many of 600 connections as it can, nodes at any address are answered at once."""
+    """While one address holds as many of 600 connections as it can, nodes at it and at another are served at once."""
     with attack(gate, ATTACKS[kind], source):
         for address in (INSIDE, ELSEWHERE):
             began = time.monotonic()
             assert served(gate, address) == 400
-            assert time.monotonic() - began < 15  # after which nginx closes connections that say nothing
+            assert time.monotonic() - began < 15  # the time after which nginx closes idle connections
 
 
 def test_what_says_too_little_is_closed(gate: LocalDeployment) -> None:

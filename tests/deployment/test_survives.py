@@ -135,7 +135,7 @@ def disturb(story: Story) -> None:
     nodes[1].kill9()
     story.killed = time.monotonic()
     nodes[1].start()  # too early: the SuperLink still counts it as online
-    nodes[2].stop()  # as an operator does who restarts it
+    nodes[2].stop()  # as in a restart by its owner
     nodes[2].start()
     eventually(lambda: WAITS in nodes[1].log, "a word of the node that is started too early")
     nodes[1].kill9()

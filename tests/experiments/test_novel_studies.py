@@ -81,7 +81,7 @@ def test_rows_and_columns_show_numbers_of_one_run(corrupted):
         for column, corruption in (("clean", "none"), ("blur", "blur"), ("contrast", "contrast")):
             accuracies, entry = ACCURACIES[way, corruption], collected.entries[row, column]
             assert entry.values == [pytest.approx(50 * sum(accuracies))]
-            assert entry.error == pytest.approx(100 * abs(accuracies[0] - accuracies[1]) / 2)  # of two numbers
+            assert entry.error == pytest.approx(100 * abs(accuracies[0] - accuracies[1]) / 2)  # two numbers
             assert math.isnan(entry.deviation)
         assert collected.entries[row, "rotation"].values == ()
     mean, sem = 50 * sum(ACCURACIES["ensemble", "blur"]), 50 * abs(np.diff(ACCURACIES["ensemble", "blur"])[0])
@@ -151,7 +151,7 @@ def test_divergence_against_scipy_and_by_hand():
     wanted = min(stats.entropy((novel + 1) / (novel + 1).sum(), (row + 1) / (row + 1).sum()) for row in training)
     assert nearest_divergence(novel, training) == pytest.approx(wanted, rel=1e-12)
     assert nearest_divergence([3, 0, 1], [[9, 9, 9], [3, 0, 1]]) == 0
-    # (3 + 1) / 6 and 2 / 6 against 1 / 5 and 4 / 5; the other way round it would be another number.
+    # (3 + 1) / 6 and 2 / 6 against 1 / 5 and 4 / 5; with the arguments swapped the result differs.
     by_hand = 4 / 6 * math.log(4 / 6 * 5) + 2 / 6 * math.log(2 / 6 * 5 / 4)
     assert nearest_divergence([3, 1], [[0, 3]]) == pytest.approx(by_hand)
 
@@ -185,7 +185,7 @@ def test_points_of_figure_3(far):
     """Novel clients are compared with training clients, using only their plain accuracy."""
     study, begun, folder = far
     cell = study.cells(quick=True)[0]
-    # Of (1, 9) / 10 against (7, 3) / 10, the nearest.
+    # Divergence of (1, 9) / 10 from (7, 3) / 10, the nearest client.
     apart = 0.1 * math.log(1 / 7) + 0.9 * math.log(9 / 3)
     assert divergence_points(cell.folder(folder), "global") == [(0, 0.75), (pytest.approx(apart), 0.5)]
     assert divergence_points(cell.folder(folder), "sampled") == []

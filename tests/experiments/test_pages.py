@@ -65,7 +65,7 @@ def test_an_audit_s_page_escapes_settings(tmp_path: Path, named_badly: str) -> N
     assert "<script" not in text
     assert page.title == "fedavg on <script>$\\frac$.npz: one step on 1 image"
     assert page.rows["dataset"] == [named_badly, "digits"]
-    assert len(page.sources) == 6  # two images: private, rebuilt, unrelated
+    assert len(page.sources) == 6  # for each of two images: private, rebuilt, unrelated
     assert 'alt="reconstruction of private image 2 by ig, PSNR' in text
 
 

@@ -34,7 +34,7 @@ def tolerance() -> float:
 
 def test_the_page_has_every_run() -> None:
     assert set(documented()) == {(method, seed) for method in METHODS for seed in SEEDS}
-    assert 0 < tolerance() <= 1.0  # of 100; more would say nothing
+    assert 0 < tolerance() <= 1.0  # points of 100; a larger tolerance would prove nothing
 
 
 @pytest.mark.slow

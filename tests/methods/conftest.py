@@ -25,7 +25,7 @@ def serving_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pixels() -> np.ndarray:
-    """The novel client's images [N, H, W, 3]."""
+    """Return the novel client's images [N, H, W, 3]."""
     return np.random.default_rng(1).integers(0, 256, (N, SIDE, SIDE, 3), dtype=np.uint8)
 
 

@@ -59,10 +59,10 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     assert summary["seconds_per_round"] > 0
     assert summary["peak_memory_mb"] > 0
     arrays, _ = last_checkpoint(run)
-    rests = "encoder/" if method == "it-pfl" else SERVER  # does not travel in the second of the two rounds
+    rests = "encoder/" if method == "it-pfl" else SERVER  # not sent in the second of the two rounds
     shared = sum(v.nbytes / (1 + key.startswith(rests)) for key, v in arrays.items() if not key.startswith(SERVER))
     if (bias := arrays.get(f"{SERVER}head_bias")) is not None:
-        shared += bias.nbytes  # one number for each parameter that is generated
+        shared += bias.nbytes  # one number per generated parameter
     if "embedding" in client_of(method).shared:
         shared += arrays[f"{SERVER}embeddings"][0].nbytes
     assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
@@ -149,7 +149,7 @@ def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> 
     federate(method, grid=make, num_rounds=4, fraction_train=0.5, checkpoint_every=1)
     rounds = grids[0].rounds
     assert [len(trained) for trained, _, _ in rounds.values()] == [2, 2, 2, NUM_CLIENTS]
-    assert len({tuple(trained) for trained, _, _ in rounds.values()}) > 2  # not the same clients again and again
+    assert len({tuple(trained) for trained, _, _ in rounds.values()}) > 2  # different clients are sampled
     for number, (trained, before, after) in rounds.items():
         for client in range(NUM_CLIENTS):
             folder = f"client-{client:05d}/"

@@ -114,12 +114,12 @@ def test_nor_does_it_with_clients_that_diverge(
         return grids[-1] if num_nodes == 2 else plain_grid(num_nodes, settings)
 
     alter_fit(monkeypatch, method, diverge)
-    settings = {**unequal, "num_rounds": 2}  # what is trained of such numbers may not be finite
+    settings = {**unequal, "num_rounds": 2}  # training on such numbers may not stay finite
     expected, *others = (
         results(federate(method, each, grid=make, max_update_ratio=0.0, **settings)) for each in (1, 2, 3, 5)
     )
     assert others == [expected] * len(others)
-    if client_of(method).shared and "pfedhn" not in method and method != "it-pfl":  # those have frozen or none
+    if client_of(method).shared and "pfedhn" not in method and method != "it-pfl":  # no sums, or frozen ones
         assert any(b"outlier-sums" in sent for sent in grids[1].sent)
 
 
@@ -141,7 +141,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
         received[:] = [array.astype(np.float64) for array in parameters]
         return arrays, num_examples, numbers
 
-    encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # trained, and averaged
+    encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # the encoder is trained and averaged
     monkeypatch.setattr(client_class, "fit", recorded_fit)
     run = federate(method, 3, **{**unequal, "num_rounds": 1}, **encoder)
     assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)

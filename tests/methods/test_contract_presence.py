@@ -129,7 +129,7 @@ def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy
     assert progress.versions == dict.fromkeys(range(NUM_CLIENTS), 4)
     assert (progress.trainings, progress.failed_trainings) == (NUM_CLIENTS * 4 - len(ITS_CLIENTS), 0)
     text = (run / "server.log").read_text()
-    assert text.count("node 1 takes part: clients 1 3") == 1  # said before there was a log
+    assert text.count("node 1 takes part: clients 1 3") == 1  # reported in the handshake, before the log exists
     assert text.count("node 1 is away (clients 1 3)") == text.count("node 1 is back (clients 1 3)") == 1
     assert f"{len(OTHERS)} of {NUM_CLIENTS} clients" in text
     assert ", nodes 0, away 1" in text

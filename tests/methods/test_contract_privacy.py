@@ -108,7 +108,7 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     for file, arrays in private_arrays(run).items():
         for key, value in arrays.items():
             private[f"{file}:{key}"] = value.tobytes()
-            assert common_window(value.tobytes(), stored[f"clients/{file}"])  # found where it belongs
+            assert common_window(value.tobytes(), stored[f"clients/{file}"])  # the search finds it in its own file
     assert bool(private) == bool(stored) == bool(client_class.private)
     messages = {f"message {number}": data for number, data in enumerate(grids[0].sent)}
     files = {name: data for name, data in files_below(run).items() if name not in stored}

@@ -172,7 +172,7 @@ def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
     run = federate("it-pfl", 5, grid=make, **changes)
     for _, request, own in (*grids[0].sent, *grids[0].replies):
         assert list(own) == list(request.clients)
-        assert len(own) == 1  # of five nodes with a client each
+        assert len(own) == 1  # each of the five nodes has one client
     rows = {
         (kind, request.round, client): arrays["embedding/weight"]
         for kind, request, own in grids[0].sent
@@ -205,7 +205,7 @@ def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: F
         return grids[-1]
 
     changes = {"checkpoint_every": 1, "fraction_train": 0.5, "it-pfl.fine-tune-rounds": 0}
-    shorter = federate("it-pfl", num_rounds=2, **changes)  # its first round is the longer one's
+    shorter = federate("it-pfl", num_rounds=2, **changes)  # its first round equals that of the longer run
     table = Checkpoints(shorter / "checkpoints").load(1)[0]["server/embeddings"]
     federate("it-pfl", grid=make, num_rounds=3, **changes)
     sent = [own for kind, request, own in grids[0].sent if kind == MessageType.TRAIN and request.round == 2]

@@ -171,7 +171,7 @@ def test_a_file_of_a_simulation_is_named_without_the_path_to_it(federate: Federa
     assert model_of_run(run, None).about()["dataset"] == summary["dataset"]
     page = Page(write_report(run).read_text())
     assert page.title == "fedavg on wards.npz, 4 classes, 1x8x8"
-    assert page.rows["dataset"][0].startswith(f"npz:{tmp_path}")  # as given, for the one who gave it
+    assert page.rows["dataset"][0].startswith(f"npz:{tmp_path}")  # the setting as given, for the user who gave it
 
 
 def test_one_that_does_not_fit_is_left_out_by_name(federate: Federate, folders: list[Path], tmp_path: Path) -> None:

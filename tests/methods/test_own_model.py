@@ -215,7 +215,7 @@ def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path:
 
 def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second node reports another source hash, and the run fails."""
-    hashes = iter(["same", "other", "same"])  # two nodes greet, then the server compares
+    hashes = iter(["same", "other", "same"])  # two nodes answer the handshake, then the server compares
     monkeypatch.setattr("hyperfl_flwr.app.node.source_hash", lambda _: next(hashes))
     monkeypatch.setattr("hyperfl_flwr.server.federation.source_hash", lambda _: next(hashes))
     with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_networks:build"):

@@ -36,7 +36,7 @@ def test_nothing_but_the_descriptor_leaves(
     (served,) = open_run(serving_run).serve(grid)
     planar, floats = pixels.transpose(0, 3, 1, 2), normalised(serving_run, pixels).numpy()
     with np.load(tmp_path / "out" / "release.npz") as release:
-        pooled = release["vector"][release["vector"] != 0]  # windows of zeros are found in any encoder
+        pooled = release["vector"][release["vector"] != 0]  # windows of zeros would occur in any encoder
     secrets = {
         "pixels": pixels.tobytes(), "planes": planar.tobytes(), "scaled": (planar / np.float32(255)).tobytes(),
         "normalised": floats.tobytes(), "pooled": pooled.tobytes(), "pooled32": pooled.astype(np.float32).tobytes(),
@@ -48,7 +48,7 @@ def test_nothing_but_the_descriptor_leaves(
     sent = {"model": load_file(tmp_path / "out" / "model.safetensors")["classifier.weight"].numpy().tobytes()}
     assert leaks(sent, messages)
     assert any(served.descriptor.tobytes() in message for message in grid.up)
-    assert max(map(len, grid.up)) < 1200  # 16 bytes of it the descriptor, the rest names and numbers of the report
+    assert max(map(len, grid.up)) < 1200  # 16 bytes are the descriptor, the rest the report's names and numbers
 
 
 def descriptor_message(run: Path, change: Callable[[SharedArrays], SharedArrays] = lambda arrays: arrays) -> Message:

@@ -56,7 +56,7 @@ def test_fedavg_averages_them(federate: Federate) -> None:
     data = load_federated_data(RunConfig.from_flat(read_manifest(run)["settings"]).data_settings())
     target = build_target("resnet18", (1, 8, 8), 10)
     weight = initial_state(target, torch_generator(0, "model"))["extractor.conv1.weight"]
-    images = torch.cat([data.client(client).train_images for client in range(2)])  # equally many
+    images = torch.cat([data.client(client).train_images for client in range(2)])  # both clients have equally many
     expected = 0.1 * functional.conv2d(images, weight, padding=1).mean(dim=(0, 2, 3))
     got = torch.from_numpy(arrays["model/extractor.bn1.running_mean"])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)

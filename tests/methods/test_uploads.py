@@ -46,7 +46,7 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
     for part, upload in sent.items():
         for group in GROUPS.get(part, (part,)):
             keys = [key for key in seen.reply if group_of(key) == group]
-            if not keys or part == "kept-model":  # where it starts from is not sent
+            if not keys or part == "kept-model":  # its start is not sent
                 continue
             before, reply = (
                 np.concatenate([np.ravel(each[key]) for key in keys]) for each in (seen.received, seen.reply)

@@ -53,7 +53,7 @@ def test_errors_are_counted_by_hand(float64):
 
 
 def test_both_sides_weigh_the_same():
-    """From zero, one step goes from side 0's mean to side 1's, whatever their sizes, and leaves the bias alone."""
+    """From zero, one step moves along side 1's mean minus side 0's, for any sizes, and leaves the bias at 0."""
     rng = torch.Generator().manual_seed(0)
     zero, one = torch.randn(1000, 4, generator=rng), torch.randn(3, 4, generator=rng) + 1
     wanted = 3 * (one.mean(0) - zero.mean(0)) / 4 / 4**0.5
@@ -72,7 +72,7 @@ def test_separate_gaussians_are_2_apart_and_equal_ones_0():
     assert abs(np.mean(equal)) < 0.1  # each has the standard deviation 2 / sqrt(160) = 0.16, their mean 0.035
     everything = learned(zero, same, rounds=200)
     learned_by_heart = [int(errors(everything, each, torch.tensor([side]))) for side, each in enumerate((zero, same))]
-    assert a_distance(*(count / 160 for count in learned_by_heart)) > 1  # why errors are not counted on these
+    assert a_distance(*(count / 160 for count in learned_by_heart)) > 1  # so errors must be counted on held-out samples
 
 
 def test_the_distance_of_gaussians_is_that_of_the_best_boundary():

@@ -62,7 +62,7 @@ def drawn_generator(shape, num_classes, width, seed=0):
 
 @pytest.mark.parametrize(("shape", "count"), [((1, 28, 28), 573_825), ((3, 32, 32), 682_499)])
 def test_the_generator_has_the_size_of_its_source(shape, count):
-    """(110 + 2) 64 s^2 + 2 * 128 + (9 * 128 + 1) 128 + 2 * 128 + (9 * 128 + 1) 64 + 2 * 64 + (9 * 64 + 1) C."""
+    """Parameters: 112 * 64 s^2 + 2 * 128 + (9 * 128 + 1) (128 + 64) + 2 * 128 + 2 * 64 + (9 * 64 + 1) C."""
     sides = 64 * (shape[1] // 4) ** 2
     by_hand = 112 * sides + 256 + 1153 * 128 + 256 + 1153 * 64 + 128 + 577 * shape[0]
     assert sum(parameter.numel() for parameter in Generator(shape, 10).parameters()) == by_hand == count

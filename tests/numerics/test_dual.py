@@ -167,7 +167,7 @@ def test_the_limits_are_those_of_the_spectral_radius(order, realisation, steps, 
 
 
 def disturbed(rule, fault="", rounds=1500, lossy=True):
-    """Run with 60 % of the clients per round and, if `lossy`, 30 % of their replies lost."""
+    """Return a federation after rounds with 60 % of the clients and, if `lossy`, with 30 % of their replies lost."""
     federation, rng = Disturbed(LeastSquares.random(), rule, fault=fault), np.random.default_rng(2)
     for _ in range(rounds):
         present = sorted(rng.choice(NUM_CLIENTS, 3, replace=False).tolist())

@@ -102,7 +102,7 @@ def test_split_returns_views_in_order():
 
 
 def test_gradient_of_theta_is_the_chain_rule():
-    """dL/dH = z g^T, dL/dc = g, dL/dv = W1^T ((H g) [z > 0]) for a linear loss g . theta, computed with numpy."""
+    """For a linear loss g . theta, in numpy: dL/dH = z g^T, dL/dc = g, dL/dv = W1^T ((H g) [z > 0])."""
     extractor = nn.Linear(3, 2, dtype=torch.float64)
     hypernetwork = filled(Hypernetwork(extractor, embedding_dim=4, hidden_width=7)).double()
     embedding = torch.randn(4, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)

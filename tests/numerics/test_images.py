@@ -24,7 +24,7 @@ def images(num=5, channels=1, side=28):
 
 
 def test_psnr_is_per_image():
-    """-10 log10 of the mean squared error: an offset of 0.1 gives 20 dB, 0.01 gives 40; equal images are infinite."""
+    """It is -10 log10 of the mean squared error: 20 dB for an offset of 0.1, 40 for 0.01, infinite for equal images."""
     black = np.zeros((3, 1, 8, 8), dtype=np.float32)
     other = black + np.array([0.1, 0.01, 0.0], dtype=np.float32).reshape(3, 1, 1, 1)
     np.testing.assert_allclose(psnr(other, black), [20.0, 40.0, np.inf], rtol=1e-4)
@@ -119,7 +119,7 @@ def comparison_of(reconstructed, private):
 
 
 def test_controls_and_verdict():
-    """Noise of 0.05 is 26 dB; the mean of uniform noise is 10.8 dB (variance 1/12), unrelated noise 7.8 dB (1/6)."""
+    """Noise of 0.05 gives 26 dB, the mean of uniform noise 10.8 (variance 1/12), unrelated noise 7.8 dB (1/6)."""
     private = images(8)
     good = comparison_of(private + np.float32(0.05) * RNG.standard_normal(private.shape, dtype=np.float32), private)
     np.testing.assert_allclose(good.matched.psnr, 26.0, atol=0.5)

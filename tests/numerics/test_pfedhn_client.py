@@ -40,7 +40,7 @@ def fit(client_class, tmp_path, **changes):
     values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(5, "model"))
     received = {
         key: values[key.partition("/")[2] if key.startswith("model/") else f"extractor.{key.partition('/')[2]}"]
-        for key in client.keys()  # noqa: SIM118 - a client is no dict
+        for key in client.keys()  # noqa: SIM118 - a client is not a dict
     }
     before = {f"classifier.{name}": value for name, value in client.initial_private().get("classifier", {}).items()}
     arrays, num_examples, _ = client.fit(

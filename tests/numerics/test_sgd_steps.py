@@ -231,7 +231,7 @@ def unequal_federation(tmp_path):
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_fedavg_averages_by_numbers_of_samples(num_nodes, tmp_path):
-    """sum_i n_i w_i / sum_i n_i with n = (12, 36); w_i is one gradient step by autograd from the common start.
+    """The result is sum_i n_i w_i / sum_i n_i, n = (12, 36), w_i one autograd gradient step from the common start.
 
     float32 all the way: 1e-6 of the weights. The plain mean of the two is more than ten times further away.
     """

@@ -74,7 +74,7 @@ def loaded(path: Path) -> NDArray[Any] | None:
 def test_an_archive_with_changed_bytes(path: Path, method: int, edits: list[Edit], kept: float) -> None:
     path.write_bytes(edited(ARCHIVES[method], edits, kept))
     images = loaded(path)
-    assert images is None or images.tobytes() == IMAGES.tobytes()  # the checksums let nothing else through
+    assert images is None or images.tobytes() == IMAGES.tobytes()  # checksums detect every other change
 
 
 @settings(max_examples=400, deadline=None)
@@ -95,7 +95,7 @@ def test_an_array_with_any_header(path: Path, header: str, version: int) -> None
 
 @settings(max_examples=400, deadline=None)
 @given(kind=st.sampled_from(list(PICTURES)), edits=EDITS, kept=st.sampled_from([1.0, 1.0, 0.5]))
-@pytest.mark.filterwarnings("ignore")  # Pillow's, of tags that it does not know
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of unknown tags
 def test_an_image_with_changed_bytes(path: Path, kind: str, edits: list[Edit], kept: float) -> None:
     file = path.with_suffix(".png")
     file.write_bytes(edited(PICTURES[kind], edits, kept))

@@ -65,7 +65,7 @@ def test_automatic_sizes_share_no_sample_and_are_deterministic(labels, seed, num
     for name, indices in parts.items():
         assert len(indices) == num_clients
         if name in ("similarity", "dirichlet") and min(map(len, indices)) == 1:
-            continue  # a single sample each is given even where classes run short
+            continue  # every client gets one sample even if a class has too few
         assert_disjoint(indices)
         for mine, same in zip(indices, again[name], strict=True):
             assert len(mine) >= 1
@@ -125,7 +125,7 @@ def test_sizes_of_whole_pool_partitions_are_upper_limits(labels, seed, num_clien
 @QUICK
 @given(labels=pools(), seed=SEEDS, num_clients=st.integers(1, 8), samples=st.one_of(st.none(), st.integers(1, 60)))
 def test_test_data_follow_the_training_proportions(labels, seed, num_clients, samples):
-    """A largest remainder differs from the exact share by less than 1."""
+    """Class counts of the test data differ by less than 1 from the exact shares of the training data."""
     num_classes = labels.max() + 1
     train = partitions.dirichlet_per_label(labels, generator(seed), num_clients=num_clients, alpha=0.5, min_samples=1)
     counts = class_counts(train, labels, num_classes)
@@ -242,7 +242,7 @@ def test_dirichlet_extremes():
 
 
 def test_shards_hold_few_classes():
-    """Shards that divide the classes evenly hold one class each, so two shards at most two classes."""
+    """Shards that divide the classes evenly have one class each, so two shards have at most two classes."""
     labels = generator(0).permutation(np.repeat(np.arange(10), 40))
     indices = partitions.shards(labels, generator(0), num_clients=20, shards_per_client=2)
     assert (np.count_nonzero(class_counts(indices, labels, 10), axis=1) <= 2).all()

@@ -127,7 +127,7 @@ def assert_failed_and_told_the_way_on(process: subprocess.Popen[str], output: Pa
     return complained
 
 
-@pytest.mark.timeout(1800)  # four times Ray
+@pytest.mark.timeout(1800)  # starts Ray four times
 def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:
@@ -175,7 +175,7 @@ def listening(pids: list[int]) -> list[str]:
     accepting = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
     held = set()
     for file in (file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()):
-        with contextlib.suppress(FileNotFoundError):  # it was closed in between
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             held.add(str(file.readlink()))
     return [address for name, address in accepting.items() if name in held]
 
@@ -209,7 +209,7 @@ def test_the_in_process_engine_opens_no_port_and_gives_the_same_numbers(
 
 def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:
     output = tmp_path / "run"
-    with started(arguments(output, num_rounds=1000), tmp_path) as process:  # too many to end by themselves
+    with started(arguments(output, num_rounds=1000), tmp_path) as process:  # too many to complete during the test
         wait_for_round(output, 1, process)
         assert_small(process.pid)
         family = below(process.pid, "")

@@ -39,7 +39,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     """All commands but the installation work; the page's numbers are those of the runs, up to amplified rounding."""
     checkout = copy_checkout(tmp_path)
     todo = commands(PAGE)
-    assert todo.pop(0) == "make run"  # tests/simulation/test_readme.py
+    assert todo.pop(0) == "make run"  # tested in tests/simulation/test_readme.py
     number = todo.index("python scripts/generate_settings.py")
     variables = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HYPERFL_CORES": "2"}
     before = shell(script(todo[:number]), checkout, **variables)
