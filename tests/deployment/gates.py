@@ -1,6 +1,6 @@
 """nginx in front of a SuperLink, for tests.
 
-Both have the same port, nginx of 127.0.0.2, which stands for the address that others see, the SuperLink of 127.0.0.1.
+Both use the same port: nginx at 127.0.0.2, which stands for the public address, and the SuperLink at 127.0.0.1.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ INSIDE, OUTSIDE = "127.0.0.1", "127.0.0.2"
 
 
 def is_address_here(address: str) -> bool:
-    """Say whether this machine has an address; some systems have no other loopback address than 127.0.0.1."""
+    """Return whether this machine has an address; some systems have no other loopback address than 127.0.0.1."""
     with socket.socket() as probing:
         try:
             probing.bind((address, 0))
@@ -36,7 +36,7 @@ def is_address_here(address: str) -> bool:
 
 
 def needs_nginx() -> list[pytest.MarkDecorator]:
-    """Return the marks of tests with a gate."""
+    """Return the pytest marks of tests with a gate."""
     return [
         pytest.mark.slow,
         pytest.mark.timeout(1800),
@@ -46,7 +46,7 @@ def needs_nginx() -> list[pytest.MarkDecorator]:
 
 
 def page_commands() -> list[str]:
-    """Return the page's commands for the gate: the one for the SuperLink and nginx's."""
+    """Return the page's two commands for the gate: the SuperLink's setting and nginx."""
     block = re.search(r"^```console\n(\$ echo HYPERFL_BIND.*?)^```$", PAGE.read_text(), flags=re.M | re.S)
     assert block is not None
     found = [line.removeprefix("$ ") for line in block[1].splitlines()]
@@ -56,7 +56,7 @@ def page_commands() -> list[str]:
 
 @contextlib.contextmanager
 def started(command: str, place: Path) -> Iterator[Path]:
-    """Run a command that stays in the foreground; gives its log."""
+    """Run a command in the foreground of its own session and yield its log; stop it afterwards."""
     log = place / "gate.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -76,7 +76,7 @@ def answers(made: LocalDeployment, host: str) -> bool:
 
 @contextlib.contextmanager
 def running_gate(operator: Path) -> Iterator[LocalDeployment]:
-    """Give a deployment with two nodes that have come online through nginx, as docs/how-to/deploy-security.md says.
+    """Yield a deployment with two nodes that are online through nginx, as docs/how-to/deploy-security.md describes.
 
     Args:
         operator: The folder in which the operator works.
@@ -84,7 +84,7 @@ def running_gate(operator: Path) -> Iterator[LocalDeployment]:
     bind, nginx = page_commands()
     with pytest.MonkeyPatch.context() as patch, local_deployment(operator / "fl", 2, host=OUTSIDE) as made:
         patch.setenv("NO_PROXY", f"localhost,{INSIDE},{OUTSIDE}")
-        patch.setenv("HYPERFL_BIND", "0.0.0.0")  # `environment`, where the page writes, must win
+        patch.setenv("HYPERFL_BIND", "0.0.0.0")  # the file `environment`, which the page writes, must take precedence
         subprocess.run(["sh", "-c", bind], cwd=operator, check=True, timeout=60)
         made.start_server()
         assert not answers(made, OUTSIDE)
@@ -92,12 +92,12 @@ def running_gate(operator: Path) -> Iterator[LocalDeployment]:
             eventually(lambda: answers(made, OUTSIDE), "nginx's answer")
             made.start_nodes()
             yield made
-            # Strangers cannot fill the log; a node whose body is too large is named in it.
+            # Strangers cannot fill the log; it names only nodes with too large a body.
             assert [line for line in log.read_text().splitlines() if "too large body" not in line] == []
 
 
 def call(made: LocalDeployment, host: str, method: str, path: str) -> tuple[int, str, str]:
-    """Send a request that has no content, its path as it is: (status, which program answers, what it says)."""
+    """Send a request without content and with an unnormalised path; return (status, server program, body)."""
     context = ssl.create_default_context(cafile=made.deployment.server / "ca.crt")
     connection = http.client.HTTPSConnection(host, made.deployment.port, context=context, timeout=60)
     with contextlib.closing(connection):

@@ -1,4 +1,4 @@
-"""A deployment on this machine, of real processes that are started by their start.sh and can be killed."""
+"""A deployment on this machine: real processes that are started by their start.sh and can be killed."""
 
 import contextlib
 import json
@@ -22,16 +22,16 @@ from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 PATIENCE = 400.0
-"""Seconds within which whatever is waited for happens, on a machine that does much else."""
+"""Seconds to wait for any event, on a busy machine."""
 
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 
 SMALL: dict[str, Scalar] = {"local-epochs": 1, "hyperfl.hidden-width": 8, "hyperfl.embedding-dim": 4}
-"""Settings of HyperFL with little to train and small messages."""
+"""HyperFL settings with little training and small messages."""
 
 
 def sets(settings: Mapping[str, Scalar]) -> list[str]:
-    """Return settings as words of a command."""
+    """Return settings as command-line words."""
     return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
@@ -41,7 +41,7 @@ def rows_of(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def eventually(holds: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds, and fail after `patience` seconds."""
     end = time.monotonic() + patience
     while not holds():
         assert time.monotonic() < end, f"{what} must be within {patience:g} s"
@@ -55,13 +55,13 @@ def free_port() -> int:
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the end of a command: (exit code, stdout, stderr)."""
+    """Wait until a command ends; return (exit code, stdout, stderr)."""
     out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Return the processes, of all descents, whose FLWR_HOME lies in a folder."""
+    """Return all processes, of any parent, whose FLWR_HOME is below a folder."""
     wanted = f"FLWR_HOME={folder}/".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -73,7 +73,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 class Program:
-    """What a start.sh starts: a SuperLink or a SuperNode.
+    """A SuperLink or SuperNode that is started by its start.sh.
 
     Args:
         folder: The folder with start.sh.
@@ -85,23 +85,23 @@ class Program:
 
     @property
     def log(self) -> str:
-        """All that it has said, over all its starts."""
+        """All output of the program, over all its starts."""
         file = self.folder / "log"
         return file.read_text(errors="replace") if file.is_file() else ""
 
     @property
     def pid(self) -> int:
-        """The SuperLink's or SuperNode's own process, which start.sh becomes."""
+        """Process id of the SuperLink or SuperNode, which replaces start.sh."""
         assert self._process is not None, "it was not started"
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the program runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Run start.sh in a process group of its own."""
+        """Run start.sh in a new session."""
         environment = training_environment(keeps_memory=False)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -110,7 +110,7 @@ class Program:
             )  # fmt: skip
 
     def kill9_client_apps(self) -> None:
-        """Kill the processes that answer a message at this moment."""
+        """Kill the client processes that handle a message at this moment."""
         for pid in processes_of(self.folder):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -118,19 +118,19 @@ class Program:
                     os.kill(pid, signal.SIGKILL)
 
     def kill9(self) -> None:
-        """Kill it and all that came of it, as a machine without power does."""
+        """Kill the program and all its descendants, as a power failure does."""
         self._signal(signal.SIGKILL)
         for pid in processes_of(self.folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def kill9_alone(self) -> None:
-        """Kill the SuperLink or SuperNode itself only; what came of it finds out."""
+        """Kill the SuperLink or SuperNode itself only, not its descendants."""
         os.kill(self.pid, signal.SIGKILL)
         self._wait()
 
     def stop(self) -> None:
-        """End it as an operator does; may be called at any time."""
+        """Stop the program as an operator does; may be called at any time."""
         self._signal(signal.SIGTERM)
         end = time.monotonic() + 20.0
         while processes_of(self.folder) and time.monotonic() < end:
@@ -156,9 +156,9 @@ class LocalDeployment:
     """A deployment with its SuperLink and SuperNodes on this machine.
 
     Args:
-        folder: A new folder.
+        folder: Folder of the deployment; it must not exist yet.
         num_nodes: Number of nodes.
-        host: The address at which the nodes look for the SuperLink.
+        host: Address at which the nodes connect to the SuperLink.
     """
 
     def __init__(self, folder: Path, num_nodes: int, host: str = "127.0.0.1") -> None:
@@ -180,12 +180,12 @@ class LocalDeployment:
         eventually(self._answers, "the SuperLink's answer")
 
     def start(self, *numbers: int) -> None:
-        """Start the SuperLink, register the nodes, start some (without numbers all), and wait until they are online."""
+        """Start the SuperLink and some nodes (all without numbers), and wait until they are online."""
         self.start_server()
         self.start_nodes(*numbers)
 
     def start_nodes(self, *numbers: int) -> None:
-        """Register the nodes, start some (without numbers all), and wait until they are online."""
+        """Register the nodes, start some (all without numbers), and wait until they are online."""
         list(register(self.deployment))
         wanted = numbers or tuple(range(len(self.nodes)))
         for number in wanted:
@@ -193,7 +193,7 @@ class LocalDeployment:
         self.wait_until_online(*wanted)
 
     def wait_until_online(self, *numbers: int) -> None:
-        """Wait until nodes are online, and stay so: their start scripts are for a moment before."""
+        """Wait until nodes stay online: their start scripts are online for a moment before."""
 
         def are_online() -> bool:
             return all(self.superlink.nodes()[number] for number in numbers)
@@ -201,7 +201,7 @@ class LocalDeployment:
         eventually(lambda: are_online() and not time.sleep(1.0) and are_online(), f"nodes {numbers} online")
 
     def hyperfl(self, command: str, *words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
-        """Start `hyperfl COMMAND ... --deployment DIR` in a folder, without one in the deployment's."""
+        """Start `hyperfl COMMAND ... --deployment DIR` in `cwd`, by default the deployment's folder."""
         self._commands.append(
             subprocess.Popen(
                 [str(HYPERFL), command, *map(str, words), "--deployment", str(self.folder)],
@@ -212,7 +212,7 @@ class LocalDeployment:
         return self._commands[-1]
 
     def stop(self) -> None:
-        """End everything; nodes first."""
+        """Stop everything, the nodes first."""
         for command in self._commands:
             if command.poll() is None:
                 command.kill()
@@ -231,7 +231,7 @@ class LocalDeployment:
 
 @contextlib.contextmanager
 def local_deployment(folder: Path, num_nodes: int, host: str = "127.0.0.1") -> Iterator[LocalDeployment]:
-    """Give a deployment whose processes are ended afterwards; nothing has started yet."""
+    """Yield a deployment that has not started; stop its processes afterwards."""
     made = LocalDeployment(folder, num_nodes, host)
     try:
         yield made

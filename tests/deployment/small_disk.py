@@ -1,4 +1,4 @@
-"""A disk that can be full and have room again, while the programs that write to it run."""
+"""A disk that can be full and have room again while programs write to it."""
 
 import contextlib
 import os
@@ -9,16 +9,16 @@ from programs import Program, processes_of
 
 SIZE = 8_000_000
 LEFT = 64_000
-"""Bytes: room for some lines of a ledger, and for no larger file."""
+"""Bytes that are left: room for some lines of a ledger, but not for larger files."""
 
 
 class SmallDisk:
-    """The disk of a node's state: a file system of its own where this user may mount one.
+    """The disk of a node's state: a separate file system, if this user may mount one.
 
-    Elsewhere the node's programs may not let a file grow, and the system refuses in the middle of a write, too.
+    Otherwise a limit on file sizes stops the node's programs, which can also happen in the middle of a write.
 
     Args:
-        node: The node; it has not started.
+        node: The node, which must not have started.
     """
 
     def __init__(self, node: Program) -> None:
@@ -39,19 +39,19 @@ class SmallDisk:
             file.write(bytes(found.f_bavail * found.f_frsize - LEFT))
 
     def make_room(self) -> None:
-        """Take back what `fill` has done."""
+        """Undo what `fill` has done."""
         if self.mounted:
             self._ballast.unlink()
         else:
             self._limit(resource.RLIM_INFINITY)
 
     def unmount(self) -> None:
-        """End the file system; the node has ended."""
+        """Unmount the file system, after the node has ended."""
         if self.mounted:
             subprocess.run(["umount", str(self.folder)], check=True)
 
     def _limit(self, size: int) -> None:
-        """Limit the files of the node's programs, which those that they start inherit."""
+        """Limit the file size of the node's programs, which their child processes inherit."""
         for pid in processes_of(self._node.folder):
             with contextlib.suppress(ProcessLookupError):
                 _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)

@@ -1,6 +1,6 @@
-"""The commands of docs/how-to/deploy.md are run as they stand there; only host and port are replaced.
+"""The commands of docs/how-to/deploy.md are run as printed; only host and port are replaced.
 
-The operator and the owner of node 0 have a folder each, and Flower's own programs speak TLS on the loopback interface.
+The operator and the owner of node 0 have a folder each, and Flower's own programs use TLS on the loopback interface.
 The commands for nginx are in test_gate.py.
 """
 
@@ -34,13 +34,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
 OWNERS = ("tar -xzf", "sh node-0", "hyperfl deploy check node-0", "hyperfl export node-0", "hyperfl ledger node-0")
-"""How the commands begin that the owner of node 0 runs; the others are the operator's."""
+"""First words of the commands that the owner of node 0 runs; the operator runs the others."""
 
 PATIENCE = 400.0
 
 
 def page_commands() -> list[str]:
-    """Return the page's commands, in their order."""
+    """Return the page's commands in order."""
     return [
         line.removeprefix("$ ") for line in PAGE.read_text().splitlines() if re.match(r"\$ (hyperfl|sh|tar) ", line)
     ]
@@ -62,13 +62,13 @@ def free_port() -> int:
 
 @dataclass
 class Machines:
-    """Two people's folders on one machine, and what they have started.
+    """Two people's folders on one machine, and the programs they have started.
 
     Attributes:
-        folder: In it `operator` and `owner`.
-        port: The SuperLink's.
-        running: The programs that go on, each with its own process group, by their command.
-        said: What each command that came to its end has printed, in their order.
+        folder: Folder that contains `operator` and `owner`.
+        port: The SuperLink's port.
+        running: Running programs by command, each in its own process group.
+        said: Output of each finished command, in order.
     """
 
     folder: Path
@@ -106,13 +106,13 @@ class Machines:
         return [number for number, node in registered_nodes(self.deployment).items() if node.online]
 
     def known(self) -> set[tuple[int, bytes]]:
-        """Return all nodes of the SuperLink's database, whoever they are: (Flower's number, key)."""
+        """Return (Flower's number, key) of all nodes in the SuperLink's database."""
         name = f"{self.deployment.database.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
             return set(connection.execute("SELECT node_id, public_key FROM node"))
 
     def stay_online(self, numbers: list[int]) -> bool:
-        """Say whether just these nodes are online, and not only for the moment in which a start script tries it."""
+        """Return whether exactly these nodes are online, and not only while a start script checks the connection."""
         if self.online() != numbers:
             return False
         time.sleep(1.0)
@@ -122,7 +122,7 @@ class Machines:
         return probe("localhost", self.port, self.deployment.server / "ca.crt", direct=True)[0] is not None
 
     def stop(self) -> None:
-        """End the nodes, then the SuperLink; whatever goes on all the same is killed."""
+        """Stop the nodes, then the SuperLink; kill what does not end."""
         for command in reversed(self.running):
             started = self.running[command]
             with contextlib.suppress(ProcessLookupError):
@@ -135,7 +135,7 @@ class Machines:
 
 
 def run_page(machines: Machines, commands: list[str]) -> None:
-    """Run the commands; those that start a program wait until it is there."""
+    """Run the commands; after one that starts a program, wait until it is online."""
     for written in commands:
         command = written.replace("fl.example.org", "localhost").replace("8443", str(machines.port))
         if command.startswith("hyperfl run") and len(machines.online()) == 1:
@@ -151,12 +151,12 @@ def run_page(machines: Machines, commands: list[str]) -> None:
             continue
         code, said = machines.finish(command, place)
         assert code == 0, f"{command}: {said}"
-        if command.startswith("tar -C"):  # the operator hands it over
+        if command.startswith("tar -C"):  # the operator gives it to the owner
             shutil.move(machines.folder / "operator" / "node-0.tar.gz", owner)
 
 
 def start_the_other_node(machines: Machines) -> None:
-    """Start node 1, whose owner does what node 0's has done."""
+    """Start node 1, as its owner would."""
     machines.start("sh fl/nodes/node-1/start.sh", machines.folder / "operator")
     wait_for(lambda: machines.stay_online([0, 1]), "both nodes must be connected")
 
@@ -191,7 +191,7 @@ def test_both_sides_are_in_order(machines: Machines) -> None:
 
 
 def test_a_run_leaves_its_results_on_both_sides(machines: Machines) -> None:
-    """The run and its continuation come to their end; the owner has the model, and the ledger of what left."""
+    """The run and its continuation complete; the owner has the model, and a ledger of what left the node."""
     run = machines.folder / "operator" / "first"
     assert json.loads((run / "manifest.json").read_text())["status"] == "completed"
     assert [row["round"] for row in read_metrics(run) if row["kind"] == "train"] == [1, 2, 3]
@@ -229,13 +229,13 @@ def test_a_node_without_a_key_is_refused(machines: Machines) -> None:
 
 
 def refused_by_the_superlink(machines: Machines, words: str, place: Path) -> str:
-    """Start Flower's SuperNode without the checks of start.sh, which must end; return what it has said."""
+    """Start Flower's SuperNode without the checks of start.sh, check that it is refused, and return its output."""
     before = machines.known()
     address = f"--superlink localhost:{machines.port} --max-retries 1 --port {free_port()}"
     quiet = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
     code, said = machines.finish(f"{quiet} flower-supernode {address} {words}", place)
     assert code == 1, said
-    assert "Failed to initialize the connection to the SuperLink." in said  # it got so far
+    assert "Failed to initialize the connection to the SuperLink." in said  # it got as far as connecting
     assert len(before) == 2
     assert machines.known() == before
     assert machines.online() == [0, 1]
@@ -252,9 +252,9 @@ def test_a_second_supernode_with_the_key_of_one_that_is_online_is_told(machines:
 
 
 def test_a_node_without_tls_is_refused(machines: Machines) -> None:
-    """The SuperLink ends the connection, in the one way or the other, upon what is not TLS.
+    """The SuperLink ends a connection that does not use TLS, in one of several ways.
 
-    Without a SuperLink the connection would be refused, and a SuperLink that speaks no TLS would take the node.
+    Without a SuperLink the connection would be refused, and a SuperLink without TLS would accept the node.
     """
     said = refused_by_the_superlink(machines, "--insecure", machines.folder)
     assert "Starting insecure channel" in said

@@ -1,4 +1,4 @@
-"""Owners' own data in a deployment, and a network that is installed on all machines: nothing of either travels."""
+"""A deployment with the owners' own data and a network installed on all machines: neither of them is sent."""
 
 import json
 import re
@@ -48,7 +48,7 @@ OWN: dict[str, Scalar] = SMALL | {
 
 
 def install(folder: Path) -> Path:
-    """Make an installation of its own, with this one's packages and the network; returns its programs' folder."""
+    """Create an environment with the packages of this one and the network; return the folder of its programs."""
     venv.create(folder, symlinks=True)
     paths = {key: str(folder) for key in ("base", "platbase")}
     packages = Path(sysconfig.get_path("purelib", "venv", paths))
@@ -65,10 +65,10 @@ def install(folder: Path) -> Path:
 
 
 def owners_data(folder: Path) -> list[str]:
-    """Write scikit-learn's digits as three owners hold them; returns each one's `data` of node.toml.
+    """Write scikit-learn's digits for three owners and return each one's `data` of node.toml.
 
-    Node 0 has 40 images of four classes, a quarter of each class for the test; node 1 60 for training and 20 for the
-    test; node 2 a folder that is no class of the federation's.
+    Node 0 has 40 images of four classes, of which 8 become test data; node 1 has 60 for training and 20 for testing;
+    node 2 has a folder that is not a class of the federation.
     """
     digits = load_dataset("digits").train
     for owner, labels in ((0, "0123"), (2, "789")):
@@ -87,13 +87,13 @@ def owners_data(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Owners:
-    """One run of three owners with an installed network.
+    """A run of three owners with an installed network.
 
     Attributes:
-        made: SuperLink and nodes.
-        data: Each owner's `data` of node.toml.
+        made: The deployment with SuperLink and nodes.
+        data: The `data` setting in each owner's node.toml.
         output: The run's folder.
-        said: What the command has printed besides.
+        said: Standard error of the command.
     """
 
     made: LocalDeployment
@@ -133,7 +133,7 @@ def name_data(node: Program, data: str) -> None:
 def test_folders_and_files_of_owners_train_as_in_one_process(
     owners: Owners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network is built by each machine's own installation; the same run in this process finds it elsewhere."""
+    """Results equal those of the same run in this process; each machine builds its own installed network."""
     (tmp_path / f"{MODULE}.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(tmp_path)
     here = tmp_path / "here"
@@ -152,7 +152,7 @@ def test_folders_and_files_of_owners_train_as_in_one_process(
 
 
 def test_a_folder_with_another_class_is_refused_by_number_and_the_others_go_on(owners: Owners) -> None:
-    """The server learns how many folders are no classes, and not how they are called; the node's own log tells it."""
+    """The server learns the number of unknown class folders, but not their names, which only the node's log has."""
     assert re.search(r"^node 2 .*: .*1 of its class folders are not in data\.classes", owners.said, re.M), owners.said
     assert "\nnode 2 is missing (clients 2)\n" in owners.said
     assert "Secret" not in owners.said
@@ -175,7 +175,7 @@ def test_nothing_of_an_installed_network_travels(owners: Owners) -> None:
     told = read_manifest(owners.output)["model"]
     assert (told["factory"], told["installed"]) == (OWN["target"], True)
     assert not (owners.output / "model").exists()
-    assert list(owners.made.folder.rglob("*.py"))  # the apps that were handed out
+    assert list(owners.made.folder.rglob("*.py"))  # the distributed app's files
     assert not list(owners.made.folder.rglob(f"{MODULE}*"))
     assert not list(owners.made.folder.rglob("model"))
     summary = json.loads((owners.output / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""`hyperfl personalize --deployment`: a SuperNode that was never trained takes a model, the others do not."""
+"""`hyperfl personalize --deployment`: an untrained SuperNode receives a model, the others do not."""
 
 import csv
 from pathlib import Path
@@ -21,7 +21,7 @@ def predictions(folder: Path) -> list[list[str]]:
 
 
 def test_a_novel_node_gets_what_one_in_this_process_gets(tmp_path: Path) -> None:
-    """Node 1 of 2 is novel; node 0, which trains, says so and is left alone."""
+    """Node 1 of 2 is novel and gets the predictions of an in-process run; node 0, which trains, is left alone."""
     run = trained(small_settings(method="it-pfl", target="mlp", output=str(tmp_path / "run")))
     data = tmp_path / "private.npz"
     np.savez(data, images=np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8))

@@ -1,6 +1,6 @@
 """`hyperfl run --deployment`: real SuperLink and SuperNodes on loopback, with TLS and authentication.
 
-Expected values are those of the same run in one process: neither the network nor kills may change a bit.
+Expected values are those of the same run in one process: neither the network nor kills may change any bit.
 """
 
 import json
@@ -47,13 +47,13 @@ def checkpoint(folder: Path, number: int) -> dict[str, np.ndarray]:
 
 
 def accuracies(folder: Path) -> list[tuple[int, float]]:
-    """Return (round, mean personalized accuracy) as recorded, in the order of the lines."""
+    """Return (round, mean personalized accuracy) of each line, in order."""
     return [(row["round"], row["personalized_accuracy"]) for row in rows_of(folder, "train")]
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of three rounds in this process."""
+    """Return the folder of a run of three rounds in this process."""
     output = tmp_path_factory.mktemp("straight") / "run"
     changes: dict[str, Scalar] = {"num-clients": 2, "num-rounds": 3, "threads": 1, "output": str(output)}
     settings = default_settings() | SETTINGS | changes
@@ -62,7 +62,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_like(folder: Path, straight: Path, rounds: int) -> None:
-    """Check that a run has the rounds of the straight one, each once, bit for bit."""
+    """Check that a run has each round of the straight one once, with the same bits."""
     assert accuracies(folder) == accuracies(straight)[:rounds]
     np.testing.assert_equal(checkpoint(folder, rounds), checkpoint(straight, rounds))
 
@@ -96,12 +96,12 @@ def test_a_run_and_its_continuation(two_nodes: LocalDeployment, straight: Path, 
     assert code == 0, err
     assert out.splitlines()[-1] == str(output)
     assert "INFO :      round 3/3: personalized accuracy" in err
-    assert "Start `flwr-serverapp` process" in err  # Flower's own
+    assert "Start `flwr-serverapp` process" in err  # Flower's own log line
     assert_like(output, straight, 3)
 
 
 def assert_private_state_stays(made: LocalDeployment, output: Path) -> None:
-    """Look for the bytes of private arrays in everything that the server has."""
+    """Check that no file on the server's side contains the bytes of private arrays."""
     kept = [read_arrays(file)[0] for node in made.nodes for file in (node.folder / "state").rglob("round-000002.npz")]
     groups = client_of("hyperfl").private
     private = [value.tobytes() for arrays in kept for key, value in arrays.items() if key.partition("/")[0] in groups]
@@ -110,7 +110,7 @@ def assert_private_state_stays(made: LocalDeployment, output: Path) -> None:
     assert len(kept) == 2  # one client on each node
     assert len(private) >= 2 * len(groups)
     assert not any(data[:16] in content for data in private for content in contents)
-    shared = next(iter(checkpoint(output, 2).values())).tobytes()  # what the server may have is found that way
+    shared = next(iter(checkpoint(output, 2).values())).tobytes()  # shared arrays must be found by this search
     assert any(shared[:16] in content for content in contents)
 
 
@@ -126,7 +126,7 @@ def build(input_shape, num_classes):
 def test_a_network_of_one_s_own_travels_to_the_nodes(
     two_nodes: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a folder outside the project, where the nodes do not look. Expected: the same run in this process."""
+    """A network in a folder outside the project reaches the nodes; results equal those of this process."""
     (tmp_path / "network_of_mine.py").write_text(OWN_NETWORK)
     words = ("--model", "network_of_mine:build", "--num-rounds", 1, "--output", tmp_path / "deployed", *SETS)
     code, out, err = finished(two_nodes.hyperfl("run", *words, "--quiet", cwd=tmp_path))
@@ -165,7 +165,7 @@ def test_a_killed_superlink_loses_nothing(two_nodes: LocalDeployment, straight: 
     command = re.search(r"resume with: hyperfl run --resume (.*) --deployment (.*)", err)
     assert command is not None, err
     assert command.groups() == (str(output), str(two_nodes.folder))
-    # The run's own process gives up its folder some seconds later.
+    # The run's own process releases its folder some seconds later.
     eventually(lambda: not processes_of(two_nodes.server.folder), "the end of what the SuperLink had started")
     code, _, err = finished(two_nodes.hyperfl("run", "--resume", output))
     assert (code, "start it:" in err) == (1, True), err

@@ -1,4 +1,4 @@
-"""The firewall's rules of docs/how-to/deploy-security.md, in a network of the test's own."""
+"""The firewall rules of docs/how-to/deploy-security.md, in a separate network namespace."""
 
 import re
 import shutil
@@ -24,11 +24,11 @@ for number in range(110):
         print(type(error).__name__, end=" ")
     opened.append(connection)
 """
-"""Opens 110 connections from one address; prints what becomes of those that fail."""
+"""Open 110 connections from one address and print the errors of those that fail."""
 
 
 def page_rules() -> tuple[list[str], str]:
-    """Return the page's commands for known addresses, and the rule that counts connections."""
+    """Return the page's commands for known addresses, and the rule that limits connections."""
     found = [line.removeprefix("$ ") for line in PAGE.read_text().splitlines() if line.startswith("$ nft add ")]
     assert [re.search("table|chain|saddr !=|ct count", line)[0] for line in found] == [  # type: ignore[index]
         "table", "chain", "saddr !=", "ct count",
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(not can_isolate(), reason="needs nft, ip, and a 
 
 
 def failures(rules: list[str]) -> list[str]:
-    """Return what became of the connections that rules do not let through."""
+    """Return the errors of the connections that the rules block."""
     commands = ["ip link set lo up", *rules, f"exec {sys.executable} -c '{PROGRAM}'"]
     command = [*ISOLATED, "sh", "-ec", "\n".join(commands)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

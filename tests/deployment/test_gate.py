@@ -1,6 +1,6 @@
-"""nginx in front of the SuperLink, as docs/how-to/deploy-security.md says: nodes come through it, others' runs do not.
+"""nginx in front of the SuperLink, as in docs/how-to/deploy-security.md: it admits nodes, but no runs of others.
 
-Both have the same port, nginx of 127.0.0.2, which stands for the address that others see, the SuperLink of 127.0.0.1.
+Both use the same port: nginx at 127.0.0.2, which stands for the public address, and the SuperLink at 127.0.0.1.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ pytestmark = needs_nginx()
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
-    """Return a deployment with two nodes that have come online through nginx."""
+    """Return a deployment with two nodes that are online through nginx."""
     with running_gate(tmp_path_factory.mktemp("operator")) as made:
         yield made
 
 
 def flwr(made: LocalDeployment, home: Path, host: str, *words: object) -> tuple[int, str]:
-    """Run Flower's own command, as somebody does who reaches the SuperLink at an address: (exit code, what it says)."""
+    """Run Flower's own command against the SuperLink at an address; return (exit code, output)."""
     text = render("flower_config.toml.jinja", port=made.deployment.port, certificate=made.deployment.server / "ca.crt")
     (home / "config.toml").write_text(text.replace(INSIDE, host))
     settings = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -42,7 +42,7 @@ def flwr(made: LocalDeployment, home: Path, host: str, *words: object) -> tuple[
 
 
 def runs(made: LocalDeployment) -> int:
-    """Return how many runs the SuperLink has taken so far."""
+    """Return how many runs the SuperLink has accepted so far."""
     name = f"{made.deployment.database.as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(name, uri=True, timeout=5)) as connection:
         count: int = connection.execute("SELECT count(*) FROM run").fetchone()[0]
@@ -87,14 +87,14 @@ def test_others_submit_no_run_and_see_none(gate: LocalDeployment, tmp_path: Path
     ],
 )
 def test_no_way_of_writing_a_path_leads_around_nginx(gate: LocalDeployment, path: str) -> None:
-    """What is refused or unknown has not got to Flower's Control API, which answers 415 to such a request."""
+    """Flower's Control API would answer 415 to this request; through nginx it is refused (403) or unknown (404)."""
     assert call(gate, INSIDE, "POST", "/v1/control/list-runs")[0] == 415
     status, _, said = call(gate, OUTSIDE, "POST", path)
     assert status in {403, 404}, said
 
 
 def test_a_run_goes_through_nginx(gate: LocalDeployment, tmp_path: Path) -> None:
-    """Its messages are larger than what nginx keeps in memory, and a node's answer to one must get through, too."""
+    """Its messages are larger than nginx keeps in memory, and the nodes' replies must pass as well."""
     output = tmp_path / "run"
     code, _, err = finished(gate.hyperfl("run", "--num-rounds", 1, "--output", output, "--set", "local-epochs=1"))
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""What one address can take of nginx: hundreds of connections that say nothing, or too little, keep no node out."""
+"""Limits per address in nginx: hundreds of idle or slow connections do not keep a node out."""
 
 import contextlib
 import resource
@@ -20,13 +20,13 @@ from hyperfl_flwr.deploy.gate import sent_key
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 ELSEWHERE = "127.0.0.3"
-"""Another address than the nodes', which is 127.0.0.1."""
+"""An address other than the nodes' 127.0.0.1."""
 
 NUMBER = 600
-"""Connections of an attack, more than nginx has by default."""
+"""Connections of an attack, more than nginx allows by default."""
 
 CLOSED_AFTER = 35.0
-"""Seconds until nginx has closed what says nothing or too little; docs/how-to/deploy-security.md names them."""
+"""Seconds until nginx has closed idle and slow connections; docs/how-to/deploy-security.md has the limits."""
 
 UNREAD = "/v1/fleet/pull-messages"
 
@@ -35,7 +35,7 @@ pytestmark = needs_nginx()
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
-    """Return a deployment with two nodes that have come online through nginx."""
+    """Return a deployment with two nodes that are online through nginx."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 8000:
         pytest.skip("needs 8000 open files")
@@ -57,7 +57,7 @@ def encrypted(made: LocalDeployment, source: str) -> socket.socket:
 
 
 def request(path: str, *lines: str, node: int | None = None, made: LocalDeployment) -> bytes:
-    """Return the beginning of a request, up to its body; with the public key of a node if there is one."""
+    """Return the head of a request, with a node's public key if `node` is given."""
     key = [] if node is None else [f"{FLEET_HTTP_PUBLIC_KEY_HEADER}: {sent_key(made.deployment, node)}"]
     return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *key, *lines, "", ""]).encode()
 
@@ -91,14 +91,14 @@ ATTACKS: dict[str, Callable[[LocalDeployment, str], socket.socket]] = {
     "a body for the health": begun_body("/health", "Content-Length: 5000000"),
     "a body for what is refused": begun_body("/v1/control/list-runs", "Content-Length: 5000000"),
 }
-"""What is sent of a request; each connection is kept open as long as nginx does."""
+"""The part of a request that is sent; the connection stays open until nginx closes it."""
 
 
 @contextlib.contextmanager
 def attack(
     made: LocalDeployment, kind: Callable[[LocalDeployment, str], socket.socket], source: str, number: int = NUMBER
 ) -> Iterator[list[socket.socket]]:
-    """Open connections, and send a byte more on each in every second."""
+    """Open connections, send one more byte per second on each that has begun to send, and yield them."""
     opened: list[socket.socket] = []
     ended = threading.Event()
 
@@ -113,7 +113,7 @@ def attack(
     thread.start()
     try:
         for _ in range(number):
-            with contextlib.suppress(OSError):  # one that was refused
+            with contextlib.suppress(OSError):  # the connection was refused
                 opened.append(kind(made, source))
         yield opened
     finally:
@@ -124,7 +124,7 @@ def attack(
 
 
 def status_of(made: LocalDeployment, source: str, head: bytes, body: Iterable[bytes] = ()) -> int:
-    """Send a request; returns the status of the answer."""
+    """Send a request and return the status of the answer."""
     with contextlib.closing(encrypted(made, source)) as connection:
         connection.sendall(head)
         for part in body:
@@ -133,13 +133,13 @@ def status_of(made: LocalDeployment, source: str, head: bytes, body: Iterable[by
 
 
 def served(made: LocalDeployment, source: str, node: int = 0) -> int:
-    """Return what a node's request comes to: 400, the SuperLink's answer to a message without a sense."""
+    """Return the status of a node's request: 400 is the SuperLink's answer to a meaningless message."""
     lines = (f"Content-Type: {PROTOBUF_MEDIA_TYPE}", "Content-Length: 3")
     return status_of(made, source, request(UNREAD, *lines, node=node, made=made), [b"\xff\xff\xff"])
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Say whether nginx has ended a connection; what it has said before is read."""
+    """Return whether nginx has closed a connection, after reading what it sent before."""
     try:
         while select.select([connection], [], [], 0)[0]:
             if not connection.recv(4096):
@@ -154,16 +154,16 @@ def is_closed(connection: socket.socket) -> bool:
 @pytest.mark.parametrize("source", [INSIDE, ELSEWHERE])
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_no_address_keeps_nodes_out(gate: LocalDeployment, kind: str, source: str) -> None:
-    """While one address holds what it can of 600 connections, nodes of it and of another one are answered at once."""
+    """While one address holds as many of 600 connections as it can, nodes at it and at another are served at once."""
     with attack(gate, ATTACKS[kind], source):
         for address in (INSIDE, ELSEWHERE):
             began = time.monotonic()
             assert served(gate, address) == 400
-            assert time.monotonic() - began < 15  # after which nginx closes connections that say nothing
+            assert time.monotonic() - began < 15  # the time after which nginx closes idle connections
 
 
 def test_what_says_too_little_is_closed(gate: LocalDeployment) -> None:
-    """Also if it says a byte more in every second; the node that is slower than that is told what happens."""
+    """Connections are closed even if they send one more byte every second."""
     with contextlib.ExitStack() as stack:
         opened = [
             connection
@@ -176,7 +176,7 @@ def test_what_says_too_little_is_closed(gate: LocalDeployment) -> None:
 
 
 def test_a_node_can_hold_no_more_than_its_own_connections(gate: LocalDeployment) -> None:
-    """A registered node begins 600 requests that do not end: it is told to come again (503), which the other is not."""
+    """A registered node with 600 unfinished requests gets 503, and the other node is served."""
     with attack(gate, begun_body(UNREAD, "Content-Length: 5000000", node=1), INSIDE) as opened:
         assert served(gate, INSIDE, node=1) == 503
         assert served(gate, INSIDE, node=0) == 400
@@ -186,7 +186,7 @@ def test_a_node_can_hold_no_more_than_its_own_connections(gate: LocalDeployment)
 
 
 def test_strangers_reach_no_node_service(gate: LocalDeployment) -> None:
-    """Without a key of this deployment, and before they have sent a body; 415 is the SuperLink's answer to a node."""
+    """Without a key of this deployment the answer is 403, before the body; 415 is the SuperLink's answer to a node."""
     key = sent_key(gate.deployment, 0)
     for tried in ("", "x", key[:-4], f"{key}{key}"):
         for size in (5_000_000, 10**12):
@@ -196,7 +196,7 @@ def test_strangers_reach_no_node_service(gate: LocalDeployment) -> None:
 
 
 def test_a_body_may_take_as_long_as_a_slow_link_needs(gate: LocalDeployment) -> None:
-    """A piece of 5 MiB in 40 s, longer than each of nginx's limits; one of more than 8 MB is refused at once."""
+    """A body of 5 MiB may take 40 s, longer than nginx's limits on silence; one above 8 MB is refused at once."""
     size, steps = 5 << 20, 40
     lines = (f"Content-Type: {PROTOBUF_MEDIA_TYPE}", f"Content-Length: {size}")
 
@@ -213,14 +213,14 @@ def test_a_body_may_take_as_long_as_a_slow_link_needs(gate: LocalDeployment) -> 
 
 
 def test_the_list_of_a_reply_may_not_be_long(gate: LocalDeployment) -> None:
-    """It is refused before the SuperLink has it; 415 is the SuperLink's answer."""
+    """A long list is refused (413) before it reaches the SuperLink, whose answer would be 415."""
     path = "/v1/fleet/push-messages"
     for size, status in ((200_000, 413), (100_000, 415)):
         assert status_of(gate, INSIDE, request(path, f"Content-Length: {size}", node=0, made=gate)) == status
 
 
 def test_a_run_goes_on_during_an_attack(gate: LocalDeployment, tmp_path: Path) -> None:
-    """All kinds at once from the nodes' own address, again and again; messages are of more than 60 MB."""
+    """All attacks run repeatedly from the nodes' address while a run with messages above 60 MB completes."""
     output, ended = tmp_path / "run", threading.Event()
 
     def attack_again() -> None:

@@ -1,4 +1,4 @@
-"""The commands of docs/results/index.md, section "A deployment", are run as they stand there, on a smaller data set."""
+"""The commands in the section "A deployment" of docs/results/index.md are run as printed, on a smaller data set."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "index.md"
 ROUNDS = 5
 WAITS: dict[str, Scalar] = {"min-nodes": 3, "node-timeout": PATIENCE}
-"""After a round without node 1 the next one waits for it, so that it is back before the run ends."""
+"""After a round without node 1 the next round waits for it, so that it is back before the run ends."""
 
 REPLACED = {
     "fashion-mnist": "digits",
@@ -33,7 +33,7 @@ REPLACED = {
 
 
 def page_commands() -> str:
-    """Return the bash block of the page's section, smaller."""
+    """Return the bash block of the page's section, with smaller settings."""
     section = PAGE.read_text().partition("\n## A deployment\n")[2].partition("\n## ")[0]
     commands = section.partition("```bash\n")[2].partition("```")[0]
     for word, other in (REPLACED | {"--nodes 3": f"--nodes 3 --port {free_port()}"}).items():
@@ -43,7 +43,7 @@ def page_commands() -> str:
 
 
 def left_of(folder: Path, session: int) -> set[int]:
-    """Return the processes of a session, and those of a deployment's programs in a folder, that have not ended."""
+    """Return the running processes of a session, and of a deployment's programs in a folder."""
     found = set(processes_of(folder))
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -56,13 +56,13 @@ def left_of(folder: Path, session: int) -> set[int]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of the page's commands.
+    """Results of the page's commands.
 
     Attributes:
-        folder: Where they were run.
+        folder: Folder in which they were run.
         code: Their exit code.
-        said: What they have printed.
-        left: The processes that they have left.
+        said: Their output.
+        left: Processes that still run afterwards.
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class Replayed:
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replayed]:
-    """Run the page's commands in an empty folder; what they leave is killed."""
+    """Run the page's commands in an empty folder; kill processes that they leave."""
     folder = tmp_path_factory.mktemp("page").resolve()
     script = folder.with_suffix(".sh")
     script.write_text(page_commands())
@@ -107,7 +107,7 @@ def test_the_commands_of_the_page_come_to_their_end_and_leave_no_process(replaye
 
 
 def test_each_node_of_the_page_trains_its_own_folder(replayed: Replayed) -> None:
-    """Expected: as many samples as there are files; the run itself names no number."""
+    """Each node has as many samples as there are files; the run's settings give no number."""
     rows = rows_of(replayed.folder / "run", "client")
     for number in range(3):
         images = replayed.folder / "data" / f"client-{number}"

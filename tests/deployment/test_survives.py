@@ -1,7 +1,7 @@
-"""One run with all that can befall its three nodes: real processes, TLS and authentication.
+"""One run in which its three nodes fail in many ways: real processes, TLS and authentication.
 
 Node 2 is late and later lies, node 1 is killed, node 0 loses a client's process and has a full disk. The nodes'
-training waits for what is done to them, so that a busy machine changes nothing.
+training waits for each disturbance, so that the speed of the machine does not matter.
 """
 
 import json
@@ -23,36 +23,36 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROUNDS = 8
 DISTURBED = 2
-"""The round in which processes are killed; the late node's first."""
+"""Round in which processes are killed; the late node's first."""
 FULL = 3
-"""The round in which a disk is full."""
+"""Round in which a disk is full."""
 SETTINGS = {
     "min-nodes": 2,
-    "failure-budget": 0.2,  # of 20 trainings at least: a killed process and a full disk are fewer, lies do not count
+    "failure-budget": 0.2,  # of at least 20 trainings: killed process and full disk are fewer, lies do not count
     "exclusion-rounds": 0,
     "checkpoint-every": 1,
-    "learning-rate": 1e-7,  # so large an embedding must not leap
+    "learning-rate": 1e-7,  # with so large an embedding, larger steps would diverge
     "hyperfl.hidden-width": 8,
     "hyperfl.embedding-dim": 50_000,  # the private state, of 200 kB, is larger than logs and ledgers
 }
 SETS = sets(SETTINGS)
 LIES = ["norm", "nan", "shape", "honest", "large"]
-"""What node 2 does to its replies after the round of the full disk."""
+"""Changes that node 2 makes to its replies after the round with the full disk."""
 WAITS = "waiting until the SuperLink accepts this node"
 
 
 @dataclass(kw_only=True)
 class Story:
-    """What was done to the nodes and what came of it.
+    """The disturbances of the nodes and their consequences.
 
     Attributes:
         folder: An empty folder.
-        made: SuperLink and nodes.
-        disk: Node 0's.
-        killed: When node 1 was killed.
-        states: By node the newest version of private state, its file and content: of node 1 when it was killed, of
-            node 0 when its disk was full.
-        seconds: How long what took.
+        made: The deployment with SuperLink and nodes.
+        disk: Disk of node 0.
+        killed: Time at which node 1 was killed.
+        states: File and content of the newest private state by node: of node 1 when it was killed, of node 0 when its
+            disk was full.
+        seconds: Durations in seconds, by description.
     """
 
     folder: Path
@@ -69,12 +69,12 @@ class Story:
 
     @property
     def log(self) -> str:
-        """What the server's side has logged."""
+        """The server's log."""
         file = self.output / "server.log"
         return file.read_text() if file.is_file() else ""
 
     def alter_nodes(self) -> None:
-        """Let the nodes' training wait for `may_train`, and node 2 lie when it is told."""
+        """Let the nodes' training wait for `may_train`, and node 2 lie when requested."""
         self.may_train(0)
         altered = Path(__file__).with_name("altered")
         for node in self.made.nodes:
@@ -85,13 +85,13 @@ class Story:
                     environment.write(f"export LIES='{self.folder / 'lies'}'\n")
 
     def may_train(self, number: int) -> None:
-        """Let all rounds up to this one come to their end; a later one's training waits in its first batch."""
+        """Let all rounds up to this one complete; training in later rounds waits in its first batch."""
         written = self.folder / "may_train.new"
         written.write_text(str(number))
         written.replace(self.folder / "may_train")
 
     def wait_for_training(self, number: int, *nodes: int) -> None:
-        """Wait until nodes have got their message of a round."""
+        """Wait until nodes have received their message of a round."""
         for node in nodes:
             eventually(lambda node=node: self.said(node, number), f"round {number} on node {node}")
 
@@ -119,7 +119,7 @@ class Story:
 
 
 def join_late(story: Story) -> None:
-    """Node 2 is there when the first round has begun."""
+    """Bring node 2 online after the first round has begun."""
     story.wait_for_training(1, 0, 1)
     story.made.nodes[2].start()
     story.made.wait_until_online(2)
@@ -127,15 +127,15 @@ def join_late(story: Story) -> None:
 
 
 def disturb(story: Story) -> None:
-    """In the midst of their training, kill or end all that the nodes consist of."""
+    """Kill or stop all kinds of processes of the nodes during training."""
     nodes = story.made.nodes
     story.wait_for_training(DISTURBED, 0, 1, 2)
     story.keep_state(1)
     nodes[0].kill9_client_apps()
     nodes[1].kill9()
     story.killed = time.monotonic()
-    nodes[1].start()  # too early: the SuperLink has not missed it
-    nodes[2].stop()  # as an operator does who restarts it
+    nodes[1].start()  # too early: the SuperLink still counts it as online
+    nodes[2].stop()  # as in a restart by its owner
     nodes[2].start()
     eventually(lambda: WAITS in nodes[1].log, "a word of the node that is started too early")
     nodes[1].kill9()
@@ -148,7 +148,7 @@ def disturb(story: Story) -> None:
 
 
 def fill_disk(story: Story) -> None:
-    """Let a round end while node 0 has no room for its state; node 1 comes back meanwhile."""
+    """Complete a round while node 0 has no room for its state; node 1 comes back meanwhile."""
     story.wait_for_training(FULL, 0)
     story.keep_state(0)
     story.disk.fill()
@@ -163,7 +163,7 @@ def fill_disk(story: Story) -> None:
 
 
 def begin(story: Story) -> subprocess.Popen[str]:
-    """Start a run without the late node, which is waited for; on a machine too busy for the others, for longer."""
+    """Start a run without the late node; if a busy machine delays the others, retry with a longer timeout."""
     has_begun = (story.output / "manifest.json").is_file
     for seconds in (30, 60, 120):
         words = ("--num-rounds", ROUNDS, "--output", story.output, *SETS, "--set", f"node-timeout={seconds}")
@@ -188,7 +188,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def live(story: Story) -> None:
-    """Start nodes 0 and 1 and a run, and go through everything."""
+    """Start nodes 0 and 1 and a run, and go through all disturbances."""
     story.alter_nodes()
     story.made.start(0, 1)
     run = begin(story)
@@ -212,7 +212,7 @@ def test_a_node_that_comes_late_takes_part(story: Story) -> None:
 
 
 def test_a_killed_node_is_left_out_and_goes_on_with_its_state(story: Story) -> None:
-    """Its last version is that of the round before, as the server has not heard of what came after."""
+    """It resumes from the version of the round before, as the server has received nothing later."""
     assert story.rows("train")[DISTURBED]["away"] == [1]
     assert "node 1 is away (clients 1)" in story.log
     log = story.made.nodes[1].log
@@ -230,13 +230,13 @@ def test_a_killed_node_is_left_out_and_goes_on_with_its_state(story: Story) -> N
 
 
 def versions(entry: LedgerEntry) -> list[int]:
-    """Return the versions of private state that a message asks its clients to start from."""
+    """Return the versions of private state from which a message asks its clients to start."""
     (found,) = [record.values["versions"] for record in entry.records if record.values and "versions" in record.values]
     return list(found)
 
 
 def test_a_killed_process_of_a_client_and_a_restarted_node_get_the_message_again(story: Story) -> None:
-    """Both take part in the round all the same, and start from the same version both times."""
+    """Both nodes complete the round, starting from the same version both times."""
     row = story.rows("train")[DISTURBED]
     assert (row["clients"], row["failed"], row["away"]) == (2, [], [1])
     for node in (0, 2):
@@ -263,7 +263,7 @@ def test_a_full_disk_hurts_one_round_of_one_node(story: Story) -> None:
 
 
 def test_a_node_that_lies_is_left_out_by_name(story: Story) -> None:
-    """Each lie costs node 2 its round; before and after, it takes part. A reply that is too large costs it the run."""
+    """Each lie costs node 2 its round, and it takes part otherwise; too large a reply excludes it from the run."""
     told = dict(re.findall(r"round (\d): client 2 is left out: node 2: (.*)", story.log))
     first = FULL + 1
     assert list(map(int, told)) == [first, first + 1, first + 2, ROUNDS]
@@ -278,7 +278,7 @@ def test_a_node_that_lies_is_left_out_by_name(story: Story) -> None:
 
 
 def test_all_nodes_take_part_again_and_the_run_comes_to_its_end(story: Story) -> None:
-    """The last round's evaluation does not ask node 2."""
+    """The last round's evaluation does not include node 2."""
     rows = story.rows("train")
     assert list(rows) == list(range(1, ROUNDS + 1))
     before = rows[ROUNDS - 1]

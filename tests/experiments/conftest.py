@@ -1,4 +1,4 @@
-"""Quick forms of studies, for the tests that look at what they leave."""
+"""Quick forms of studies, for tests of their outputs."""
 
 import functools
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from hyperfl_flwr.cli.main import cli
 def quick_study(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that runs a study's quick form by the command line, once, and returns its folder.
 
-    One process runs it: another one's start takes longer than the cells. Whoever adds runs to it, or removes anything,
-    takes a copy.
+    One process runs it, as starting another one takes longer than the cells. A test that adds or removes anything must
+    work on a copy.
     """
 
     @functools.cache

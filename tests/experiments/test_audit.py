@@ -1,4 +1,4 @@
-"""The audit: real messages in, images out, controls beside them, and nothing promised that was not seen."""
+"""The audit: real messages in, images with controls out, and no verdict beyond the measurements."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def settings(**changes: object) -> Settings:
 
 @pytest.mark.parametrize("method", METHODS_WITH_UPLOADS)
 def test_a_recorded_round_is_what_each_client_sent(method: str, federate: Federate) -> None:
-    """A run records clients 1 and 3 in round 2 only; their replies differ, and give the run that is not recorded."""
+    """Only clients 1 and 3 in round 2 are recorded, with different replies, and the losses are as without recording."""
     run = federate(method, **{"audit.clients": "1,3", "audit.rounds": "2"})
     names = sorted(path.name for path in (run / "observations").iterdir())
     assert names == ["round-000002-client-00001.npz", "round-000002-client-00003.npz"]
@@ -50,7 +50,7 @@ def test_a_recorded_round_is_what_each_client_sent(method: str, federate: Federa
 
 
 def test_one_client_after_another_gives_the_mean_that_the_server_uses(federate: Federate) -> None:
-    """All clients are recorded: the example-weighted mean of their replies is the next broadcast."""
+    """With all clients recorded, the example-weighted mean of their replies is the next broadcast."""
     run = federate("fedavg", num_rounds=3, **{"audit.clients": "all", "audit.rounds": "1,2"})
     first = [load_observation(run / "observations" / f"round-000001-client-{client:05d}.npz") for client in range(5)]
     second = load_observation(run / "observations" / "round-000002-client-00000.npz")
@@ -61,7 +61,7 @@ def test_one_client_after_another_gives_the_mean_that_the_server_uses(federate: 
 
 
 def test_the_server_reads_the_embedding_off_a_real_upload(tmp_path: Path) -> None:
-    """One step on one image through the real messages: v is the clients' common one, which they keep to themselves."""
+    """After one step on one image, the real messages reveal v, the clients' common embedding, which is private."""
     target = make_target(settings(method="hyperfl"), Options(num_images=2))
     observed = record_round(target, tmp_path)
     reading = read_out(observed[0], target.knowledge())
@@ -72,7 +72,7 @@ def test_the_server_reads_the_embedding_off_a_real_upload(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_images_are_found_by_the_attack_and_not_by_its_defended_twin(tmp_path: Path) -> None:
-    """The same images, attack and steps; with noise 0.1 nothing is recovered, without it everything is."""
+    """With the same images, attack and steps, everything is recovered without noise and nothing with noise 0.1."""
     options = Options(attacks=["head-gradient"], num_images=6, iterations=300)
     verdicts = {}
     for name, changes in (("open", {}), ("noise", {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1})):
@@ -90,7 +90,7 @@ def test_images_are_found_by_the_attack_and_not_by_its_defended_twin(tmp_path: P
 
 @pytest.mark.slow
 def test_a_trained_model_is_attacked_with_its_clients_state(federate: Federate, tmp_path: Path) -> None:
-    """The private state of the run is found and used: the embedding that is read off is the trained client's own."""
+    """The run's private state is used: the embedding that is read off is the trained client's."""
     run = federate("hyperfl", num_rounds=2)
     manifest = json.loads((run / "manifest.json").read_text())
     local = {"batch-size": 1, "local-epochs": 1}
@@ -122,7 +122,7 @@ def test_the_command_writes_everything_and_says_what_it_found(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_labels_are_found_even_when_other_attacks_are_told_them(tmp_path: Path) -> None:
-    """One image each: iDLG is exact; it has no images, so the table is empty and the picture shows the private ones."""
+    """With one image each, iDLG finds all labels; it reconstructs no images, and the audit is still written."""
     options = Options(attacks=["idlg"], num_images=3, labels_known=True)
     target = make_target(settings(method="fedavg"), options)
     findings = audit(target, options)
@@ -167,7 +167,7 @@ def test_bad_input_is_one_error(words: list[str], message: str, tmp_path: Path) 
 
 
 def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
-    """Eight samples or fewer, unless the upload is noisy; local training sends nothing."""
+    """Eight samples or fewer give a warning, unless the upload is noisy or the method sends nothing."""
 
     def warned(samples: list[int], **changes: object) -> list[str]:
         return leak_warnings(RunConfig.from_flat(settings(**changes)), samples)
@@ -192,7 +192,7 @@ def test_chosen_attacks_are_those_of_the_method() -> None:
 
 
 def test_the_encoder_is_attacked_while_it_travels(federate: Federate) -> None:
-    """Round 1 of 2 is of the first phase, and so is a round that is run for the attack; the last one fine-tunes."""
+    """In the first phase (round 1 of 2, or a round run for the attack) it is attacked, in the last round it is not."""
     fresh = make_target(settings(method="it-pfl"), Options(num_images=2))
     assert chosen_attacks([], fresh) == ["ig", "head-gradient", "idlg", "encoder-gradient"]
     for recorded, attacks in (("1", chosen_attacks([], fresh)), ("2", ["ig", "head-gradient", "idlg"])):

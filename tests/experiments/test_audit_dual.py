@@ -1,4 +1,4 @@
-"""The audit of PRIV-HFL: fresh rounds, trained and recorded ones; and what the clients' rotation does not hide."""
+"""The audit of PRIV-HFL: new, trained and recorded rounds, and what the clients' rotation does not hide."""
 
 import json
 from pathlib import Path
@@ -60,10 +60,10 @@ def test_the_command_takes_passes_over_the_images_unless_told(words: list[str], 
 
 @pytest.mark.slow
 def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path) -> None:
-    """After two rounds of training under forces, one step on one digit each; all of it by way of the recorded changes.
+    """After two rounds under forces, one step on one digit per client is attacked, using the recorded changes.
 
-    The attacked round has the run's multipliers, though it has other local steps. So few iterations find one digit at
-    least, to 15 dB above the mean image.
+    The attacked round has the run's multipliers but other local steps. Just 200 iterations find at least one digit,
+    more than 15 dB above the mean image.
     """
     run = federate("priv-hfl", **ALL, **ALONE, **{"learning-rate": 0.05})
     options = Options(attacks=["dual-difference"], num_images=3, iterations=200, total_variation=1e-4)
@@ -102,7 +102,7 @@ def test_a_run_that_kept_no_record_is_named(federate: Federate) -> None:
 
 @pytest.mark.slow
 def test_a_recorded_round_is_attacked(federate: Federate) -> None:
-    """The last of two rounds, with several batches; the chain's first client only is recorded."""
+    """The last of two rounds has several batches; only the chain's first client is recorded."""
     run = federate("priv-hfl", **{"audit.clients": "0", "audit.rounds": "all", "priv-hfl.realisation": "chain"})
     target, observed = recorded_round(run, {})
     assert (target.recorded_round, target.num_steps, target.num_examples) == (2, 2, 40)
@@ -124,7 +124,7 @@ def test_a_study_can_have_it_as_a_cell(tmp_path: Path) -> None:
 
 
 def gradients(target: AttackedRound, images: Tensor, labels: Tensor) -> Tensor:
-    """Return autograd's gradient [n, m] of each sample at what all clients start from, with the weight decay's."""
+    """Return autograd's gradient [n, m] of each sample at the common start, including weight decay."""
     structure = build_structure(target.knowledge())
     start = ordinary_parameters(structure, torch_generator(0, "model"))
 
@@ -138,9 +138,9 @@ def gradients(target: AttackedRound, images: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("realisation", ["mean", "chain"])
 def test_a_rotation_hides_the_gradient_and_not_its_length(realisation: str, tmp_path: Path) -> None:
-    """One step on one digit: what is read off has nothing to do with the gradient, which it is without the rotation.
+    """After one step on one digit, the change is the gradient without rotation, and unrelated to it with rotation.
 
-    Among a thousand digits the length of the change alone points out the client's, where gradients are not clipped.
+    Without clipping, the length of the change alone identifies the client's digit among a thousand.
     """
     cosines = {}
     for mixing in (False, True):

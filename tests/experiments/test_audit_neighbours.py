@@ -1,4 +1,4 @@
-"""The audit of what a chain's end clients learn of the clients beside them."""
+"""The audit of what the end clients of a chain learn about their neighbours."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def settings(**changes: Scalar) -> dict[str, Scalar]:
 
 @pytest.mark.parametrize(("num_clients", "attacked"), [(2, [0, 1]), (3, [1]), (5, [1, 3])])
 def test_end_clients_know_what_their_neighbours_sent(num_clients: int, attacked: list[int], tmp_path: Path) -> None:
-    """The server's record of the same round is the expected value; the gradient is autograd's on the private image."""
+    """They know the same reply as the server recorded; its gradient is autograd's on the private image."""
     target = make_target(settings(), Options(num_images=num_clients, by_neighbours=True))
     assert list(target.clients) == attacked
     recorded = record_round(target, tmp_path)
@@ -51,7 +51,7 @@ def test_end_clients_know_what_their_neighbours_sent(num_clients: int, attacked:
 
 
 def test_the_report_says_who_attacks() -> None:
-    """Two clients of five are attacked, by dual-difference alone."""
+    """Two of five clients are attacked, by dual-difference only, and the sentence names the attacker."""
     target = make_target(settings(), OPTIONS)
     findings = audit(target, OPTIONS)
     assert list(findings) == ["dual-difference"]

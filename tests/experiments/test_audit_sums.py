@@ -1,4 +1,4 @@
-"""An audit of a server that sees the sum of the uploads only: a recorded round of digits, attacked from end to end."""
+"""The audit of a server that sees only the sum of the uploads: a recorded round of digits, attacked end to end."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def target(options=OPTIONS, **changes):
 
 
 def test_a_sum_is_attacked_from_end_to_end(tmp_path):
-    """Three clients with two digits each: one sum for the attacks, one assignment over all images, a report."""
+    """Three clients with two digits each give one sum, one assignment over all images, and a report."""
     summed = target()
     findings = audit(summed, OPTIONS)
     assert list(findings) == ["head-gradient", "channels-known", "channels-ica"]

@@ -1,4 +1,4 @@
-"""What descriptors tell of novel clients: the whole way from a run's folder to descriptors.json."""
+"""What descriptors reveal about novel clients, from a run's folder to descriptors.json."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ CLASSES = 10
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on digits with three novel clients of two classes each, too short to learn anything."""
+    """Return a run on digits with three novel clients of two classes each, too short to learn anything."""
     settings = small_settings(
         method="it-pfl", target="mlp", output=str(tmp_path_factory.mktemp("descriptors") / "run"),
         **{"novel.clients": len(NOVEL), "data.partition": "shards", "pfedhn.embedding-dim": 4},
@@ -30,9 +30,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_estimates_are_those_of_the_models_of_the_descriptors(run: Path) -> None:
-    """h(g(D)) layer by layer, and its softmax over the training clients' test images, all of them: fewer than 1,000.
+    """Estimates equal the mean softmax of h(g(D)) over all test images of the training clients (fewer than 1,000).
 
-    Much epsilon is nearly no noise: at 1e8 it is 3e-6 beside units of the mean of about 0.05; at 0.1 it drowns them.
+    With epsilon 1e8 the noise is 3e-6, negligible compared with mean features of about 0.05; with 0.1 it dominates.
     """
     before = files_below(run)
     document = measure_descriptors(run, {"novel.epsilons": "none,0.1,1e8"})
@@ -61,7 +61,7 @@ def test_estimates_are_those_of_the_models_of_the_descriptors(run: Path) -> None
 
 
 def test_the_measures_are_those_of_estimates_and_truth(run: Path) -> None:
-    """Half the sum of differences, by numpy; classes that are all alike have no ranks."""
+    """Distances are half the sum of absolute differences; equal class shares have no ranks."""
     document = measure_descriptors(run, {"novel.epsilons": "none"})
     (entry,) = document["by_epsilon"]
     estimates, truth = np.array(entry["estimates"]), np.array(document["truth"])

@@ -1,4 +1,4 @@
-"""The toy problems' curves and growth rates against what is predicted, and the pictures of them."""
+"""The toy problems' curves and growth rates against predictions, and their figures."""
 
 import json
 import math
@@ -16,7 +16,7 @@ def found():
 
 
 def test_curves_end_where_they_must(found):
-    """0, infinity, or the minimum of sum f_i + kappa / (2 sigma beta) |C theta|^2 by Newton's method."""
+    """The distance tends to 0, infinity, or that of min sum f_i + kappa / (2 sigma beta) |C theta|^2 (Newton)."""
     assert {(each.problem, each.realisation, each.projection) for each in found} == {
         (problem, *form)
         for problem in ("least squares", "logistic regression")
@@ -37,7 +37,7 @@ def test_curves_end_where_they_must(found):
 
 
 def test_growth_rates_are_the_predicted_ones():
-    """Eigenvalues by numpy; the published order's limit is h / kappa, at h = 0 the other's is 4 / (kappa alpha K)."""
+    """They equal numpy's eigenvalues; the limit is h / kappa (published) or, at h = 0, 4 / (kappa alpha K)."""
     growths = list(rates())
     assert {each.curvature for each in growths} == set(CURVATURES)
     for each in growths:
@@ -55,7 +55,7 @@ def test_growth_rates_are_the_predicted_ones():
 
 
 def test_pictures_and_numbers_are_written(tmp_path, monkeypatch, capsys):
-    """The numbers are JSON; no end is predicted above the limit, or none that is finite."""
+    """Figures and valid JSON are written; above the limit no finite end is predicted."""
     monkeypatch.setattr(sys, "argv", ["dual_convergence", "--output", str(tmp_path / "new"), "--rounds", "20"])
     convergence.main()
     paths = capsys.readouterr().out.split()

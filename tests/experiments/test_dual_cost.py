@@ -1,4 +1,4 @@
-"""What PRIV-HFL's forms are computed to send and keep: equal to what runs do, and to the study's numbers."""
+"""Computed costs of PRIV-HFL's forms: equal to those of runs and to the study's numbers."""
 
 import json
 from dataclasses import asdict, fields
@@ -21,7 +21,7 @@ SIZES = {"digits": 22_602, "fashion-mnist": 117_066, "cifar10": 121_182, "resnet
 @pytest.mark.parametrize("form", ["fedavg", "mean", "chain", "chain-projected"])
 @pytest.mark.parametrize("num_clients", [2, 5])
 def test_runs_cost_what_is_computed(form, num_clients, federate):
-    """Messages of a real federation, its checkpoint and a client's file; equal to the byte."""
+    """Sizes of messages, checkpoint and a client's file of a real federation equal the computed ones to the byte."""
     chain = {"priv-hfl.realisation": "chain", "priv-hfl.projection": form.endswith("projected")}
     settings = {"num_clients": num_clients, "num_rounds": 1, "priv-hfl.distill": False}
     settings |= chain if form.startswith("chain") else {}
@@ -31,7 +31,7 @@ def test_runs_cost_what_is_computed(form, num_clients, federate):
 
 
 def test_the_studys_numbers_are_the_computed_ones():
-    """For every row, column and metric; models are as large as the columns' targets."""
+    """This holds for every row, column and metric, with models of the columns' targets."""
     study = load_study("dual-cost")
     shapes = {"digits": (1, 8, 8), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
     wanted = {}
@@ -48,7 +48,7 @@ def test_the_studys_numbers_are_the_computed_ones():
 
 
 def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
-    """By hand: 2 vectors of 4 pairs and 22,602 numbers of four bytes; whole numbers keep all digits."""
+    """Two vectors of 4 pairs with 22,602 numbers of four bytes; whole numbers keep all digits."""
     study = showing(load_study("dual-cost"), "server_state_bytes")
     assert study.paper["chain", "digits-5"].value == 2 * 4 * 22_602 * 4 == 723_264
     entries = {
@@ -73,9 +73,9 @@ def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
 
 
 def test_the_papers_example():
-    """The paper gives 7.82 GB per client for N = 100 and m = 11.7e6: its 2.1e9 numbers, one vector, are that in GiB.
+    """The paper's 7.82 GB per client for N = 100 and m = 11.7e6 are its 2.1e9 numbers (one vector) in GiB.
 
-    The CIFAR form of ResNet-18 has a first convolution of 3x3 in the place of 7x7, and ten classes.
+    The CIFAR form of ResNet-18 has a first convolution of 3x3 instead of 7x7, and ten classes.
     """
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in resnet18(num_classes=10).parameters())

@@ -1,4 +1,4 @@
-"""What is said of clients' embeddings: read only when asked for, and measured against chance."""
+"""Analysis of clients' embeddings: private state is read only on request, and clusters are compared with chance."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ BEGUN = StudyManifest(study="figure-8", quick=True, changes={})
 
 
 def test_separated_groups_are_told_from_noise():
-    """Three tight, distant groups; the same points with shuffled names; chance is (7 + 6 + 6) / 19 for 20 clients."""
+    """Three tight, distant groups are significant and noise is not; chance is (7 * 6 + 7 * 6 + 6 * 5) / (20 * 19)."""
     rng = np.random.default_rng(0)
     groups = np.repeat([0, 1, 2], [7, 7, 6])
     vectors = rng.normal(size=(20, 8)) * 0.01 + np.eye(8)[groups]
@@ -33,7 +33,7 @@ def test_separated_groups_are_told_from_noise():
 
 
 def test_groups_are_those_of_the_partition():
-    """The group whose dominant classes hold most of a client's samples; classes 2, 4, 6 and 8 belong to two groups."""
+    """A client's group is the one whose dominant classes have most of its samples; classes 2, 4, 6 and 8 have two."""
     counts = np.zeros((5, 10), dtype=np.int64) + 1
     for group, classes in enumerate([(0, 1, 2), (2, 3, 4), (4, 5, 6), (6, 7, 8), (8, 9, 0)]):
         counts[group, list(classes)] += 10
@@ -45,7 +45,7 @@ def test_groups_are_those_of_the_partition():
 
 @pytest.mark.slow
 def test_embeddings_are_drawn_only_when_asked_for(quick_study, tmp_path):
-    """Without the word: an error that tells it, and no picture. With it: the stored embeddings of the last round."""
+    """Without --open-private-state there is an error and no figure; with it the last stored embeddings are used."""
     study = load_study("figure-8")
     (cell,) = study.cells(quick=True, rows=["hyperfl"])
     others = [row.name for row in study.rows if row.name != "hyperfl"]
@@ -72,7 +72,7 @@ def test_a_method_without_embeddings_is_refused(federate):
 
 @pytest.mark.slow
 def test_rows_without_embeddings_are_left_out(tmp_path):
-    """Of HyperFL and FedAvg only the former has some; FedAvg alone is an error."""
+    """Only HyperFL's row is drawn; with FedAvg alone there is an error."""
     study, changes = load_study("ablation"), {"num-clients": 6}
     begun = StudyManifest(study="ablation", quick=True, changes=changes)
     both = study.cells(quick=True, rows=["fedavg", "hyperfl"], changes=changes)

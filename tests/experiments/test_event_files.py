@@ -1,4 +1,4 @@
-"""TensorBoard's event files hold what metrics.jsonl does, each step once, also of a resumed run."""
+"""TensorBoard's event files contain the values of metrics.jsonl, each step once, also for a resumed run."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def curves(folder: Path) -> Curves:
-    """Return what TensorBoard itself shows: tag -> (step, value)."""
+    """Return what TensorBoard shows: tag -> [(step, value)]."""
     shown = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     shown.Reload()
     return {
@@ -65,11 +65,11 @@ def test_writing_again_takes_the_place_of_what_was_there(federate: Federate) -> 
 
 
 def test_a_resumed_run_has_each_step_once(make_settings: Callable[..., Settings]) -> None:
-    """It is killed in round 4 with a checkpoint of round 2, so round 3 is recorded, dropped and recorded again."""
+    """A run killed in round 4 with a checkpoint of round 2 records round 3, drops it and records it again."""
     settings = make_settings("local", num_rounds=4, checkpoint_every=2) | {"num-clients": 2}
     run = Path(str(settings["output"]))
     files = EventFiles(run)
-    files.update()  # there is nothing yet
+    files.update()  # the run has written nothing yet
     with pytest.raises(KilledError):
         hyperfl_flwr.app.server.run(KilledGrid(1, settings, in_round=4), RunConfig.from_flat(settings))
     files.update()
@@ -83,7 +83,7 @@ def test_a_resumed_run_has_each_step_once(make_settings: Callable[..., Settings]
 
 
 def test_files_grow_with_the_run(federate: Federate) -> None:
-    """The observer's rounds bring them up to date; the observer itself hears as before."""
+    """After each round the files are up to date, and the wrapped observer is still called."""
     heard: list[int] = []
     run = federate("local", num_clients=2)
     with written_along(run, RunCallbacks(on_round=lambda finished, *_: heard.append(finished))) as observer:
@@ -102,7 +102,7 @@ def test_the_command(federate: Federate, call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_along_with_a_simulation(call: Call, tmp_path: Path) -> None:
-    """The whole way, with Flower's engine: `hyperfl run --tensorboard`."""
+    """`hyperfl run --tensorboard` writes the curves with Flower's engine."""
     run = tmp_path / "run"
     words = [f"--set={key}={json.dumps(value)}" for key, value in small_settings(num_clients=2).items() if value != ""]
     code, _, problem = call("run", "--method", "local", "--output", run, "--num-nodes", "1", "--tensorboard", *words)

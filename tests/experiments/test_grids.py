@@ -1,4 +1,4 @@
-"""Grids of a study: every row with each value, validation data only, and the best in bold."""
+"""Grids of a study: every row with each value, validation data only, and the best value in bold."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ RATES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3)
 
 
 def test_a_grid_makes_a_row_for_each_value():
-    """A row's name stands for all of them; test data are not touched by any."""
+    """A row's name selects all of its values, and no cell uses test data."""
     study = load_study("tuning")
     cells = study.cells(rows=["hyperfl"], columns=["cifar10"])
     assert [cell.row for cell in cells] == [f"hyperfl@{rate}" for rate in RATES]
@@ -26,7 +26,7 @@ def test_a_grid_makes_a_row_for_each_value():
 
 
 def test_a_row_may_change_in_one_column_only():
-    """The change of the row's column wins over the row's; other columns have the row's own."""
+    """A row's setting for one column overrides its general setting, which other columns keep."""
     study = load_study("ablation")
     row = replace(study.rows[0], settings={"learning-rate": 0.5}, on={"cifar10": {"learning-rate": 0.25}})
     cells = replace(study, rows=[row]).cells(seeds=1)
@@ -35,7 +35,7 @@ def test_a_row_may_change_in_one_column_only():
 
 @pytest.mark.slow
 def test_the_best_of_a_grid_is_in_bold_and_what_failed_says_so(tmp_path):
-    """One of two rates diverges at once; the numbers are of validation data: a fifth of 60 samples, 12 per client."""
+    """One of two rates diverges; numbers are of validation data, a fifth of 60 samples, 12 per client."""
     study, begun = load_study("tuning"), StudyManifest(study="tuning", quick=True, changes={})
     begin(tmp_path, begun)
     cells = study.cells(quick=True, rows=["fedrep@0.01", "fedrep@0.3"])

@@ -1,4 +1,4 @@
-"""Novel clients in studies: runs that several rows and columns show, standard errors, divergences and figures."""
+"""Novel clients in studies: runs shared by rows and columns, standard errors, divergences and figures."""
 
 import csv
 import math
@@ -28,11 +28,11 @@ ACCURACIES = {
     for a, way in enumerate(way for ways in WAYS.values() for way in ways)
     for b, corruption in enumerate(CORRUPTIONS)
 }
-"""Of two novel clients, another pair for each way and corruption."""
+"""Accuracies of two novel clients, different for each way and corruption."""
 
 
 def write_run(path, settings, records, label_counts):
-    """Write a run folder with what tables and figures read, by the run's own writer."""
+    """Write a run folder, with the run's own writer, with the files that tables and figures read."""
     directory = RunDirectory.create(path)
     code = {"commit": "a" * 40, "dirty": False}
     manifest = {"status": "completed", "problem": "", "settings": settings, "code": code, "resumed": []}
@@ -50,7 +50,7 @@ def record(way, client, accuracy, corruption="none", **others):
 
 @pytest.fixture
 def corrupted(tmp_path):
-    """The three runs of Table 3's quick form."""
+    """Return the study of Table 3 in its quick form and a folder with its three runs."""
     study, begun = load_study("it-pfl-table-3"), StudyManifest(study="it-pfl-table-3", quick=True, changes={})
     folder = tmp_path / "study"
     begin(folder, begun)
@@ -68,9 +68,9 @@ def corrupted(tmp_path):
 
 
 def test_rows_and_columns_show_numbers_of_one_run(corrupted):
-    """Three runs fill five rows and three columns; what was not measured is left open.
+    """Three runs fill five rows and three columns; other columns stay empty.
 
-    One of the paper's numbers is given an error, as all of its Table 1 have.
+    One of the paper's numbers gets an error, as all in its Table 1 have.
     """
     study, begun, folder = corrupted
     (key,) = (key for key in study.expected if key[:2] == ("pfedhn-ensemble", "blur"))
@@ -81,7 +81,7 @@ def test_rows_and_columns_show_numbers_of_one_run(corrupted):
         for column, corruption in (("clean", "none"), ("blur", "blur"), ("contrast", "contrast")):
             accuracies, entry = ACCURACIES[way, corruption], collected.entries[row, column]
             assert entry.values == [pytest.approx(50 * sum(accuracies))]
-            assert entry.error == pytest.approx(100 * abs(accuracies[0] - accuracies[1]) / 2)  # of two numbers
+            assert entry.error == pytest.approx(100 * abs(accuracies[0] - accuracies[1]) / 2)  # two numbers
             assert math.isnan(entry.deviation)
         assert collected.entries[row, "rotation"].values == ()
     mean, sem = 50 * sum(ACCURACIES["ensemble", "blur"]), 50 * abs(np.diff(ACCURACIES["ensemble", "blur"])[0])
@@ -108,7 +108,7 @@ def test_several_seeds_have_a_deviation_in_the_place_of_the_error(corrupted):
 
 
 def test_another_number_is_shown_by_the_way_of_each_row(corrupted):
-    """`{way}` is the row's; a number that no run has is refused."""
+    """`{way}` is replaced by each row's way; a number that no run has is refused."""
     study, begun, folder = corrupted
     collected = collect(showing(study, "novel_{way}_blur"), begun, folder)
     for row, way in (("pfedhn", "sampled"), ("pfedhn-nearest", "nearest")):
@@ -118,7 +118,7 @@ def test_another_number_is_shown_by_the_way_of_each_row(corrupted):
 
 
 def test_a_row_that_shows_anothers_runs_selects_them():
-    """By any of the rows; of the runs' settings, those of the row that has them."""
+    """Any of the rows selects the run, whose settings are those of the row that has it."""
     study = load_study("it-pfl-table-1")
     cells = study.cells(rows=["pfedhn-nearest", "pfedhn-ensemble"], columns=["cifar100-0.5"])
     assert [str(cell) for cell in cells] == ["pfedhn, cifar100-0.5, seed 0"]
@@ -138,26 +138,26 @@ def test_lines_that_show_no_runs_are_refused():
 
 
 def test_how_novel_clients_are_assessed_belongs_to_a_study():
-    """A resumed run may change it, a cell's run may not have another one."""
+    """These settings may change when a run is resumed, but must match in a study's cell."""
     (cell,) = load_study("it-pfl-figure-4").cells(quick=True)
     other = {**cell.settings, "novel.epsilons": "none", "device": "cpu"}
     assert differences(cell, {"settings": other}) == ["novel.epsilons 'none' instead of 'none,1,30'"]
 
 
 def test_divergence_against_scipy_and_by_hand():
-    """The nearest of thirty clients, both with one more sample of each class; equal counts are 0 apart."""
+    """It is that to the nearest of thirty clients, with one sample added per class; equal counts give 0."""
     rng = np.random.default_rng(0)
     training, novel = rng.integers(0, 40, size=(30, 10)), rng.integers(0, 40, size=10)
     wanted = min(stats.entropy((novel + 1) / (novel + 1).sum(), (row + 1) / (row + 1).sum()) for row in training)
     assert nearest_divergence(novel, training) == pytest.approx(wanted, rel=1e-12)
     assert nearest_divergence([3, 0, 1], [[9, 9, 9], [3, 0, 1]]) == 0
-    # (3 + 1) / 6 and 2 / 6 against 1 / 5 and 4 / 5; the other way round it would be another number.
+    # (3 + 1) / 6 and 2 / 6 against 1 / 5 and 4 / 5; with the arguments swapped the result differs.
     by_hand = 4 / 6 * math.log(4 / 6 * 5) + 2 / 6 * math.log(2 / 6 * 5 / 4)
     assert nearest_divergence([3, 1], [[0, 3]]) == pytest.approx(by_hand)
 
 
 def test_fifths_hold_all_points_in_order():
-    """Eleven points: groups of 2, 2, 3, 2, 2; fewer points than groups leave some out."""
+    """Eleven points form groups of 2, 2, 3, 2 and 2; with fewer points than groups some stay empty."""
     points = [(float(x), x / 16) for x in range(11)]
     found = fifths(points[::-1])
     assert [x for x, _ in found] == [0.5, 2.5, 5, 7.5, 9.5]
@@ -168,7 +168,7 @@ def test_fifths_hold_all_points_in_order():
 
 @pytest.fixture
 def far(tmp_path):
-    """Figure 3 with the quick form's column: novel client 4 has a training client's labels, client 5 has other ones."""
+    """Return Figure 3's quick form: novel client 4 has a training client's labels, client 5 has other ones."""
     study, begun = load_study("it-pfl-figure-3"), StudyManifest(study="it-pfl-figure-3", quick=True, changes={})
     folder = tmp_path / "study"
     begin(folder, begun)
@@ -182,10 +182,10 @@ def far(tmp_path):
 
 
 def test_points_of_figure_3(far):
-    """Novel clients are compared with training clients only, and only their plain accuracy counts."""
+    """Novel clients are compared with training clients, using only their plain accuracy."""
     study, begun, folder = far
     cell = study.cells(quick=True)[0]
-    # Of (1, 9) / 10 against (7, 3) / 10, the nearest.
+    # Divergence of (1, 9) / 10 from (7, 3) / 10, the nearest client.
     apart = 0.1 * math.log(1 / 7) + 0.9 * math.log(9 / 3)
     assert divergence_points(cell.folder(folder), "global") == [(0, 0.75), (pytest.approx(apart), 0.5)]
     assert divergence_points(cell.folder(folder), "sampled") == []
@@ -200,7 +200,7 @@ def test_points_of_figure_3(far):
 
 
 def test_curves_of_figure_4(tmp_path):
-    """Clients with 30 and 31 samples, that is 30 (half to even); levels by samples and epsilon."""
+    """Levels are grouped by samples and epsilon; 30 and 31 samples are both shown as 30 (half to even)."""
     study, begun = load_study("it-pfl-figure-4"), StudyManifest(study="it-pfl-figure-4", quick=True, changes={})
     begin(tmp_path / "study", begun)
     (cell,) = study.cells(quick=True)

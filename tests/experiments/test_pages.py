@@ -1,4 +1,4 @@
-"""What holds for every page: nothing of others is markup, both themes are legible, figures follow the theme."""
+"""Rules for every page: foreign text is escaped, both themes are legible, and figures follow the theme."""
 
 import json
 import re
@@ -23,12 +23,12 @@ from hyperfl_flwr.runs.run_directory import RunDirectory
 SCRIPT = "<script>alert('1')</script>"
 ESCAPED = "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;"
 BACKWARDS = "\u202e"
-"""Makes the text behind it run from right to left."""
+"""Character that makes the text after it run from right to left."""
 
 
 @pytest.fixture
 def named_badly(tmp_path: Path) -> str:
-    """The name of a data set that holds a tag; a slash cannot be in a file's name."""
+    """Return a data set whose file name contains a tag; a slash cannot be in a file's name."""
     digits = load_dataset("digits").train
     file = tmp_path / "<script>$\\frac$.npz"
     np.savez(file, images=digits.images[:300], labels=digits.labels[:300])
@@ -36,7 +36,7 @@ def named_badly(tmp_path: Path) -> str:
 
 
 def test_a_run_s_page_escapes_settings_reasons_and_nodes(federate: Federate, named_badly: str) -> None:
-    """The pictures of such a run can be drawn, too: dollar signs in a name are no formula."""
+    """Its figures can be drawn, too: dollar signs in a name are not a formula."""
     run = federate("fedavg", dataset=named_badly, plots=True)
     directory = RunDirectory(run)
     directory.write_failures("round-000001", [Failure(client=1, reason=f"{SCRIPT}{BACKWARDS}", details="")])
@@ -65,7 +65,7 @@ def test_an_audit_s_page_escapes_settings(tmp_path: Path, named_badly: str) -> N
     assert "<script" not in text
     assert page.title == "fedavg on <script>$\\frac$.npz: one step on 1 image"
     assert page.rows["dataset"] == [named_badly, "digits"]
-    assert len(page.sources) == 6  # two images: private, rebuilt, unrelated
+    assert len(page.sources) == 6  # for each of two images: private, rebuilt, unrelated
     assert 'alt="reconstruction of private image 2 by ig, PSNR' in text
 
 
@@ -88,7 +88,7 @@ def test_a_ledger_s_page_escapes_what_a_server_has_chosen(tmp_path: Path, call: 
 
 
 def test_a_ledger_s_page_says_what_the_command_prints(federate: Federate, tmp_path: Path, call: Call) -> None:
-    """Sizes are equal, private groups stayed, and the page is its owner's, like the ledger."""
+    """Sizes are equal, private groups stayed, and only the owner can read the page."""
     run = federate("hyperfl", ledger=True)
     code, text, _ = call("ledger", run, "--json")
     (document,) = json.loads(text)
@@ -130,7 +130,7 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_texts_and_curves_stand_out_in_both_themes(theme: str) -> None:
-    """Expected: WCAG's 4.5 for texts, 3 for graphics."""
+    """The contrast is at least WCAG's 4.5 for text and 3 for graphics."""
     found = themes()[theme]
     assert set(found) == set(themes()["light"])
     for text in ("ink", "muted"):
@@ -143,7 +143,7 @@ def test_texts_and_curves_stand_out_in_both_themes(theme: str) -> None:
 
 
 def test_figures_have_the_colours_of_the_theme_alone(federate: Federate) -> None:
-    """Every colour of a figure is a variable of the style sheet: none is left that one theme would hide."""
+    """Every colour of a figure is a variable of the style sheet, so that no theme hides it."""
     text = write_report(federate("fedavg")).read_text()
     figures = re.findall(r"<svg .*?</svg>", text, re.DOTALL)
     assert len(figures) == 5

@@ -1,4 +1,4 @@
-"""The divergence of pseudo-data from private data, and figures against a setting: closed forms and a small study."""
+"""Divergence of pseudo-data from private data, and figures against a setting: closed forms and a small study."""
 
 import csv
 import shutil
@@ -17,7 +17,7 @@ NUM_POINTS = 200_000
 
 
 def test_the_divergence_of_gaussians_is_the_closed_form():
-    """With diagonal covariances: sum of (s_p/s_q + (m_q - m_p)^2 / s_q - 1 + ln(s_q / s_p)) / 2; 0 for one sample."""
+    """It is sum of (s_p/s_q + (m_q - m_p)^2 / s_q - 1 + ln(s_q / s_p)) / 2 for diagonal covariances."""
     rng = np.random.default_rng(0)
     of_p, of_q, shift = np.array([1.0, 4.0, 0.5]), np.array([2.0, 1.0, 0.5]), np.array([0.0, 1.0, -2.0])
     p = rng.standard_normal((NUM_POINTS, 3)) * np.sqrt(of_p)
@@ -31,14 +31,14 @@ def test_the_divergence_of_gaussians_is_the_closed_form():
 
 @pytest.fixture(scope="module")
 def studied(quick_study):
-    """The quick form of the study of figure 7: the study, how it was begun, and its folder."""
+    """Return the quick form of figure 7's study: the study, its manifest and its folder."""
     folder = quick_study("priv-hfl-figure-7")
     return load_study("priv-hfl-figure-7"), read_study_manifest(folder), folder
 
 
 @pytest.mark.slow
 def test_the_figure_holds_what_the_generators_make(studied):
-    """The CSV has the divergence of private data from what each kept generator makes: all classes, both rounds."""
+    """The CSV has the divergence for each kept generator, of two rounds, and for all ten classes."""
     *_, folder = studied
     (picture,) = draw(*studied, "pseudo-data")
     assert picture == folder / "pseudo-data-faster-mnist-seed-0.png"
@@ -48,7 +48,7 @@ def test_the_figure_holds_what_the_generators_make(studied):
     assert [row[0] for row in rows] == [1, 2]
     values = np.array([row[1:] for row in rows])
     assert values.shape == (2, 10)
-    assert (values > 1).all()  # nobody has learned to make digits in two rounds
+    assert (values > 1).all()  # two rounds are too few to learn to generate digits
     study = PseudoStudy(folder / "faster" / "mnist" / "seed-0")
     private, labels = study.private()
     assert len(private) == len(labels) == 400
@@ -62,7 +62,7 @@ def test_the_figure_holds_what_the_generators_make(studied):
 
 @pytest.mark.slow
 def test_a_number_is_drawn_against_a_setting(studied):
-    """One column is one point; an unknown setting is named with the nearest, an unknown number refused."""
+    """One column gives one point; for an unknown setting the nearest is named, an unknown number is refused."""
     assert imread(draw(*studied, "test_accuracy@data.dirichlet-alpha")[0]).size > 0
     with pytest.raises(ConfigError, match=r"did you mean data\.dirichlet-alpha"):
         draw(*studied, "test_accuracy@data.dirichlet-alfa")
@@ -72,7 +72,7 @@ def test_a_number_is_drawn_against_a_setting(studied):
 
 @pytest.mark.slow
 def test_a_run_without_generators_is_refused(studied, tmp_path):
-    """The message names the setting."""
+    """The error names the setting that keeps generators."""
     *_, folder = studied
     shutil.copytree(folder, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "faster" / "mnist" / "seed-0" / "generators")

@@ -1,4 +1,4 @@
-"""The quickstart: its documented accuracies are compared with runs, and its picture is drawn of all of them."""
+"""The quickstart: documented accuracies agree with runs, and the figure shows all of them."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "results" / "index.md"
 
 
 def documented() -> dict[tuple[str, int], tuple[float, float]]:
-    """Return own and aggregate accuracy in % of each method and seed, as the page's table has them."""
+    """Return personalized and aggregate accuracy in % by method and seed, from the page's table."""
     section = PAGE.read_text().split("\n## Quickstart\n")[1].split("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
     rows = [row for row in cells if row[0] in METHODS]
@@ -27,21 +27,21 @@ def documented() -> dict[tuple[str, int], tuple[float, float]]:
 
 
 def tolerance() -> float:
-    """Return by how many points a run may differ, as the page says."""
+    """Return the allowed difference in points, as the page gives it."""
     (text,) = re.findall(r"allows ([\d.]+) points", PAGE.read_text())
     return float(text)
 
 
 def test_the_page_has_every_run() -> None:
     assert set(documented()) == {(method, seed) for method in METHODS for seed in SEEDS}
-    assert 0 < tolerance() <= 1.0  # of 100; more would say nothing
+    assert 0 < tolerance() <= 1.0  # points of 100; a larger tolerance would prove nothing
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_gives_the_documented_accuracies(method: str, seed: int, tmp_path: Path) -> None:
-    """On any processor and with any number of nodes; an image more or less is 0.3 points."""
+    """They agree on any processor and with any number of nodes; one image is 0.3 points."""
     settings = default_settings() | quickstart_settings(method, seed)
     settings |= {"device": "cpu", "threads": 1, "checkpoint-every": 10, "output": str(tmp_path / "run")}
     run = server_app.run(plain_grid(1, settings), RunConfig.from_flat(settings))
@@ -51,7 +51,7 @@ def test_a_run_gives_the_documented_accuracies(method: str, seed: int, tmp_path:
 
 
 def test_each_seed_divides_the_data_anew() -> None:
-    """And each method trains at its own rate."""
+    """The seed also seeds the partition, and each method trains at its own rate."""
     for seed in SEEDS:
         assert quickstart_settings("fedavg", seed).items() >= {"seed": seed, "data.seed": seed}.items()
     assert quickstart_settings("fedavg", 0)["learning-rate"] == "auto"
@@ -62,7 +62,7 @@ def test_a_spread() -> None:
 
 
 def test_the_picture_shows_all_runs(federate: Federate, tmp_path: Path) -> None:
-    """With a second run of a method there is more ink than with one."""
+    """The file with a second run of a method is larger than the one with one run."""
     runs = [federate("fedavg", seed=seed) for seed in (0, 5)]
     sizes = []
     for paths in (runs[:1], runs):

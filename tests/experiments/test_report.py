@@ -1,4 +1,4 @@
-"""The page about a run: complete, self-contained, and true."""
+"""The page about a run: complete, self-contained and consistent with the run."""
 
 import json
 
@@ -13,7 +13,7 @@ from hyperfl_flwr.runs.run_directory import RunDirectory
 
 @pytest.mark.parametrize("method", ["hyperfl", "pfedhn", "local"])
 def test_the_page_says_what_the_run_recorded(federate, method):
-    """Numbers are the summary's; five figures are inside; the result is first, changed settings before the others."""
+    """Numbers are the summary's; it has five figures, the result comes first, and changed settings before others."""
     run = federate(method, learning_rate=0.125)
     summary = json.loads((run / "summary.json").read_text())
     file = write_report(run)
@@ -49,7 +49,7 @@ def test_equal_runs_give_equal_pages(federate, tmp_path):
 
 
 def test_failures_come_with_their_reasons(federate):
-    """As the server writes them: two in the training of round 1, one in the last evaluation; 100 are listed at most."""
+    """Failures are listed as the server wrote them, two in training and one in evaluation; at most 100 are listed."""
     run = federate("fedavg")
     directory = RunDirectory(run)
     for client in (3, 4):

@@ -1,4 +1,4 @@
-"""Studies: that the data are sound, that cells are run once, and that tables say what was measured."""
+"""Studies: settings are valid, each cell is run once, and tables show what was measured."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ ROWS = ("fedavg", "hyperfl")
 @pytest.mark.parametrize("name", study_names())
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_cell_of_every_study_has_valid_settings(name, quick):
-    """`cells` validates; rows, columns and seeds multiply, those that are missing excepted."""
+    """`cells` validates settings; there is one cell per row, column and seed, except missing ones."""
     study = load_study(name)
     cells = study.cells(quick=quick)
     rows = [
@@ -53,12 +53,12 @@ HYPERFL_STUDIES = (
     "ablation", "audit-defences", "audit-head-gradient", "audit-sums", "audit-table-3", "dual-cost", "figure-4",
     "figure-8", "table-1", "table-4",
 )  # fmt: skip
-"""Studies that take the rates of HyperFL's paper where a row has none of its own."""
+"""Studies that use the rates of HyperFL's paper unless a row has its own."""
 
 
 @pytest.mark.parametrize("name", study_names())
 def test_no_study_leaves_its_learning_rates_to_this_version(name):
-    """HyperFL's paper: 0.01 on EMNIST and Fashion-MNIST, 0.02 on CIFAR-10; its data sets' kin take the same."""
+    """HyperFL's paper has 0.01 on EMNIST and Fashion-MNIST and 0.02 on CIFAR-10; similar data sets use the same."""
     study = load_study(name)
     own = {row.name for row in study.rows if "learning-rate" in row.settings or row.on}
     for cell in study.cells():
@@ -79,7 +79,7 @@ def test_every_number_of_a_paper_has_its_place_and_its_source(name):
 
 
 def test_numbers_of_table_1():
-    """Some of them, read in the paper."""
+    """Some of its numbers equal those in the paper."""
     paper = load_study("table-1").paper
     assert len(paper) == 7 * 8
     for row, column, value in (
@@ -90,7 +90,7 @@ def test_numbers_of_table_1():
 
 
 def test_rows_columns_and_seeds_are_chosen_by_name():
-    """A data set's name stands for its columns; machine settings reach every run."""
+    """A data set's name selects all of its columns; machine settings apply to every run."""
     study = load_study("table-1")
     cells = study.cells(rows=["hyperfl"], columns=["cifar10"], seeds=3, changes={"data-root": "/data"})
     assert [str(cell) for cell in cells] == [
@@ -114,7 +114,7 @@ def test_rows_columns_and_seeds_are_chosen_by_name():
 
 
 def test_columns_beside_the_papers_say_what_they_are():
-    """They have no number of the paper's; the fonts stand in EMNIST's place with its sizes, and say that they do."""
+    """They have no numbers of the paper; fonts replace EMNIST, with its sizes, and the label says so."""
     study = load_study("table-1")
     columns = {column.name: column for column in study.columns}
     assert not {"chars74k-20", "omniglot-20"} & {column for _, column in study.paper}
@@ -128,7 +128,7 @@ def test_columns_beside_the_papers_say_what_they_are():
 
 
 def test_a_folder_belongs_to_one_study(tmp_path):
-    """Begun again as before, or with another machine's settings, it goes on; otherwise it is refused."""
+    """It may be continued with the same or other machine settings; other changes are refused."""
     begin(tmp_path / "a", QUICK)
     begin(tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"}))
     with pytest.raises(RunDirectoryError, match="was created with"):
@@ -144,7 +144,7 @@ def test_a_folder_belongs_to_one_study(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(quick_study, tmp_path_factory):
-    """The quick runs of two rows; those of a second seed are added, two at a time."""
+    """Return a copy of the quick runs of two rows, with a second seed added, two cells at a time."""
     folder = tmp_path_factory.mktemp("finished") / "table-1"
     others = [row.name for row in load_study("table-1").rows if row.name not in ROWS]
     shutil.copytree(quick_study("table-1"), folder, ignore=shutil.ignore_patterns(*others, "table.*", "*.png"))
@@ -163,7 +163,7 @@ def accuracies(folder, row):
 
 @pytest.mark.slow
 def test_finished_cells_are_skipped_and_broken_ones_resumed(finished):
-    """Nothing of a finished run is touched; one whose end was lost goes on, and ends as before."""
+    """Finished runs are not touched; a run without its end is resumed and gives the same results."""
     study = load_study("table-1")
     cells = study.cells(quick=True, rows=ROWS, seeds=2)
     assert all(is_finished(cell, finished) for cell in cells)
@@ -187,7 +187,7 @@ def test_finished_cells_are_skipped_and_broken_ones_resumed(finished):
 
 @pytest.mark.slow
 def test_tables_hold_our_numbers_and_the_papers(finished):
-    """Mean, standard deviation and n are those of the summaries; the paper's number stands beside."""
+    """Mean, standard deviation and n are those of the summaries, followed by the paper's number."""
     collected = collect(load_study("table-1"), QUICK, finished)
     entry = collected.entries["hyperfl", "fashion-mnist-20"]
     ours = accuracies(finished, "hyperfl")
@@ -226,7 +226,7 @@ def test_cells_of_two_commits_are_not_mixed_unasked(finished):
 
 @pytest.mark.slow
 def test_a_figure_is_drawn(finished):
-    """A PNG of some size; a number that no run has is refused."""
+    """The PNG has more than 10 kB; a number that no run has is refused."""
     (picture,) = draw(load_study("table-1"), QUICK, finished, "train_loss")
     assert picture.name == "figure-train-loss.png"
     assert picture.stat().st_size > 10_000
@@ -237,7 +237,7 @@ def test_a_figure_is_drawn(finished):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_every_study_runs_quickly_and_renders(name, quick_study):
-    """By the command line, all its rows; every cell of the quick form has a number in the table."""
+    """Run by the command line, every cell of the quick form has a number in the table."""
     folder = quick_study(name)
     for command in (["table", name], ["figure", name, "--open-private-state"]):
         result = CliRunner().invoke(cli, [*command, "--output", str(folder)], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""Cells of studies among other runs, and among those of earlier versions; what comes of failures and kills."""
+"""Study cells next to other runs and runs of earlier versions, and their failures and kills."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ QUICK = StudyManifest(study="table-1", quick=True, changes={})
 
 @pytest.mark.slow
 def test_a_cell_that_waits_for_a_core_says_so(tmp_path):
-    """All cores are held until it has said so; then it runs to its end."""
+    """All cores are held until the cell reports that it waits; then it runs to its end."""
     study, notes = load_study("table-1"), []
     cells = study.cells(quick=True, rows=["local"])
     begin(tmp_path / "study", QUICK)
@@ -36,7 +36,7 @@ def test_a_cell_that_waits_for_a_core_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_a_cell_does_not_run_a_package_of_the_working_directory(tmp_path, monkeypatch):
-    """The cell's process begins beside a package `experiments` of the user's, which would leave a file."""
+    """A user's package `experiments` in the working directory, which would leave a file, is not imported."""
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "__init__.py").write_text("open('mark', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_a_cell_does_not_run_a_package_of_the_working_directory(tmp_path, monkey
 
 
 def test_a_setting_that_an_older_run_did_not_know_counts_as_its_default():
-    """The run of an earlier version is still the cell's, unless the cell asks for another value."""
+    """An earlier version's run still belongs to the cell, unless the cell has another value for the setting."""
     study = load_study("table-1")
     (cell,) = study.cells(quick=True, rows=["fedavg"])
     older = {key: value for key, value in cell.settings.items() if not key.startswith("privacy.")}
@@ -60,7 +60,7 @@ def test_a_setting_that_an_older_run_did_not_know_counts_as_its_default():
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
-    """The first cell's process is killed from within; its cell is named, and the next cell has a process again."""
+    """The first cell's process is killed from within: its cell is named, and the next cell gets a new process."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if sys.argv[:1] == ['-m'] and not os.path.exists(os.environ['MARK']):\n"
@@ -82,7 +82,7 @@ def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_cells_end_with_the_process_that_runs_them(tmp_path):
-    """Kill -9 of `hyperfl study` in the middle of a long cell: no process of it is left, and the cell can go on."""
+    """After kill -9 of `hyperfl study` in a long cell, none of its processes is left, and its run is released."""
     folder = tmp_path / "study"
     changes = {"num-rounds": "100000", "checkpoint-every": "1"}
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
@@ -112,7 +112,7 @@ def test_cells_end_with_the_process_that_runs_them(tmp_path):
 
 @pytest.mark.slow
 def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
-    """One cell's data cannot be found: the error tells the cell and the reason, the other cell is finished."""
+    """One cell's data are missing: the error names the cell and the reason, and the other cell is finished."""
     study = load_study("table-1")
     good, bad = study.cells(quick=True, rows=["fedavg", "local"])
     bad = Cell(

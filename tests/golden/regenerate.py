@@ -1,6 +1,6 @@
-"""The runs behind the stored numbers in expected.json, and the command that stores them anew.
+"""The runs whose results are stored in expected.json, and the command that stores them again.
 
-From the project's root, only when results are MEANT to change, with the reason in the commit's message::
+Run it from the project's root, only when results are MEANT to change, and give the reason in the commit's message::
 
     python -m tests.golden.regenerate
 """
@@ -19,7 +19,7 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 EXPECTED = Path(__file__).with_name("expected.json")
 
-# Written out although some are the defaults of today: a new default must not change what is compared.
+# Current defaults are written out as well: a new default must not change what is compared.
 COMMON: dict[str, Scalar] = {
     "dataset": "digits",
     "device": "cpu",
@@ -57,7 +57,7 @@ RUNS: dict[str, dict[str, Scalar]] = {
         "fraction-train": 0.5,
     },
 }
-"""What differs from `COMMON`."""
+"""Settings that differ from `COMMON`, by name of the run."""
 
 KEYS = ("train_loss", "personalized_accuracy")
 
@@ -71,7 +71,7 @@ def sequences(name: str, folder: Path, *, num_nodes: int = 2) -> dict[str, Seque
 
 
 def main() -> None:
-    """Store what the code computes now."""
+    """Store the results that the current code computes."""
     found = {}
     for name in RUNS:
         with tempfile.TemporaryDirectory() as folder:

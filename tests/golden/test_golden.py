@@ -9,15 +9,15 @@ STORED = json.loads(EXPECTED.read_text())
 
 
 def test_every_run_is_stored():
-    """The names in regenerate.py: a run that is not stored would be compared with nothing."""
+    """The stored names are those in regenerate.py: a run that is not stored would not be compared."""
     assert list(STORED) == list(RUNS)
 
 
 @pytest.mark.parametrize("name", list(RUNS))
 def test_losses_and_accuracies_are_the_stored_ones(name, tmp_path):
-    """Computed by an earlier state of this code, and equal on other processors and versions of torch to 1e-3.
+    """Results of an earlier state of this code agree to 1e-3, also on other processors and versions of torch.
 
-    Accuracies are means over two or four clients of shares of 60 test images: one or two images may tip over.
+    Accuracies are means over two or four clients with 60 test images each: one or two images may change class.
     """
     found = sequences(name, tmp_path)
     assert found["train_loss"] == pytest.approx(STORED[name]["train_loss"], rel=1e-3)

@@ -1,4 +1,4 @@
-"""A run that gives models on demand, and the images of a novel client."""
+"""Fixtures: a finished run that serves models on demand, and a novel client's images."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 @pytest.fixture(scope="session")
 def serving_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of it-pfl with LeNets for noise in three classes, whose encoder takes means of unit vectors."""
+    """Return a finished it-pfl run on random 3-class images: LeNet targets, and an encoder with mean pooling."""
     folder, rng = tmp_path_factory.mktemp("personalize"), np.random.default_rng(0)
     images = rng.integers(0, 256, (120, SIDE, SIDE, 3), dtype=np.uint8)
     np.savez(folder / "noise.npz", images=images, labels=np.arange(120) % CLASSES)
@@ -25,13 +25,13 @@ def serving_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pixels() -> np.ndarray:
-    """The novel client's images [N, H, W, 3]."""
+    """Return the novel client's images [N, H, W, 3]."""
     return np.random.default_rng(1).integers(0, 256, (N, SIDE, SIDE, 3), dtype=np.uint8)
 
 
 @pytest.fixture
 def photographs(tmp_path: Path, pixels: np.ndarray) -> Path:
-    """A folder with them as private-0.png to private-6.png, in two folders."""
+    """Write these images as private-0.png to private-6.png into two sub-folders and return the folder."""
     folder = tmp_path / "photographs"
     for number, image in enumerate(pixels):
         path = folder / f"ward-{number % 2}" / f"private-{number}.png"

@@ -1,4 +1,4 @@
-"""A novel client with an owner: its data, its node and what it gets."""
+"""Helpers for tests with a novel client that has an owner: its data, its node and its predictions."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 N, SIDE, CLASSES = 7, 16, 3
-"""Images, pixels of a side, classes."""
+"""Number of images, side of an image in pixels, and number of classes."""
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def in_order(pixels: np.ndarray) -> np.ndarray:
 
 
 def normalised(run: Path, pixels: np.ndarray) -> Tensor:
-    """Return images [n, 3, H, W] with the mean and standard deviation of the run's training images."""
+    """Return the images [n, 3, H, W], normalised with the mean and standard deviation of the run's training images."""
     dataset = load_dataset(json.loads((run / "manifest.json").read_text())["settings"]["dataset"])
     train = dataset.train.images.astype(np.float64) / 255
     mean, std = train.mean(axis=(0, 2, 3)), train.std(axis=(0, 2, 3))
@@ -46,7 +46,7 @@ def predictions(output: Path) -> list[dict[str, str]]:
 
 
 class HearingGrid(InProcessGrid):
-    """Keeps the bytes of every message and reply."""
+    """An in-process grid that keeps the bytes of every message and reply."""
 
     def __init__(
         self, node: dict[str, Scalar], run_config: dict[str, Scalar] | None = None, num_nodes: int = 1

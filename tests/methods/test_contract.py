@@ -1,4 +1,4 @@
-"""What every method promises: results, repeatability, independence of nodes and of neighbours."""
+"""Contract tests for all methods: results, repeatability, and independence of node names and of other clients."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def mode_of(path: Path) -> int:
 
 
 def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate) -> None:
-    """The fields are those that the README promises; accuracies are shares, and every number is finite."""
+    """The summary has all promised fields and consistent values, and every logged number is finite."""
     run = federate(method, plots=True)
     summary = json.loads((run / "summary.json").read_text())
     assert summary.keys() >= SUMMARY
@@ -59,10 +59,10 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     assert summary["seconds_per_round"] > 0
     assert summary["peak_memory_mb"] > 0
     arrays, _ = last_checkpoint(run)
-    rests = "encoder/" if method == "it-pfl" else SERVER  # does not travel in the second of the two rounds
+    rests = "encoder/" if method == "it-pfl" else SERVER  # not sent in the second of the two rounds
     shared = sum(v.nbytes / (1 + key.startswith(rests)) for key, v in arrays.items() if not key.startswith(SERVER))
     if (bias := arrays.get(f"{SERVER}head_bias")) is not None:
-        shared += bias.nbytes  # one number for each parameter that is generated
+        shared += bias.nbytes  # one number per generated parameter
     if "embedding" in client_of(method).shared:
         shared += arrays[f"{SERVER}embeddings"][0].nbytes
     assert summary["bytes_up_per_client_round"] == summary["bytes_down_per_client_round"] == shared
@@ -84,7 +84,7 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
 
 
 def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Federate) -> None:
-    """Folders 0700, files 0600; the private groups and no others are in them, one folder per client."""
+    """Folders have mode 0700 and files 0600, one folder per client; they hold exactly the method's private groups."""
     run = federate(method)
     assert mode_of(run / "clients") == 0o700
     folders = sorted((run / "clients").iterdir())
@@ -101,12 +101,12 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Fed
 
 
 def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, federate: Federate) -> None:
-    """A second run with other node ids and another order of nodes and replies is the expected value."""
+    """A second run with other node ids and another order of nodes and replies gives the same bits."""
     assert outcome(federate(method)) == outcome(federate(method, grid=PermutedGrid))
 
 
 def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -> None:
-    """Its memory does not grow with the number of nodes: when a node is asked, no earlier reply is left."""
+    """Whenever a node is asked, no earlier reply is still held, so server memory does not grow with the nodes."""
     grids: list[ForgetfulGrid] = []
 
     def make(num_nodes: int, settings: Settings) -> ForgetfulGrid:
@@ -118,14 +118,14 @@ def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -
 
 
 def test_another_seed_gives_another_result(method: str, federate: Federate) -> None:
-    """Initial values and the order of the samples depend on the seed."""
+    """Another seed changes the shared and the private arrays of a method that has such arrays."""
     one, other = outcome(federate(method)), outcome(federate(method, seed=1))
     for part in ("arrays", "private"):
         assert (one[part] != other[part]) == bool(one[part])
 
 
 def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: Federate) -> None:
-    """The first reply is the expected value of the second, and an undisturbed run that of the whole."""
+    """Both replies to a repeated message are equal, and the run equals one without repetitions."""
     grids: list[RepeatingGrid] = []
 
     def make(num_nodes: int, settings: Settings) -> RepeatingGrid:
@@ -139,7 +139,7 @@ def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: 
 
 
 def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> None:
-    """In every round the files of unsampled clients are byte for byte what they were; the last round trains all."""
+    """Clients that are not sampled keep their files byte for byte; the last round trains all clients."""
     grids: list[RecordingGrid] = []
 
     def make(num_nodes: int, settings: Settings) -> RecordingGrid:
@@ -149,7 +149,7 @@ def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> 
     federate(method, grid=make, num_rounds=4, fraction_train=0.5, checkpoint_every=1)
     rounds = grids[0].rounds
     assert [len(trained) for trained, _, _ in rounds.values()] == [2, 2, 2, NUM_CLIENTS]
-    assert len({tuple(trained) for trained, _, _ in rounds.values()}) > 2  # not the same clients again and again
+    assert len({tuple(trained) for trained, _, _ in rounds.values()}) > 2  # different clients are sampled
     for number, (trained, before, after) in rounds.items():
         for client in range(NUM_CLIENTS):
             folder = f"client-{client:05d}/"

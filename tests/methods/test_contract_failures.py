@@ -1,4 +1,4 @@
-"""What every method promises about clients that fail: they are named and left out, and the run knows when to stop."""
+"""Contract tests for failing clients: they are named and left out, and the run stops when too many fail."""
 
 import json
 from collections.abc import Callable, Collection
@@ -67,7 +67,7 @@ def break_fit(
 
 
 def run_of(error: Exception) -> Path:
-    """Return the folder that the error tells to resume."""
+    """Return the folder that the error message suggests to resume."""
     return Path(str(error).rsplit("hyperfl run --resume ", 1)[1])
 
 
@@ -79,9 +79,9 @@ def without(clients: Collection[int]) -> Callable[[BaseStrategy, int], list[int]
 def test_a_failing_client_is_named_and_left_out(
     method: str, fault: Callable[[BaseClient, Any], Any], federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others' results are those of a run in which the client was never asked to train.
+    """The other clients' results equal those of a run in which the failing client was never sampled.
 
-    IT-PFL-HN's encoder learns targets that depend on who was asked; here they do not.
+    IT-PFL-HN's encoder targets depend on which clients were sampled, so they are patched to be independent of it.
     """
     monkeypatch.setattr(ITPFL, "_targets", lambda self, clients: self.server.embeddings.detach()[list(clients)])
     if fault is not raises and fault is not too_many and not client_of(method).shared:
@@ -134,7 +134,7 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
 
 
 def test_a_client_that_fails_once_comes_back(method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked again in the next round, and starts from the version that it had."""
+    """A client that fails in round 2 is asked again in round 3 and starts from its last counted version."""
     break_fit(monkeypatch, method, raises, rounds={2})
     run = federate(method, num_rounds=3)
     assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [BROKEN], []]
@@ -144,7 +144,7 @@ def test_a_client_that_fails_once_comes_back(method: str, federate: Federate, mo
 def test_a_client_that_cannot_be_evaluated_is_named(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last evaluation goes on without it, reports four clients, and failures/ says why."""
+    """The last evaluation reports the other four clients, and failures/ gives the reason."""
     client_class = client_of(method)
     evaluate = client_class.evaluate
 
@@ -164,7 +164,7 @@ def test_a_client_that_cannot_be_evaluated_is_named(
 def test_a_run_in_which_every_client_fails_has_failed(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the reason, the folder says failed, and no result is written."""
+    """The error gives the reason, the manifest's status is "failed", and no summary is written."""
     break_fit(monkeypatch, method, raises, clients=range(NUM_CLIENTS))
     with pytest.raises(RunFailedError, match="the camera is broken") as caught:
         federate(method, num_rounds=1, failure_budget=1.0)
@@ -177,7 +177,7 @@ def test_a_run_in_which_every_client_fails_has_failed(
 def test_the_failure_budget(
     method: str, budget: float, enough: bool, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of five clients fail, 0.4 of the trainings: a budget of 0.25 is spent, one of 0.4 just suffices."""
+    """Two of five client trainings fail (0.4): a budget of 0.25 ends the run, one of 0.4 is just enough."""
     break_fit(monkeypatch, method, raises, clients={1, 2})
     if enough:
         run = federate(method, failure_budget=budget)
@@ -188,7 +188,7 @@ def test_the_failure_budget(
 
 
 def test_failed_rounds_in_a_row_end_the_run(method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds 1, 3 and 4 fail: one alone is survived, two in a row are too many for max-failed-rounds = 2."""
+    """Rounds 1, 3 and 4 fail: one alone is tolerated, two in a row end the run with max-failed-rounds = 2."""
     break_fit(monkeypatch, method, raises, clients=range(NUM_CLIENTS), rounds={1, 3, 4})
     with pytest.raises(RunFailedError, match="2 rounds in a row") as caught:
         federate(method, num_rounds=6, failure_budget=1.0, max_failed_rounds=2)

@@ -1,4 +1,4 @@
-"""What every method promises about a node that lies: it is left out by its number, and the others' round goes on."""
+"""Contract tests for a node that sends false replies: it is refused by number, and the round continues without it."""
 
 import re
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
 LIAR, ITS_CLIENTS = 1, [1, 3]
-"""Of two nodes and five clients."""
+"""Number and clients of the lying node, of two nodes and five clients."""
 
 Lie = Callable[[RecordDict], None]
 
 
 def long_update(content: RecordDict) -> None:
-    """All numbers are finite, and far too large."""
+    """Replace all arrays by finite values that are far too large."""
     for name in (ARRAYS, PER_CLIENT_ARRAYS):
         if name in content:
             arrays = unpack_arrays(record_of(content, name, ArrayRecord))
@@ -42,7 +42,7 @@ def long_update(content: RecordDict) -> None:
 
 
 def told(content: RecordDict, **changes: Any) -> None:
-    """Change what the node tells of each client, and the weights to what belongs to it."""
+    """Apply changes to the fields of every client's result, and make the sent weights consistent with them."""
     report = Report.from_record(record_of(content, CLIENTS, ConfigRecord))
     results = [
         replace(result, **{key: change(getattr(result, key)) for key, change in changes.items()})
@@ -70,7 +70,7 @@ LIES: dict[str, tuple[Lie, str]] = {
 
 
 class LyingGrid(InProcessGrid):
-    """Node 1 trains as it should in round 2, and tells something else."""
+    """A grid whose node 1 trains as it should in round 2, but has its reply changed by `lie`."""
 
     def __init__(self, num_nodes: int, settings: Settings, *, lie: Lie) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -86,7 +86,7 @@ class LyingGrid(InProcessGrid):
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: Federate) -> None:
-    """In its round; in the others it takes part as always."""
+    """The node's clients fail in the round of the lie only; failures/ names the node and the reason."""
     lie, reason = LIES[name]
     if name == "update" and not client_of(method).shared:
         pytest.skip("returns no arrays that could be wrong")
@@ -99,6 +99,6 @@ def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: 
 
 
 def test_no_honest_node_is_taken_for_a_liar(method: str, federate: Federate) -> None:
-    """A tenth of the allowed ratio is still enough: the factor between honest updates and the default is above ten."""
+    """Honest updates pass even with max-update-ratio = 1.01, about a tenth of the default of 10."""
     run = federate(method, grid=plain_grid, num_rounds=3, max_update_ratio=1.01)
     assert [row["failed"] for row in metrics(run) if row["kind"] == "train"] == [[], [], []]

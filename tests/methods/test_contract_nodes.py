@@ -1,4 +1,4 @@
-"""What every method promises about the number of nodes: it changes no bit of a run's results."""
+"""Contract tests for the number of nodes: it does not change a single bit of a run's results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,15 +18,15 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
 NODES = (1, 2, 3, 4, 5, 7)
-"""Five clients: from one node for all to one for each; the last two of seven nodes have none."""
+"""Numbers of nodes for five clients, from one for all to one for each; with seven, two nodes have no client."""
 
 SIZES = (12, 20, 7, 33, 16)
-"""Images of each client."""
+"""Number of images of each client."""
 
 
 @pytest.fixture
 def unequal(tmp_path: Path) -> Settings:
-    """Return settings of three rounds with random images, of which the clients have different numbers."""
+    """Return settings of three rounds on random images, with a different number of images per client."""
     rng, total = np.random.default_rng(3), sum(SIZES)
     path = tmp_path / "unequal.npz"
     np.savez(
@@ -42,7 +42,7 @@ def unequal(tmp_path: Path) -> Settings:
 
 
 def results(run: Path) -> dict[str, Any]:
-    """Return what may not depend on the nodes: all but times, memory and the size of the messages."""
+    """Return everything that must not depend on the nodes: all but times, memory and message sizes."""
     found = outcome(run)
     for row in found["metrics"]:
         row.pop("bytes_on_wire", None)
@@ -52,7 +52,7 @@ def results(run: Path) -> dict[str, Any]:
 
 
 def alter_fit(patch: pytest.MonkeyPatch, method: str, alter: Callable[[int, Any], Any]) -> None:
-    """Let clients return in round 2 what a function makes of their ids and results."""
+    """Patch `fit` so that in round 2 clients return `alter(client id, result)`."""
     client_class = client_of(method)
     fit = client_class.fit
 
@@ -64,7 +64,7 @@ def alter_fit(patch: pytest.MonkeyPatch, method: str, alter: Callable[[int, Any]
 
 
 def test_the_number_of_nodes_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
-    """Checkpoints of all rounds, private state, metrics and result of one node are the expected values."""
+    """Checkpoints of all rounds, private state, metrics and result equal those of a run on one node."""
     expected = results(federate(method, 1, **unequal))
     assert len(expected["checkpoints"]) > 1
     for num_nodes in NODES[1:]:
@@ -72,7 +72,7 @@ def test_the_number_of_nodes_changes_nothing(method: str, federate: Federate, un
 
 
 def test_nor_does_it_with_sampled_clients(method: str, federate: Federate, unequal: Settings) -> None:
-    """Three of five clients in the first two rounds, all in the last."""
+    """The same holds with three of five clients in the first two rounds and all in the last."""
     expected, *others = (results(federate(method, each, fraction_train=0.6, **unequal)) for each in (1, 2, 5))
     assert [row["clients"] for row in expected["metrics"] if row["kind"] == "train"] == [3, 3, 5]
     assert others == [expected] * len(others)
@@ -81,7 +81,7 @@ def test_nor_does_it_with_sampled_clients(method: str, federate: Federate, unequ
 def test_nor_does_it_with_clients_that_fail(
     method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two clients fail in round 2; of two nodes one loses one of three clients and the other one of two."""
+    """The same holds when two clients fail in round 2; of two nodes, each then loses one client."""
 
     def fail(client: int, result: Any) -> Any:
         if client in (2, 3):
@@ -97,9 +97,9 @@ def test_nor_does_it_with_clients_that_fail(
 def test_nor_does_it_with_clients_that_diverge(
     method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In round 2 two clients return numbers a million times as large, in levels of their own beside the usual sums.
+    """The same holds when two clients return values 10^6 times as large, which need separate outlier sums.
 
-    (That they are averaged at all, `max-update-ratio` = 0 asks for.)
+    `max-update-ratio` = 0 switches off the check that would refuse such updates.
     """
 
     def diverge(client: int, result: Any) -> Any:
@@ -114,21 +114,21 @@ def test_nor_does_it_with_clients_that_diverge(
         return grids[-1] if num_nodes == 2 else plain_grid(num_nodes, settings)
 
     alter_fit(monkeypatch, method, diverge)
-    settings = {**unequal, "num_rounds": 2}  # what is trained of such numbers may not be finite
+    settings = {**unequal, "num_rounds": 2}  # training on such numbers may not stay finite
     expected, *others = (
         results(federate(method, each, grid=make, max_update_ratio=0.0, **settings)) for each in (1, 2, 3, 5)
     )
     assert others == [expected] * len(others)
-    if client_of(method).shared and "pfedhn" not in method and method != "it-pfl":  # those have frozen or none
+    if client_of(method).shared and "pfedhn" not in method and method != "it-pfl":  # no sums, or frozen ones
         assert any(b"outlier-sums" in sent for sent in grids[1].sent)
 
 
 def test_the_mean_is_that_of_what_the_clients_returned(
     method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One round of clients of unequal sizes: sum_i w_i x_i / sum_i w_i in float64 of what the clients returned.
+    """After one round, a shared array is sum_i w_i x_i / sum_i w_i of what the clients returned, in float64.
 
-    PRIV-HFL's server steps its generator along that, with a rate of 0.1. Tolerance: two roundings to float32.
+    PRIV-HFL's server steps its generator along this mean, with a rate of 0.1. Tolerance: two roundings to float32.
     """
     returned: list[tuple[list[np.ndarray], int]] = []
     received: list[np.ndarray] = []
@@ -141,7 +141,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
         received[:] = [array.astype(np.float64) for array in parameters]
         return arrays, num_examples, numbers
 
-    encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # trained, and averaged
+    encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # the encoder is trained and averaged
     monkeypatch.setattr(client_class, "fit", recorded_fit)
     run = federate(method, 3, **{**unequal, "num_rounds": 1}, **encoder)
     assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)
@@ -157,7 +157,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
 
 
 def test_an_audit_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
-    """Audited clients upload alone; what is added, and how, stays the same."""
+    """Audited clients upload separately, but the metrics equal those of a run without an audit."""
     if not client_of(method).shared:
         pytest.skip("sends nothing that could be observed")
     plain, audited = (

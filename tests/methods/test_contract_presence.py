@@ -1,4 +1,4 @@
-"""What every method promises about nodes that go: the others go on, and who comes back continues from its own state."""
+"""Contract tests for absent nodes: the others continue, and a returning node resumes from its own state."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,23 +21,23 @@ from strategies.it_pfl import ITPFL
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
 GONE = 1
-"""Number of the node that goes: of two nodes and five clients, it hosts the clients 1 and 3."""
+"""Number of the node that goes away; of two nodes and five clients, it hosts clients 1 and 3."""
 ITS_CLIENTS, OTHERS = [1, 3], [0, 2, 4]
 ALWAYS = frozenset(range(99))
 
 
 class Deployment(InProcessGrid):
-    """Nodes of different owners, each with a folder of its own; one is absent in some rounds, or dies in them.
+    """Nodes of different owners with separate state folders; one may be absent, die, crash or lie in given rounds.
 
     Args:
         num_nodes: Number of nodes P.
-        settings: The run's.
+        settings: The run's settings.
         absent: Rounds in which Flower does not list the node.
-        dies: Rounds in which it trains, stores its clients' state, and is gone before it answers.
-        crashes: Rounds in which its client app ends each time.
+        dies: Rounds in which it trains and stores its clients' state, but disappears before it replies.
+        crashes: Rounds in which its client app crashes on every message.
         lies: Rounds in which it reports impossible accuracies.
-        all_lie: Rounds in which both nodes do.
-        states: Folder of the nodes' folders.
+        all_lie: Rounds in which both nodes report impossible accuracies.
+        states: Folder that holds the nodes' state folders.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Deployment(InProcessGrid):
         self.next_round = 1
 
     def get_node_ids(self) -> Sequence[int]:
-        """List who is there in the round that comes."""
+        """Return the nodes that are present in the coming round."""
         return [node for node in self._contexts if node != FIRST_NODE_ID + GONE or self.next_round not in self.absent]
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
@@ -115,7 +115,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("way", ["absent", "dies"])
 def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy: Deploy) -> None:
-    """Away in round 2: its clients go on from round 1's version in round 3. No failure is counted (budget 0)."""
+    """Away in round 2, its clients resume from round 1's version in round 3; no failure is counted (budget 0)."""
     run, grid = deploy(method, failure_budget=0.0, **{way: [2]})
     assert [row["away"] for row in rows(run)] == [[], ITS_CLIENTS, [], []]
     assert [row["failed"] for row in rows(run)] == [[], [], [], []]
@@ -129,7 +129,7 @@ def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy
     assert progress.versions == dict.fromkeys(range(NUM_CLIENTS), 4)
     assert (progress.trainings, progress.failed_trainings) == (NUM_CLIENTS * 4 - len(ITS_CLIENTS), 0)
     text = (run / "server.log").read_text()
-    assert text.count("node 1 takes part: clients 1 3") == 1  # said before there was a log
+    assert text.count("node 1 takes part: clients 1 3") == 1  # reported in the handshake, before the log exists
     assert text.count("node 1 is away (clients 1 3)") == text.count("node 1 is back (clients 1 3)") == 1
     assert f"{len(OTHERS)} of {NUM_CLIENTS} clients" in text
     assert ", nodes 0, away 1" in text
@@ -137,7 +137,7 @@ def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy
 
 
 def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Deploy) -> None:
-    """For one round, then for two; refused replies are no failures (budget 0), and the other node goes on."""
+    """It is excluded for one round, then for two; refused replies are not failures, and the other node continues."""
     run, grid = deploy(method, num_rounds=6, failure_budget=0.0, exclusion_rounds=1, lies=ALWAYS)
     nobody: list[int] = []
     assert [row["failed"] for row in rows(run)] == [ITS_CLIENTS, nobody, ITS_CLIENTS, nobody, nobody, ITS_CLIENTS]
@@ -158,7 +158,7 @@ def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Depl
 
 
 def test_a_run_in_which_most_replies_are_refused_fails(method: str, deploy: Deploy) -> None:
-    """Nobody is excluded, since the cause may be what the nodes were sent; and the failures count."""
+    """Nodes are not excluded, since the server's messages may be the cause, and the failures count."""
     with pytest.raises(RunFailedError, match=r"5 of 10 client trainings failed.*personalized-accuracy of client"):
         deploy(method, all_lie=[2])
 
@@ -166,10 +166,10 @@ def test_a_run_in_which_most_replies_are_refused_fails(method: str, deploy: Depl
 def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(
     method: str, deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a node stored in a round that it did not finish is not used: an absent node is the expected value.
+    """State that a node stored in an unfinished round is not used: the results equal those with an absent node.
 
-    To rounding, since pFedHN's models are made together of all that are asked. IT-PFL-HN's encoder learns targets that
-    depend on who is asked; here they do not.
+    They are equal up to rounding, since pFedHN generates the models of all sampled clients together. IT-PFL-HN's
+    encoder targets depend on which clients were sampled, so they are patched to be independent of it.
     """
     monkeypatch.setattr(ITPFL, "_targets", lambda self, clients: self.server.embeddings.detach()[list(clients)])
     results = []
@@ -183,7 +183,7 @@ def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(
 
 
 def test_a_client_app_that_dies_is_sent_its_message_once_more(method: str, deploy: Deploy) -> None:
-    """When it dies again its clients have failed in this round, and the node is there in the next one."""
+    """After a second crash its clients have failed in this round, and the node takes part in the next one."""
     run, grid = deploy(method, crashes=[2], num_rounds=3)
     assert [number for number, node, _ in grid.asked if node == GONE] == [1, 2, 2, 3]
     assert [row["failed"] for row in rows(run)] == [[], ITS_CLIENTS, []]
@@ -191,7 +191,7 @@ def test_a_client_app_that_dies_is_sent_its_message_once_more(method: str, deplo
 
 
 def test_a_node_that_fails_again_is_not_asked_for_a_while(method: str, deploy: Deploy) -> None:
-    """It may try once more; its failures do not count (budget 0), since the other node goes on."""
+    """It is retried in the next round, then excluded; failures do not count (budget 0), as the other node continues."""
     run, grid = deploy(method, crashes=ALWAYS, num_rounds=5, failure_budget=0.0, exclusion_rounds=1)
     assert [number for number, node, _ in grid.asked if node == GONE] == [1, 1, 2, 2, 5, 5]
     assert [row["failed"] for row in rows(run)] == [ITS_CLIENTS, ITS_CLIENTS, [], [], ITS_CLIENTS]
@@ -199,7 +199,7 @@ def test_a_node_that_fails_again_is_not_asked_for_a_while(method: str, deploy: D
 
 
 def test_a_node_that_fails_once_is_asked_again_at_once(method: str, deploy: Deploy) -> None:
-    """In the evaluation that follows the last round, too; it does not count as excluded."""
+    """It takes part in the evaluation after the last round, and is not listed as excluded."""
     run, _ = deploy(method, crashes=[2], num_rounds=2)
     evaluated = [row for row in read_metrics(run) if row["kind"] == "aggregate"][-1]
     assert (evaluated["round"], evaluated["clients"]) == (2, NUM_CLIENTS)
@@ -208,7 +208,7 @@ def test_a_node_that_fails_once_is_asked_again_at_once(method: str, deploy: Depl
 
 
 def test_a_late_node_joins(method: str, deploy: Deploy) -> None:
-    """The handshake and the first two rounds are without it; it starts from the initial version."""
+    """A node absent from the handshake and the first two rounds joins in round 3 from the initial version."""
     run, grid = deploy(method, absent={1, 2}, min_nodes=1, node_timeout=0.001)
     assert [row["away"] for row in rows(run)] == [ITS_CLIENTS, ITS_CLIENTS, [], []]
     assert [(number, asked) for number, node, asked in grid.asked if node == GONE] == [(3, [0, 0]), (4, [3, 3])]
@@ -219,7 +219,7 @@ def test_a_late_node_joins(method: str, deploy: Deploy) -> None:
 
 
 def test_a_run_without_a_node_to_its_end(method: str, deploy: Deploy) -> None:
-    """Nodes are missing from round 2 on, also in the last evaluation and when the run is prolonged."""
+    """A node is missing from round 2 on, also in the last evaluation and when the run is prolonged."""
     run, _ = deploy(method, absent=ALWAYS - {1}, num_rounds=3)
     assert [row["away"] for row in rows(run)] == [[], ITS_CLIENTS, ITS_CLIENTS]
     last = [row for row in read_metrics(run) if row["kind"] == "aggregate"][-1]

@@ -1,4 +1,4 @@
-"""What every method promises about who may see what: private parameters leave no trace outside the clients' folders."""
+"""Contract tests for privacy: private parameters appear nowhere outside the clients' folders."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def common_window(needle: bytes, haystack: bytes) -> bytes | None:
 
 
 def leaks(arrays: dict[str, bytes], places: dict[str, bytes]) -> list[str]:
-    """Return which array leaves a window where."""
+    """Return "array in place" for each array that shares a window with a place."""
     blocks = np.unique(np.concatenate([aligned_blocks(value) for value in arrays.values()] or [np.zeros(1, np.uint64)]))
     found = []
     for place, data in places.items():
@@ -62,12 +62,12 @@ def leaks(arrays: dict[str, bytes], places: dict[str, bytes]) -> list[str]:
 
 
 def occurs(value: bytes, places: dict[str, bytes]) -> bool:
-    """Say whether an array leaves a window anywhere."""
+    """Return whether any place contains a window of an array."""
     return any(common_window(value, data) for data in places.values())
 
 
 def test_the_search_finds_what_is_there() -> None:
-    """A window is planted at every offset of both sides; 14 bytes and constant bytes are no window."""
+    """A window planted at any offset of either side is found; 14 bytes and constant bytes are not."""
     rng = np.random.default_rng(0)
     needle, noise = rng.bytes(100), rng.bytes(1000)
     for start in range(20):
@@ -81,9 +81,9 @@ def test_the_search_finds_what_is_there() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, federate: Federate) -> None:
-    """No 16 bytes of a private array are in a message, a reply, or a file outside clients/; of a shared one they are.
+    """No 16 bytes of a private array occur in a message, a reply or a file outside clients/; shared arrays do.
 
-    Some client fails in the first round, so that error texts and failure files are searched too.
+    One client fails in every round, so that error texts and failure files are searched as well.
     """
     grids: list[RecordingGrid] = []
 
@@ -108,7 +108,7 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     for file, arrays in private_arrays(run).items():
         for key, value in arrays.items():
             private[f"{file}:{key}"] = value.tobytes()
-            assert common_window(value.tobytes(), stored[f"clients/{file}"])  # found where it belongs
+            assert common_window(value.tobytes(), stored[f"clients/{file}"])  # the search finds it in its own file
     assert bool(private) == bool(stored) == bool(client_class.private)
     messages = {f"message {number}": data for number, data in enumerate(grids[0].sent)}
     files = {name: data for name, data in files_below(run).items() if name not in stored}
@@ -123,7 +123,7 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     assert not told & secrets  # no parameter travels as a metric
     large = {key: value for key, value in last_checkpoint(run)[0].items() if value.nbytes >= WINDOW}
     for key, value in large.items():
-        # after the last round PRIV-HFL's clients are sent the mean change in the place of S
+        # After the last round PRIV-HFL's clients are sent the mean change instead of S.
         sent = large[f"{SERVER}consensus"].astype(np.float32) if key == "changes/theta" else value
         assert occurs(sent.tobytes(), messages) != key.startswith(SERVER), key
         assert occurs(value.tobytes(), files), key

@@ -1,4 +1,4 @@
-"""What every method promises about a run that is killed or prolonged: it ends like a straight one, bit for bit."""
+"""Contract tests for resuming: a killed or prolonged run ends with the same bits as an uninterrupted one."""
 
 import itertools
 from functools import partial
@@ -14,9 +14,10 @@ pytestmark = pytest.mark.parametrize("method", METHODS)
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(method: str, federate: Federate) -> None:
-    """Half of the clients per round, a checkpoint every other one: a straight run is the expected value.
+    """With half of the clients per round and a checkpoint every other round, a resumed run equals a straight one.
 
-    KilledError in round 1 (no checkpoint yet), in round 4 (the last checkpoint is of round 2) and in the last one.
+    The run is killed in round 1 (no checkpoint yet), in round 4 (the last checkpoint is of round 2) and in the last
+    round.
     """
     plan: dict[str, Any] = {"num_rounds": 6, "fraction_train": 0.5, "checkpoint_every": 2}
     straight = federate(method, **plan)
@@ -33,7 +34,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(method: str, federate: 
 def test_a_finished_run_is_prolonged_to_a_straight_longer_one(
     method: str, fraction_train: float, federate: Federate
 ) -> None:
-    """The last round of the short run trained all clients and is not one of the long run: a straight run tells."""
+    """The last round of a short run trains all clients and is repeated; the prolonged run equals a straight one."""
     plan: dict[str, Any] = {"fraction_train": fraction_train}
     straight = federate(method, num_rounds=4, **plan)
     for rounds in (1, 2):
@@ -43,7 +44,7 @@ def test_a_finished_run_is_prolonged_to_a_straight_longer_one(
 
 
 def test_a_prolonged_run_that_is_killed_is_still_a_straight_one(method: str, federate: Federate) -> None:
-    """Prolonged, killed at the handshake or in round 2, resumed again: a straight run is the expected value."""
+    """A run that is prolonged, killed at the handshake or in round 2 and resumed equals a straight run."""
     plan: dict[str, Any] = {"fraction_train": 0.5}
     straight = federate(method, num_rounds=4, **plan)
     for rounds, in_round in itertools.product((1, 2), (0, 2)):

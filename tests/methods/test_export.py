@@ -1,4 +1,4 @@
-"""What is exported of a run is the model whose accuracy the run has recorded."""
+"""Exported models have the accuracy that the run recorded."""
 
 import json
 import subprocess
@@ -37,10 +37,10 @@ KINDS: dict[str, dict[str, Scalar]] = {
         "data.train-samples": 20,
     },
 }
-"""Every method, and forms of some."""
+"""Settings of every method, and of variants of some methods."""
 
 STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing")
-"""Those whose private state tells the model after local training."""
+"""Kinds for which the private state determines the model after local training."""
 
 
 @pytest.fixture(
@@ -53,13 +53,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def run(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on scikit-learn's digits."""
+    """Return a finished run on scikit-learn's digits."""
     output = tmp_path_factory.mktemp("export") / kind
     return trained(small_settings(output=str(output)) | KINDS[kind])
 
 
 def accuracy(run: Path, client: int, found: Exported) -> float:
-    """Count correct predictions on the client's test data with the target network that the recipe builds."""
+    """Return the accuracy on the client's test data of the target network that the recipe builds."""
     data = load_federated_data(RunConfig.from_flat(settings_of(run)).data_settings()).client(client)
     target = found.recipe.new_target()
     target.load_state_dict(dict(found.tensors), assign=True)
@@ -67,12 +67,12 @@ def accuracy(run: Path, client: int, found: Exported) -> float:
 
 
 def recorded(run: Path, kind: str, client: int) -> dict[str, Any]:
-    """Return the last line of a kind that metrics.jsonl has of a client."""
+    """Return the last line in metrics.jsonl of the given kind and client."""
     return [row for row in read_metrics(run) if (row["kind"], row.get("client")) == (kind, client)][-1]
 
 
 def test_the_aggregate_has_the_recorded_accuracy(run: Path) -> None:
-    """`aggregate_accuracy` after the last round, of every client, to the last digit."""
+    """For every client the exported aggregate's accuracy equals the recorded `aggregate_accuracy` exactly."""
     for client in range(RunConfig.from_flat(settings_of(run)).num_clients):
         found = model_of_run(run, client, "aggregate")
         expected = recorded(run, "client-aggregate", client)["aggregate_accuracy"]
@@ -80,7 +80,7 @@ def test_the_aggregate_has_the_recorded_accuracy(run: Path) -> None:
 
 
 def test_the_own_model_has_the_recorded_accuracy(kind: str, run: Path) -> None:
-    """`personalized_accuracy` of the client's last local training, where the private state tells the model."""
+    """The exported model equals `personalized_accuracy` where private state determines it; elsewhere it is refused."""
     if kind not in STORED:
         with pytest.raises(RunDirectoryError, match="only a SuperNode keeps it; leave out --state personalized"):
             model_of_run(run, 0, "personalized")
@@ -97,7 +97,7 @@ def test_the_own_model_has_the_recorded_accuracy(kind: str, run: Path) -> None:
 
 
 def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path: Path) -> None:
-    """`python -I use_model.py` in a Python that sees no module of this project predicts what the model does."""
+    """`python -I use_model.py`, without any module of this project, predicts what the model predicts."""
     output = tmp_path / "mine" / "model.safetensors"
     found = model_of_run(run, 1)
     paths = write_exported(found, output)
@@ -129,7 +129,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
 
 
 def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
-    """Its values are those of the checkpoint; the others have nothing that is the same for all and whole."""
+    """FedAvg and FedProx export the checkpoint's model without a client; other methods refuse and ask for a client."""
     if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox"):
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
@@ -141,7 +141,7 @@ def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, 
 
 
 def test_what_is_not_there_is_said(kind: str, run: Path, tmp_path: Path) -> None:
-    """Unknown clients, a run without a checkpoint, private state that was deleted or stays at its node."""
+    """Errors name an unknown client, a missing checkpoint, and private state that is deleted or only on its node."""
     with pytest.raises(RunDirectoryError, match=r"--client must be 0 to \d for .*, got 7"):
         model_of_run(run, 7)
     manifest = read_manifest(run)

@@ -1,4 +1,4 @@
-"""Feature vectors in a federation, with real messages: trained by every method, and refused where images are needed."""
+"""Federations on feature vectors: every method trains on them, and they are refused where images are needed."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ NATURAL: Settings = {
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Callable[[int], Settings]:
-    """Return what writes the pixels [n, 64] of n of scikit-learn's digits as features of five unequal wards."""
+    """Return a function that writes n of scikit-learn's digits as vectors [n, 64] of five wards of unequal size."""
 
     def write(number: int) -> Settings:
         bunch = load_digits()
@@ -68,7 +68,7 @@ def losses(run: Path) -> list[float]:
 def test_every_method_trains_on_them_with_dropout(
     method: str, digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """Two rounds, of it-pfl one of each phase: the run is complete and its numbers are finite."""
+    """Two rounds (one per phase with it-pfl) give a complete run with finite losses."""
     settings = digits(180) | {"target": "mlp-500"}
     run = federate(method, **settings)
     assert np.isfinite(losses(run)).all()
@@ -81,7 +81,7 @@ def test_every_method_trains_on_them_with_dropout(
 def test_the_same_seed_is_bit_equal_whatever_the_nodes_are_called(
     digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """A second run with other node ids and another order of nodes and replies is the expected value."""
+    """A second run with other node ids and another order of nodes and replies gives the same bits."""
     settings = digits(180) | {"target": "mlp-500"}
     run = federate("it-pfl", **settings)
     assert [row["phase"] for row in read_metrics(run) if row["kind"] == "train"] == ["embeddings", "fine-tuning"]
@@ -92,7 +92,10 @@ def test_the_same_seed_is_bit_equal_whatever_the_nodes_are_called(
 def test_the_number_of_nodes_does_not_change_the_dropout(
     method: str, digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """One round on 1, 2 and 5 nodes. Tolerance: float32 sums in another order, whose rounding Adam would enlarge."""
+    """One round on 1, 2 and 5 nodes gives equal results up to the rounding of float32 sums in another order.
+
+    The encoder is averaged, since Adam would enlarge the rounding.
+    """
     settings: dict[str, Any] = digits(180) | {"target": "mlp-500", "num_rounds": 1}
     settings |= {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}
     runs = [federate(method, nodes, **settings) for nodes in (1, 2, 5)]
@@ -106,7 +109,7 @@ def test_the_number_of_nodes_does_not_change_the_dropout(
 def test_a_killed_run_goes_on_with_the_dropout_of_its_round(
     digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """The expected value is a straight run."""
+    """A run killed in round 3 and resumed equals a straight run."""
     settings: dict[str, Any] = digits(180) | {"target": "mlp-500", "num_rounds": 3, "checkpoint_every": 1}
     straight = federate("fedavg", **settings)
     settings["output"] = str(straight.parent / "run-111")
@@ -118,9 +121,9 @@ def test_a_killed_run_goes_on_with_the_dropout_of_its_round(
 def test_a_step_is_one_of_gradient_descent_with_the_units_left_out(
     digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """Two rounds of FedAvg, one step of each client on all its samples: by autograd, with the numbers of the seeds.
+    """Two rounds of FedAvg equal autograd steps with dropout masks drawn from the same seeds, in float64.
 
-    Other dropout in round 2 than in round 1, and other of each client.
+    Each client takes one step on all its samples. The masks differ between rounds and between clients.
     """
     rate = 0.1
     settings = digits(90) | {"target": "mlp-500", "batch-size": 90, "momentum": 0.0, "weight-decay": 0.0}
@@ -152,7 +155,7 @@ def test_a_step_is_one_of_gradient_descent_with_the_units_left_out(
 
 
 def test_fedavg_learns_digits(digits: Callable[[int], Settings], federate: Federate) -> None:
-    """Three rounds of two epochs: above 0.88 of the test vectors; a classifier that guesses has 0.1."""
+    """Three rounds of two epochs reach more than 0.88 test accuracy; guessing gives 0.1."""
     settings: dict[str, Any] = digits(1797) | {"local_epochs": 2, "num_rounds": 3, "learning_rate": 0.05}
     summary = json.loads((federate("fedavg", target="mlp-500", **settings) / "summary.json").read_text())
     assert summary["test_accuracy_aggregate"] > 0.88
@@ -161,7 +164,7 @@ def test_fedavg_learns_digits(digits: Callable[[int], Settings], federate: Feder
 def test_the_two_optimisers_of_hyperfl_leave_out_the_same_units(
     digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """`plain`, by autograd, is the expected value of `factored`; the losses are those without dropout."""
+    """`factored` gives the same parameters and evaluation losses as `plain`, which uses autograd."""
     settings: dict[str, Any] = digits(180) | {"target": "mlp-500", "num_rounds": 1}
     runs = [federate("hyperfl", **settings, **{"hyperfl.head-optimiser": name}) for name in ("plain", "factored")]
     expected, got = (last_checkpoint(run)[0] for run in runs)
@@ -172,7 +175,7 @@ def test_the_two_optimisers_of_hyperfl_leave_out_the_same_units(
 
 @pytest.mark.parametrize("target", ["cnn", "lenet", "resnet18"])
 def test_convolutions_refuse_them(target: str, digits: Callable[[int], Settings], federate: Federate) -> None:
-    """Before anything is written: when a run is planned, and when the server has heard of the nodes' data."""
+    """The error comes before anything is written: when planning, and when the server learns of the nodes' data."""
     settings = digits(90) | {"target": target}
     message = rf"{target} target needs images .*, got vectors of the shape \(64,\), which mlp and mlp-500 take; choose"
     with pytest.raises(ConfigError, match=message):
@@ -188,7 +191,7 @@ def test_distillation_refuses_them(digits: Callable[[int], Settings], federate: 
 
 
 def test_attacks_refuse_vectors_and_dropout(digits: Callable[[int], Settings], federate: Federate) -> None:
-    """Before a round, and where one was recorded."""
+    """Attacks are refused both for a recorded round and when a new one is set up."""
     settings = digits(90)
     run = federate("fedavg", **settings, **{"target": "mlp", "audit.clients": "0", "audit.rounds": "1"})
     vectors = r"the attacks search for images, the data are vectors of the shape \(64,\); that is no proof of safety"

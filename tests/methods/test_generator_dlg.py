@@ -1,4 +1,4 @@
-"""What the generator's gradient tells a server, from the messages of real federations."""
+"""What the generator's gradient reveals to a server, from the messages of real federations."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ WATCHED: dict[str, Any] = {"audit.clients": "all", "audit.rounds": "all", "num_n
 
 
 class Draws:
-    """Keeps what clients draw, in their order, while the real thing goes on."""
+    """Record the pseudo-data and noise that clients draw, in order, without changing them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.noise: list[torch.Tensor] = []
@@ -60,7 +60,7 @@ def run_and_watch(federate: Federate, **changes: Any) -> tuple[Path, AttackedRou
 def test_columns_are_zero_for_absent_labels_and_rows_span_the_noise(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly zero, in float32; and every z is the offset plus a combination of the directions."""
+    """Label columns are exactly zero for absent labels, and each z is the offset plus a combination of directions."""
     draws = Draws(monkeypatch)
     _, target, observed = run_and_watch(federate, **{"num_rounds": 1, "priv-hfl.generator-width": 8})
     for observation, pseudo, noise in zip(observed, draws.pseudo, draws.noise, strict=True):
@@ -93,7 +93,10 @@ def test_impossible_shares_give_possible_counts() -> None:
 
 
 def test_the_private_histogram_leaks(federate: Federate) -> None:
-    """Four rounds of 100 pseudo-samples: the paper says that it cannot be inferred; images are not looked for."""
+    """Four rounds of 100 pseudo-samples reveal the label histogram, which the paper says cannot be inferred.
+
+    Correlation with the true counts is above 0.4; no images are reconstructed.
+    """
     _, target, observed = run_and_watch(
         federate,
         **{"num_rounds": 4, "data.partition": "dirichlet", "data.dirichlet-alpha": 0.3},
@@ -115,7 +118,10 @@ def test_the_private_histogram_leaks(federate: Federate) -> None:
 def test_pseudo_data_are_rebuilt_and_private_images_are_not(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two pseudo-samples, from nothing but the messages; one image per client, one step."""
+    """From the messages alone, the two pseudo-samples are rebuilt and the client's private image is not.
+
+    Each client has one image and takes one step.
+    """
     draws = Draws(monkeypatch)
     _, target, observed = run_and_watch(
         federate,
@@ -148,7 +154,7 @@ def test_it_needs_distillation(federate: Federate) -> None:
 def test_one_step_on_images_and_pseudo_data_is_one_on_all_of_them(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four of each: the true images of both kinds cause the gradient that dual-difference matches."""
+    """The four true images and four pseudo-images together cause the gradient that dual-difference matches."""
     draws = Draws(monkeypatch)
     _, target, observed = run_and_watch(
         federate,

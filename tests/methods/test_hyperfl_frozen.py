@@ -1,4 +1,4 @@
-"""Sending theta in the place of the hypernetwork, against sending the hypernetwork."""
+"""HyperFL-frozen sends theta instead of the hypernetwork; compared with HyperFL, which sends the hypernetwork."""
 
 import json
 
@@ -11,11 +11,14 @@ from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding
 from hyperfl_flwr.models.targets import build_target
 
 CHANGES = {"num_rounds": 3, "hyperfl.clip-norm": 0.5, "weight-decay": 0.01, "fraction_train": 0.6}
-"""Clipping that bites, decay that counts, and clients that stay away."""
+"""Settings in which clipping is active, weight decay matters and some clients do not take part."""
 
 
 def test_a_run_that_sends_theta_is_hyperfl_with_a_common_frozen_embedding(federate: Federate) -> None:
-    """Equal up to float32 rounding, which training amplifies; for a hundredth of the bytes at full width."""
+    """Both runs agree up to float32 rounding, amplified by training; here an upload is less than an eighth as large.
+
+    At full width it is about a hundredth.
+    """
     one = federate("hyperfl", **CHANGES, **{"hyperfl.embedding": "common-frozen"})
     other = federate("hyperfl-frozen", **CHANGES)
     settings = small_settings()

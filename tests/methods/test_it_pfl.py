@@ -1,4 +1,4 @@
-"""IT-PFL-HN's two phases: what they compute and who is sent what."""
+"""IT-PFL-HN's two phases: what they compute and what each client is sent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.run_directory import read_manifest
 
 LOCAL, SERVER_RATE = 0.05, 0.5
-"""Rates of the clients and of the server in a round of one local step on all data, without momentum and decay."""
+"""Rates of the clients and of the server, for a round of one local step on all data without momentum and decay."""
 
 PLAIN: dict[str, Any] = {
     "target": "mlp", "batch_size": 40, "learning_rate": LOCAL, "momentum": 0.0, "weight_decay": 0.0,
@@ -51,7 +51,7 @@ PLAIN: dict[str, Any] = {
 
 
 class OwnArraysGrid(InProcessGrid):
-    """Keeps of each message with own arrays its type, round, asked clients and those arrays, in both directions."""
+    """Keep the type, the request and the per-client arrays of each message and reply that has such arrays."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -78,7 +78,7 @@ def layer(values: dict[str, Tensor], inputs: Tensor, name: str) -> Tensor:
 
 
 def descriptor(values: dict[str, Tensor], images: Tensor) -> Tensor:
-    """The encoder of the mlp target, written out."""
+    """Return the descriptor of the mlp target's encoder, written out."""
     phi = layer(values, images.flatten(1), "encoder/body.1").clamp(min=0)
     pooled = torch.cat([phi[:, :250].mean(dim=0), phi[:, 250:].max(dim=0).values])
     centred = pooled - pooled.mean()
@@ -88,7 +88,7 @@ def descriptor(values: dict[str, Tensor], images: Tensor) -> Tensor:
 
 
 def logits(values: dict[str, Tensor], row: Tensor, images: Tensor) -> Tensor:
-    """h(row) and then the mlp that it makes, written out; one hidden layer of the hypernetwork."""
+    """Return the logits of the mlp that h(row) generates, written out; h has one hidden layer."""
     hidden = layer(values, layer(values, row, "server/body.0").clamp(min=0), "server/body.2")
     theta, begin = hidden @ values["server/head_weight"] + values["server/head_bias"], 0
     inputs = images.flatten(1)
@@ -106,9 +106,10 @@ def logits(values: dict[str, Tensor], row: Tensor, images: Tensor) -> Tensor:
 def test_a_round_is_gradient_descent_through_hypernetwork_and_network(
     fine_tune_rounds: int, federate: Federate
 ) -> None:
-    """Round 2 of 2, of either phase: the server steps along the gradient, by autograd, of the clients' mean loss.
+    """In round 2 of 2, of either phase, the server steps along the autograd gradient of the clients' mean loss.
 
-    In the second phase by h alone, at g(D_i), through which no gradient goes; embeddings and encoder rest.
+    In the second phase only h moves. It is evaluated at g(D_i), through which no gradient flows; embeddings and encoder
+    stay the same.
     """
     run = federate("it-pfl", **PLAIN, **{"it-pfl.fine-tune-rounds": fine_tune_rounds})
     before, after = arrays_after(run, 1), arrays_after(run, 2)
@@ -144,7 +145,7 @@ def test_a_round_is_gradient_descent_through_hypernetwork_and_network(
 
 
 def test_the_first_phase_is_pfedhns(federate: Federate) -> None:
-    """Hypernetwork, embeddings and momentum bit by bit: the encoder trains beside them and has no say."""
+    """Hypernetwork, embeddings and momentum equal pFedHN's bit for bit: the encoder does not influence them."""
     plan = {
         "num_rounds": 3, "fraction_train": 0.5, "pfedhn.server-learning-rate": 0.1, "pfedhn.embedding-std": 0.3,
         "pfedhn.embedding-learning-rate": 0.5, "pfedhn.embedding-weight-decay": 1e-4,
@@ -156,9 +157,10 @@ def test_the_first_phase_is_pfedhns(federate: Federate) -> None:
 
 
 def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
-    """A message brings models and embeddings of the clients that it is about; replies bring no embedding back.
+    """Messages and replies hold arrays of the clients they concern; only DESCRIBE replies have an embedding.
 
-    The embeddings are the server's rows, in the second phase the descriptors, which were sent once.
+    The embeddings are the server's rows in the first phase and the clients' descriptors, which are uploaded once, in
+    the second.
     """
     grids: list[OwnArraysGrid] = []
 
@@ -170,7 +172,7 @@ def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
     run = federate("it-pfl", 5, grid=make, **changes)
     for _, request, own in (*grids[0].sent, *grids[0].replies):
         assert list(own) == list(request.clients)
-        assert len(own) == 1  # of five nodes with a client each
+        assert len(own) == 1  # each of the five nodes has one client
     rows = {
         (kind, request.round, client): arrays["embedding/weight"]
         for kind, request, own in grids[0].sent
@@ -195,7 +197,7 @@ def test_nobody_is_sent_what_is_another_clients(federate: Federate) -> None:
 
 
 def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: Federate) -> None:
-    """In a round of some clients their embeddings are moved together; differences between clients are the table's."""
+    """The encoder targets of sampled clients are the table's rows, shifted together to the mean of all embeddings."""
     grids: list[OwnArraysGrid] = []
 
     def make(num_nodes: int, settings: Settings) -> OwnArraysGrid:
@@ -203,7 +205,7 @@ def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: F
         return grids[-1]
 
     changes = {"checkpoint_every": 1, "fraction_train": 0.5, "it-pfl.fine-tune-rounds": 0}
-    shorter = federate("it-pfl", num_rounds=2, **changes)  # its first round is the longer one's
+    shorter = federate("it-pfl", num_rounds=2, **changes)  # its first round equals that of the longer run
     table = Checkpoints(shorter / "checkpoints").load(1)[0]["server/embeddings"]
     federate("it-pfl", grid=make, num_rounds=3, **changes)
     sent = [own for kind, request, own in grids[0].sent if kind == MessageType.TRAIN and request.round == 2]
@@ -219,7 +221,7 @@ def test_what_the_encoder_is_to_learn_has_the_mean_of_all_embeddings(federate: F
 def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     fault: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Client 2 fails when the second phase begins, in round 2: it is named in that round and trained in the next."""
+    """Client 2 fails at the start of the second phase (round 2): it is named in that round and trained in the next."""
     describe, calls = ITPFLClient.describe, []
 
     def broken(self: ITPFLClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
@@ -243,7 +245,7 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
 
 
 def test_a_method_without_an_encoder_describes_nothing(make_settings: Callable[..., Settings]) -> None:
-    """FedAvg's clients answer a DESCRIBE message with a failure that says so, and with no array."""
+    """FedAvg's clients answer a DESCRIBE message with a failure that gives the reason, and send no array."""
     settings = make_settings("fedavg")
     grid = plain_grid(1, settings)
     request = Request(

@@ -1,4 +1,4 @@
-"""IT-PFL-HN's two phases as a run shows them, and that a run goes on in each and across the border."""
+"""IT-PFL-HN's two phases in a run's outputs, and resuming within each phase and across their boundary."""
 
 import json
 from functools import partial
@@ -18,7 +18,7 @@ from hyperfl_flwr.runs.checkpoint import Checkpoints
 
 
 def test_the_phases_are_seen_in_log_metrics_and_checkpoint(federate: Federate) -> None:
-    """Three rounds of embeddings, two of fine-tuning; the encoder's loss is told as long as it is trained."""
+    """Of five rounds, the last two fine-tune; the encoder's loss is reported only while the encoder is trained."""
     run = federate("it-pfl", num_rounds=5, checkpoint_every=5, **{"it-pfl.fine-tune-rounds": 2})
     rounds = [row for row in metrics(run) if row["kind"] == "train"]
     assert [row["phase"] for row in rounds] == ["embeddings"] * 3 + ["fine-tuning"] * 2
@@ -43,7 +43,7 @@ def test_a_run_without_a_round_for_the_encoder_is_warned(federate: Federate) -> 
 @pytest.mark.parametrize("checkpoint_every", [1, 10])
 @pytest.mark.parametrize("in_round", [2, 4, 5])
 def test_a_run_that_is_killed_in_either_phase_goes_on(in_round: int, checkpoint_every: int, federate: Federate) -> None:
-    """In the first phase, in the first round of the second and in the next: a straight run is the expected value."""
+    """Killed in the first phase or in either round of the second, a resumed run equals a straight one."""
     plan: dict[str, Any] = {"num_rounds": 5, "fraction_train": 0.5, "checkpoint_every": checkpoint_every}
     plan |= {"it-pfl.fine-tune-rounds": 2, "target": "mlp"}
     straight = federate("it-pfl", **plan)
@@ -57,7 +57,7 @@ def test_a_run_that_is_killed_in_either_phase_goes_on(in_round: int, checkpoint_
 
 
 def test_a_prolonged_run_goes_on_from_the_end_of_the_first_phase(federate: Federate) -> None:
-    """Its checkpoint is kept: a run of six rounds keeps rounds 1 and 2 of one of five, and ends like a straight one."""
+    """Prolonged from five to six rounds, a run keeps rounds 1 and 2 and ends like a straight run of six."""
     plan: dict[str, Any] = {"checkpoint_every": 1, "it-pfl.fine-tune-rounds": 3, "target": "mlp"}
     short = federate("it-pfl", num_rounds=5, **plan)
     assert Checkpoints(short / "checkpoints").rounds() == [2, 4, 5]

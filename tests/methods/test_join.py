@@ -1,4 +1,4 @@
-"""A new client joins a finished run: its private parts are trained, what is shared stays, and it gains."""
+"""A new client joins a finished run: its private part is trained, the shared part stays, and accuracy improves."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,13 @@ from hyperfl_flwr.results.join import shared_of
 
 @pytest.fixture(scope="module", params=["hyperfl", "hyperfl-frozen", "fedrep"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of each method that can be joined, on scikit-learn's digits 0 to 9."""
+    """Return a run of each method that supports joining, on scikit-learn's digits 0 to 9."""
     return trained(small_settings(method=request.param, output=str(tmp_path_factory.mktemp("runs") / request.param)))
 
 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits 3 and 8 only: what a client with classes of its own has to learn."""
+    """Return a file with the digits 3 and 8 only, as a client with few classes has them."""
     digits, kept = load_dataset("digits"), {}
     for name, part in (("", digits.train), ("test_", digits.test)):
         chosen = np.flatnonzero(np.isin(part.labels, (3, 8)))
@@ -34,7 +34,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_client_joins(run: Path, mine: Path, call: Call) -> None:
-    """Two classes of ten are told apart: above 60 %, and above before; the numbers are those of the written model."""
+    """Accuracy on two classes exceeds 60 % and the accuracy before; the numbers are those of the written model."""
     code, out, err = call("join", run, "--data", f"npz:{mine}", "-o", "joined", "--device", "cpu")
     assert (code, err) == (0, "")
     facts = json.loads(Path("joined/model.json").read_text())
@@ -50,7 +50,7 @@ def test_a_client_joins(run: Path, mine: Path, call: Call) -> None:
 
 
 def test_what_is_shared_stays(run: Path, mine: Path, call: Call) -> None:
-    """The joined extractor is the shared one, or with HyperFL z H + c of the run's head at some z >= 0, to rounding."""
+    """The joined extractor is the shared one, or with HyperFL z H + c of the run's head for some z >= 0."""
     assert call("join", run, "--data", f"npz:{mine}", "-o", "joined", "--device", "cpu")[0] == 0
     shared, model = shared_of(run), load_file("joined/model.safetensors")
     values = {key.partition("/")[2]: torch.tensor(value) for key, value in shared.arrays.items()}
@@ -66,7 +66,7 @@ def test_what_is_shared_stays(run: Path, mine: Path, call: Call) -> None:
 
 
 def test_the_operators_file_gives_the_same(run: Path, mine: Path, call: Call) -> None:
-    """A file with what is shared and no paths, and the run's folder, give the same bits."""
+    """A file of the shared parameters, which contains no paths, gives the same bits as the run's folder."""
     code, out, err = call("export", run, "--shared", "-o", "shared.safetensors")
     assert (code, err, out) == (0, "", f"{Path('shared.safetensors').absolute()}\n")
     assert str(run).encode() not in Path("shared.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""The node's ledger holds exactly what leaves the node, and nothing leaves that it does not hold."""
+"""The node's ledger records exactly what leaves the node, and nothing leaves without being recorded."""
 
 import json
 import stat
@@ -30,7 +30,7 @@ MakeSettings = Callable[..., Settings]
 
 
 class OwnedGrid(InProcessGrid):
-    """Nodes with an owner, each with a state folder of its own; keeps the sizes of all contents that pass."""
+    """Nodes with owners and separate state folders; keeps the sizes of all message contents."""
 
     def __init__(self, settings: Settings, folder: Path, num_nodes: int = NUM_CLIENTS) -> None:
         super().__init__(app, num_nodes, settings)
@@ -67,7 +67,7 @@ def in_round(entries: Sequence[LedgerEntry], number: int) -> list[LedgerEntry]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_holds_what_the_server_counts(method: str, make_settings: MakeSettings, tmp_path: Path) -> None:
-    """Expected: bytes by `content_bytes`, by the grid that carries the messages, and by the server's metrics.jsonl."""
+    """Recorded bytes equal `content_bytes`, the sizes seen by the grid, and the server's metrics.jsonl."""
     grid, run = federate_owned(make_settings(method), tmp_path / "nodes")
     ledgers = [run_in(folder) for folder in grid.folders]
     for found, passed in zip(ledgers, grid.passed, strict=True):
@@ -88,7 +88,7 @@ def test_it_holds_what_the_server_counts(method: str, make_settings: MakeSetting
 def test_an_empty_novel_data_leaves_the_run_s_private_groups_guarded(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    """Such a node trains: its book is of the run's method, and not of the one that novel clients take models of."""
+    """A node with empty novel-data trains, and its ledger lists the private groups of the run's method."""
     settings = make_settings("hyperfl")
     grid = OwnedGrid(settings, tmp_path)
     for context in grid._contexts.values():
@@ -111,7 +111,7 @@ def test_a_client_s_numbers_are_those_of_metrics_jsonl(make_settings: MakeSettin
 
 
 def test_it_is_its_owner_s_and_only_grows(make_settings: MakeSettings, tmp_path: Path) -> None:
-    """A second run on the same nodes goes on in the same file."""
+    """The ledger is readable by its owner only, and a second run on the same nodes appends to the same file."""
     grid, _ = federate_owned(make_settings("local"), tmp_path)
     path = grid.folders[0] / LEDGER
     first = path.read_bytes()
@@ -176,7 +176,7 @@ def test_of_any_other_error_the_kind_leaves(
 
 
 def test_a_message_that_no_handler_takes_is_recorded(make_settings: MakeSettings, tmp_path: Path) -> None:
-    """Flower itself refuses it, beside the handlers."""
+    """Flower refuses the message itself, and the ledger still has the error."""
     reply = reply_of(make_settings(), tmp_path, "query.everything")
     assert reply.error.reason == last_out(tmp_path).error == "ValueError, see the node's log"
     assert last_out(tmp_path).kind == "query.everything"
@@ -185,7 +185,7 @@ def test_a_message_that_no_handler_takes_is_recorded(make_settings: MakeSettings
 def test_without_room_for_the_ledger_nothing_is_done_and_nothing_leaves(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel's own full disk: every write to /dev/full ends with ENOSPC."""
+    """With a full disk (writes to /dev/full end with ENOSPC), the node does no work and replies with an error only."""
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     done: list[str] = []
@@ -202,7 +202,7 @@ def test_without_room_for_the_ledger_nothing_is_done_and_nothing_leaves(
 def test_a_private_group_s_array_is_stopped(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HyperFL's embedding is private; an answer that holds one does not leave."""
+    """HyperFL's embedding is private, so a reply that contains it is replaced by an error."""
     secret = pack_arrays({"0/embedding/weight": np.zeros(3, np.float32)})
     monkeypatch.setattr(
         adapter, "introduce", lambda message, _: Message(RecordDict({"per-client-arrays": secret}), reply_to=message)
@@ -213,7 +213,7 @@ def test_a_private_group_s_array_is_stopped(
 
 
 def test_a_server_s_nonsense_is_recorded(make_settings: MakeSettings, tmp_path: Path) -> None:
-    """What the server sends may be anything; it is refused, and the refusal is written down."""
+    """A malformed message is refused, and both the message and the refusal are recorded."""
     grid = InProcessGrid(app, 1, make_settings(), {"state-dir": str(tmp_path)})
     (number,) = grid.get_node_ids()
     content = RecordDict({CONFIG: ConfigRecord({"experiment": 7, "round": "\x1b[2J", "empty": [], "none": ""})})
@@ -241,7 +241,7 @@ def test_the_command_shows_every_message(make_settings: MakeSettings, tmp_path: 
     assert "hypernetwork/head_weight" in shown
     assert "metric/personalized-accuracy=[" in shown
     assert shown.rstrip().endswith("These groups are private and stayed on the node: classifier, embedding, last.")
-    node = tmp_path / "node"  # as `hyperfl deploy init` makes it
+    node = tmp_path / "node"  # as `hyperfl deploy init` creates it
     node.mkdir()
     (node / "node.toml").write_text(f'state-dir = "{folder}"\n')
     assert call("ledger", node) == (0, shown, "")
@@ -259,7 +259,7 @@ def test_the_command_shows_every_message(make_settings: MakeSettings, tmp_path: 
 
 
 def test_the_command_fails_if_a_private_array_has_left(make_settings: MakeSettings, tmp_path: Path, call: Call) -> None:
-    """Such a line is not written by this version; another one's ledger is checked all the same."""
+    """The command exits with 1 if a ledger, which another version may have written, lists a private array."""
     grid, _ = federate_owned(make_settings("hyperfl"), tmp_path)
     path = grid.folders[0] / LEDGER
     path.write_text(path.read_text().replace("hypernetwork/head_bias", "classifier/head_bias"))

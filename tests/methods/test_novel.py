@@ -1,4 +1,4 @@
-"""Novel clients: what they are told and tell, what each way of giving them a model comes to, and what it costs."""
+"""Novel clients: their messages, the accuracy of each way to give them a model, and its cost."""
 
 import json
 from dataclasses import replace
@@ -43,19 +43,19 @@ PLAN: dict[str, Any] = {
     "target": "mlp", "num_rounds": 1, "data.partition": "iid", "learning_rate": 0.1, "novel.clients": len(NOVEL),
     "novel.a-distance-rounds": 3, "it-pfl.fine-tune-rounds": 0, "pfedhn.server-learning-rate": 0.1, "local_epochs": 4,
 }  # fmt: skip
-"""Digits, 8 x 8; enough training that models are better than chance and differ."""
+"""Digits of 8 x 8 pixels, and enough training that models differ and are better than chance."""
 
 PERSONAL: dict[str, Any] = {
     "num_rounds": 5, "data.partition": "shards", "pfedhn.combine": "sum", "pfedhn.hidden-width": 32,
 }  # fmt: skip
-"""With these, pFedHN's models differ."""
+"""Settings with which the models of pFedHN's clients differ."""
 
 SHAPE = (1, 8, 8)
 MODEL_BYTES = 4 * (65 * 200 + 201 * 200 + 201 * 10)
 
 
 class QueryGrid(InProcessGrid):
-    """Keeps who was asked by messages of each type, and the arrays of each client's answers."""
+    """Record which clients were asked by each message type, and the arrays of each client's replies."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -77,7 +77,7 @@ def data_of(run: Path) -> FederatedData:
 
 
 def by_way(run: Path, way: str, corruption: str = "none") -> dict[int, NovelRecord]:
-    """Return a way's records of novel.json by client."""
+    """Return the records in novel.json of one way, by client."""
     found = [record for record in read_novel(run) if (record.way, record.corruption) == (way, corruption)]
     assert len({record.client for record in found}) == len(found)
     return {record.client: record for record in found}
@@ -101,7 +101,7 @@ def hypernetwork_of(arrays: dict[str, np.ndarray], hidden_width: int) -> DeepHyp
 
 
 def test_the_global_model_is_assessed_on_corrupted_data_too(federate: Federate) -> None:
-    """Of the checkpoint's aggregate, without messages; the corrupted images are those of the run's seed."""
+    """The checkpoint's aggregate is assessed without uploads, on clean images and on corrupted ones (run's seed)."""
     run = federate("fedavg", **PLAN, **{"novel.corruptions": "none,rotation"})
     arrays, _ = last_checkpoint(run)
     parameters = {key.removeprefix("model/"): torch.tensor(value) for key, value in arrays.items()}
@@ -129,7 +129,7 @@ def test_the_global_model_is_assessed_on_corrupted_data_too(federate: Federate) 
 
 
 def test_the_models_of_training_clients_are_assessed(federate: Federate) -> None:
-    """PFedHN's three ways, of what the checkpoint's hypernetwork makes of its table of embeddings."""
+    """PFedHN's three ways match the models that the checkpoint's hypernetwork generates from its embeddings."""
     run = federate("pfedhn", **PLAN | PERSONAL)
     arrays, _ = last_checkpoint(run)
     network = hypernetwork_of(arrays, hidden_width=32)
@@ -160,9 +160,9 @@ def test_the_models_of_training_clients_are_assessed(federate: Federate) -> None
 
 
 def test_a_descriptor_becomes_a_model(federate: Federate) -> None:
-    """Encoder and hypernetwork of the checkpoint, by hand; a part of the samples is a part of the larger part.
+    """Descriptor and accuracy match the checkpoint's encoder and hypernetwork, for all samples and for a subset.
 
-    With much noise the descriptor is another in every run, with next to none it is the one without noise.
+    With much noise the descriptor is far from the one without noise, with next to none it is close to it.
     """
     changes: dict[str, Any] = {"it-pfl.pooling": "mean", "novel.samples": "all,8", "novel.epsilons": "none,0.1,1e9"}
     grids: list[QueryGrid] = []
@@ -199,7 +199,7 @@ def test_a_descriptor_becomes_a_model(federate: Federate) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedhn", "it-pfl"])
 def test_the_number_of_nodes_changes_no_assessment(method: str, federate: Federate) -> None:
-    """Models, distances and descriptors of novel clients are the same, whichever nodes they and the others are on."""
+    """novel.json is the same on 1, 3 and 7 nodes."""
     one, *others = ((federate(method, number, **PLAN) / "novel.json").read_bytes() for number in (1, 3, 7))
     assert others == [one, one]
 
@@ -207,7 +207,7 @@ def test_the_number_of_nodes_changes_no_assessment(method: str, federate: Federa
 def test_novel_clients_are_neither_trained_nor_evaluated_and_their_labels_not_read(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No message but the queries names them, and with other labels they answer these with the same bytes."""
+    """Only queries concern novel clients, and their replies are the same bytes when their labels are changed."""
     grids: list[QueryGrid] = []
 
     def make(num_nodes: int, settings: Settings) -> QueryGrid:

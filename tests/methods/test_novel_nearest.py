@@ -1,4 +1,4 @@
-"""Which training client is nearest to a novel one: A-distances, found in a federation."""
+"""The training client nearest to a novel one, found by A-distances in a federation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +23,12 @@ from hyperfl_flwr.training.a_distance import a_distance, split
 from strategies.novel.nearest import find_distances
 
 GROUPS = 3
-"""Of classes (two each) and clients (three each) in the data set whose clients are alike or not."""
+"""Number of groups of classes (two each) and of clients (three each) in the data set."""
 
 
 @pytest.fixture
 def groups(make_settings: Callable[..., Settings], tmp_path: Path) -> tuple[RunConfig, FederatedData]:
-    """Nine clients, three to a pair of classes; images of a class are a pattern with noise. Two are novel."""
+    """Return nine clients, three to a pair of classes, two of them novel; images are a class pattern with noise."""
     rng = np.random.default_rng(5)
     clients = np.repeat(np.arange(3 * GROUPS), 40)
     labels = 2 * (clients % GROUPS) + rng.integers(0, 2, len(clients))
@@ -49,7 +49,7 @@ def distances_in(config: RunConfig, num_nodes: int = 2) -> Any:
 
 
 def test_the_nearest_client_has_the_same_classes(groups: tuple[RunConfig, FederatedData]) -> None:
-    """And A-distances are those of classifiers that gradient descent finds where all samples are in one place."""
+    """The A-distances equal those of classifiers trained by gradient descent on all samples in one place."""
     config, data = groups
     found = distances_in(config)
     assert found.failures == []
@@ -64,7 +64,7 @@ def test_the_nearest_client_has_the_same_classes(groups: tuple[RunConfig, Federa
 
 
 def central(halves: list[tuple[Tensor, Tensor]], config: RunConfig) -> float:
-    """Return the A-distance of two clients' samples [(to learn from, to count on)] by autograd."""
+    """Return the A-distance by autograd of two clients' samples [(to train on, to evaluate on)]."""
     weights = torch.zeros(65, requires_grad=True)
     sides = [-1.0, 1.0]
     for _ in range(config.novel.a_distance_rounds):
@@ -84,7 +84,7 @@ def central(halves: list[tuple[Tensor, Tensor]], config: RunConfig) -> float:
 def test_clients_that_fail_are_left_out_of_the_comparison(
     groups: tuple[RunConfig, FederatedData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training client 2 fails at once, novel client 8 in the second round; 7 keeps all its other distances."""
+    """Training client 2 fails at once and novel client 8 in the second round; client 7 keeps its other distances."""
     config, _ = groups
     straight, calls, client_data = distances_in(config, 3), [], FederatedData.client
 
@@ -107,7 +107,7 @@ def test_clients_that_fail_are_left_out_of_the_comparison(
 
 
 def test_natural_novel_clients_are_drawn(groups: tuple[RunConfig, FederatedData]) -> None:
-    """Every client of the data set is one of the federation; which are the last two, the seed of the data decides."""
+    """All clients of the data set take part; the data's seed decides which two are novel."""
     config, data = groups
     without = load_federated_data(replace(config.data_settings(), novel_clients=0))
     order = [data.train_indices(client).tolist() for client in range(9)]
@@ -129,7 +129,7 @@ def test_natural_novel_clients_are_drawn(groups: tuple[RunConfig, FederatedData]
 def test_a_client_with_impossible_error_rates_is_never_nearest(
     groups: tuple[RunConfig, FederatedData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training client 0 answers rates of 1e9, for which the A-distance would be the lowest of all."""
+    """Training client 0 reports error rates of 1e9, which would give the lowest A-distance; it is refused."""
     honest = adapter._WORK[ERRORS]
 
     def lying(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:

@@ -1,4 +1,4 @@
-"""Novel clients that fail, and runs that are resumed for them."""
+"""Novel clients that fail, and resuming a run to assess them."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from hyperfl_flwr.runs.run_directory import read_manifest
 def test_a_failing_novel_client_is_named_and_the_others_go_on(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Client 6 has too few samples for the second descriptor; then none can be read at all, and the run is resumed."""
+    """Client 6 lacks samples for one descriptor and is left out; if all novel clients fail, the run can be resumed."""
     client_data = FederatedData.client
 
     def small(self: FederatedData, client: int) -> ClientData:
@@ -54,7 +54,7 @@ def test_a_failing_novel_client_is_named_and_the_others_go_on(
 
 
 def test_a_complete_run_is_resumed_to_assess_in_another_way(federate: Federate) -> None:
-    """Its rounds are not repeated, and novel.json is that of a run which had these settings from the start."""
+    """Rounds are not repeated, and novel.json equals that of a run with these settings from the start."""
     run = federate("it-pfl", **PLAN)
     again: dict[str, Any] = {"resume": str(run), "output": str(run)}
     seconds = [json.loads(line).get("seconds") for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Novel clients: what settings may be, who may be asked for what, and means over clients."""
+"""Novel clients: valid settings, which queries are allowed, and means over clients."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +44,7 @@ PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "i
 def test_what_cannot_be_is_refused(
     method: str, changes: Settings, problem: str, federate: Federate, tmp_path: Path
 ) -> None:
-    """Before anything is written."""
+    """The run is refused before anything is written."""
     with pytest.raises(ConfigError, match=problem):
         federate(method, **PLAN, **changes)
     assert not list(tmp_path.iterdir())
@@ -83,7 +83,7 @@ def test_lists_are_read(make_settings: Callable[..., Settings]) -> None:
 
 @pytest.mark.parametrize("kind", [ASSESS, GRADIENTS, ERRORS])
 def test_without_novel_clients_nothing_is_assessed(kind: str, make_settings: Callable[..., Settings]) -> None:
-    """A server that asks all the same learns nothing about the samples."""
+    """A server that queries anyway gets a failure and no arrays."""
     config = RunConfig.from_flat(make_settings("fedavg", target="mlp"))
     grid, arrays = plain_grid(1, config.flat()), {"classifiers/weight": np.zeros((1, 65), np.float32)}
     query = Query(kind=kind, clients=[0], expected={0: {}}, per_client={0: arrays})
@@ -94,7 +94,7 @@ def test_without_novel_clients_nothing_is_assessed(kind: str, make_settings: Cal
 
 
 def test_a_trained_client_describes_all_of_its_samples_or_none(make_settings: Callable[..., Settings]) -> None:
-    """A server that asks for one sample, or another form of them, learns nothing; nor does one that asks for a test."""
+    """Queries for one sample, for corrupted or noisy ones, or for an assessment are answered with a failure."""
     config = RunConfig.from_flat(make_settings("it-pfl", target="mlp", **{"novel.clients": 2}))
     grid = plain_grid(1, config.flat())
     encoder = build_encoder("mlp", SHAPE, config.section(PFedHNConfig).dimension(NUM_CLIENTS), "mean")
@@ -114,7 +114,7 @@ def record(**changes: Any) -> NovelRecord:
 
 
 def test_means_are_over_clients_with_all_samples_and_without_noise() -> None:
-    """0.2, 0.4, 0.9: mean 0.5, variance (0.09 + 0.01 + 0.16) / 2 = 0.13."""
+    """For 0.2, 0.4 and 0.9: mean 0.5, variance (0.09 + 0.01 + 0.16) / 2 = 0.13."""
     records = [
         *(record(client=client, accuracy=share, bytes_down=client) for client, share in enumerate((0.2, 0.4, 0.9))),
         record(accuracy=1.0, all_samples=False), record(accuracy=1.0, epsilon=2.0),

@@ -1,4 +1,4 @@
-"""Nodes with folders of images of their own: they train together, one that does not fit is left out, no path leaves."""
+"""Nodes with their own image folders: they train together, misfits are left out, and no path leaves a node."""
 
 import json
 from collections.abc import Callable
@@ -31,14 +31,14 @@ OWN: dict[str, Any] = {
     "num_clients": 3, "data.classes": CLASSES, "data.train-samples": "auto", "data.test-samples": "auto",
     "min-nodes": 2, "node-timeout": 1.0, "dataset": "mnist", "data-root": "/nowhere",
 }  # fmt: skip
-"""The run names data that are nowhere: the nodes have their own."""
+"""The run names a data set that does not exist: the nodes have their own."""
 
 HOLDINGS = ("0123", "3456", "6789")
-"""Classes of the three owners: 40 images each, of which 8 are for the test."""
+"""Classes of the three owners, who have 40 images each, 8 of them for testing."""
 
 
 def write_owners_folders(folder: Path) -> list[Path]:
-    """Write scikit-learn's digits as three owners hold them; returns their folders."""
+    """Write scikit-learn's digits into the folders of three owners and return these folders."""
     digits = load_dataset("digits").train
     found = []
     for number, labels in enumerate(HOLDINGS):
@@ -51,7 +51,7 @@ def write_owners_folders(folder: Path) -> list[Path]:
 
 
 class OwnersGrid(InProcessGrid):
-    """Nodes of different owners, each with its `data` or a folder of images; keeps the bytes of all answers."""
+    """Nodes of different owners, each with its own `data` setting or image folder; keeps the bytes of all replies."""
 
     def __init__(self, settings: Settings, data: list[str] | list[Path], states: Path) -> None:
         super().__init__(app, len(data), settings)
@@ -86,7 +86,7 @@ def owners(data: list[str] | list[Path], states: Path, made: list[OwnersGrid]) -
 
 @pytest.mark.parametrize("method", ["hyperfl", "fedavg"])
 def test_three_owners_train_together(method: str, federate: Federate, folders: list[Path], tmp_path: Path) -> None:
-    """Each client has 32 images to train on (8 of each of 4 classes) and 8 for the test; nothing tells of labels."""
+    """Each client trains on 32 images (8 of each of 4 classes); no reply or manifest reveals labels or paths."""
     grids: list[OwnersGrid] = []
     run = federate(method, 3, grid=owners(folders, tmp_path / "states", grids), **OWN)
     rows = [row for row in metrics(run) if row["kind"] == "client" and row["round"] == 2]
@@ -107,7 +107,7 @@ TITLE = "the nodes' own data, 10 classes, 1x8x8"
 def test_the_data_set_that_nobody_used_is_named_nowhere(
     federate: Federate, folders: list[Path], tmp_path: Path
 ) -> None:
-    """In page, picture, summary, TensorBoard's files and exported models; the manifest has the settings as given."""
+    """Page, figure, summary, event files and exports name the nodes' own data; only the manifest has the setting."""
     grid = owners(folders, tmp_path / "states", [])
     run = federate("fedavg", 3, grid=grid, plots=True, **OWN | {"num_rounds": 1})
     assert json.loads((run / "summary.json").read_text())["dataset"] == TITLE
@@ -129,9 +129,9 @@ def test_the_data_set_that_nobody_used_is_named_nowhere(
 
 
 def test_named_data_sets_of_the_owners_choice(federate: Federate, tmp_path: Path) -> None:
-    """Three owners name digits, a fourth leaves the data to the run, which names them too, or not.
+    """Three owners choose digits; a fourth uses the run's data set, which is digits in one run and MNIST in others.
 
-    The server does not learn which data set was named, nor how it is normalised.
+    Otherwise the server does not learn which data set was chosen or how it is normalised.
     """
     names = ["digits", "digits", "digits", ""]
     named = {"num_clients": 4, "min-nodes": 4, "node-timeout": 1.0, "num_rounds": 1}
@@ -171,11 +171,11 @@ def test_a_file_of_a_simulation_is_named_without_the_path_to_it(federate: Federa
     assert model_of_run(run, None).about()["dataset"] == summary["dataset"]
     page = Page(write_report(run).read_text())
     assert page.title == "fedavg on wards.npz, 4 classes, 1x8x8"
-    assert page.rows["dataset"][0].startswith(f"npz:{tmp_path}")  # as given, for the one who gave it
+    assert page.rows["dataset"][0].startswith(f"npz:{tmp_path}")  # the setting as given, for the user who gave it
 
 
 def test_one_that_does_not_fit_is_left_out_by_name(federate: Federate, folders: list[Path], tmp_path: Path) -> None:
-    """A folder that is no class of the federation's: the server learns how many, not how they are called."""
+    """A node with an unknown class folder is refused; the server learns the number of such folders, not their names."""
     (folders[1] / "3").rename(folders[1] / "Mrs. Secret")
     grids: list[OwnersGrid] = []
     run = federate("fedavg", 3, grid=owners(folders, tmp_path / "states", grids), **OWN)

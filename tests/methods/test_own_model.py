@@ -1,4 +1,4 @@
-"""All methods train a network of somebody's own as they train a built-in one."""
+"""All methods train a user's network as they train a built-in one."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def own(name: str = "build") -> CustomTarget:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_it_and_repeats_itself(method: str, federate: Federate) -> None:
-    """With dropout, a norm, a parameter and a constant of its own; the process's random numbers do not matter."""
+    """A network with dropout, norm, own parameter and constant gives the same run whatever torch's global seed."""
     torch.manual_seed(1)
     one = outcome(federate(method, target="own_networks:build"))
     torch.manual_seed(2)
@@ -59,7 +59,7 @@ def test_other_kinds_of_networks(method: str, name: str, federate: Federate) -> 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedrep", "priv-hfl"])
 def test_running_statistics_are_those_of_batchnorm(method: str, federate: Federate) -> None:
-    """They move; torch's counter of batches, an integer that nobody could average, is in no array."""
+    """Running means are among the arrays; torch's integer counter of batches, which cannot be averaged, is not."""
     run = federate(method, target="own_networks:with_batchnorm")
     arrays, _ = last_checkpoint(run)
     private = current_private(run).values()
@@ -74,7 +74,7 @@ def test_no_hypernetwork_generates_running_statistics(federate: Federate) -> Non
 
 
 def test_fedavg_starts_from_the_factorys_values() -> None:
-    """Those of the factory under torch's generator with a seed that follows from the run's."""
+    """Initial values are those of the factory under torch's generator, seeded from the run's seed."""
     import own_networks
 
     generator = torch_generator(3, "model")
@@ -92,7 +92,7 @@ def test_fedavg_starts_from_the_factorys_values() -> None:
 
 
 def test_the_split_network_is_the_factorys() -> None:
-    """Extractor and classifier in a row give what the whole network gives."""
+    """Extractor and classifier applied in sequence give the whole network's output."""
     import own_networks
 
     torch.manual_seed(0)
@@ -108,9 +108,9 @@ def test_the_split_network_is_the_factorys() -> None:
 
 @pytest.mark.parametrize("initialisation", ["hyperfan-bias", "hyperfan-weight"])
 def test_generated_weights_begin_as_wide_as_the_factorys(initialisation: str) -> None:
-    """Constants (a norm's scale of 1) are generated exactly; of 256 weights of one layer the spread is known to 10 %.
+    """Constants (a norm's scale of 1) are generated exactly; the 36 convolution weights have the factory's spread.
 
-    hyperfan-bias gives the factory's values, and a tenth of their standard deviation on top: sqrt(1.01) of it.
+    hyperfan-bias adds a tenth of the factory's standard deviation to its values: sqrt(1.01) of it in total.
     """
     extractor = own().extractor
     v = common_embedding(64, initialisation, 0)
@@ -126,7 +126,7 @@ def test_generated_weights_begin_as_wide_as_the_factorys(initialisation: str) ->
 
 
 def test_dropout_of_maps_is_that_of_torch() -> None:
-    """Whole maps are 0 or 2 times what they were, with probability 1/2 each."""
+    """Whole maps become 0 or twice their values, with probability 1/2 each."""
     from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
 
     layer = Dropout(0.5, maps=True)
@@ -140,7 +140,7 @@ def test_dropout_of_maps_is_that_of_torch() -> None:
 def test_a_run_says_whose_network_it_trained_and_keeps_it(
     federate: Federate, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The source lies in the run's folder; with another one it is not resumed."""
+    """The run's folder contains the network's source, and a run with a changed source is not resumed."""
     from hyperfl_flwr.models.custom.provenance import refuse_other_model
 
     run = federate("fedavg", target="own_networks:build")
@@ -164,7 +164,7 @@ def test_only_names_of_functions_are_taken(text: str, make_settings: Callable[..
 
 
 def test_the_encoder_of_an_own_network(federate: Federate) -> None:
-    """Its extractor without dropout, 200 units, pooling, 200 units, the descriptor: 256 features here."""
+    """The encoder is the extractor (256 features here) without dropout, 200 units, pooling, 200 units, descriptor."""
     from hyperfl_flwr.models.encoder import build_encoder
 
     encoder = build_encoder("own_networks:build", SHAPE, 3, "mean")
@@ -183,7 +183,7 @@ def test_the_encoder_of_an_own_network(federate: Federate) -> None:
 def test_an_exported_model_works_without_this_package(
     method: str, name: str, federate: Federate, tmp_path: Path
 ) -> None:
-    """The script builds the network from the source beside it; its confidences are those of the run's model."""
+    """The script builds the network from the exported source; its confidences equal those of the run's model."""
     run = federate(method, target=f"own_networks:{name}")
     found = model_of_run(run, None if method == "fedavg" else 2)
     write_exported(found, tmp_path / "export" / "model.safetensors")
@@ -202,7 +202,7 @@ def test_an_exported_model_works_without_this_package(
 
 
 def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path: Path) -> None:
-    """A node of a deployment; its owner exports the model after the run, when the app is gone."""
+    """After the run, the owner of a node exports the model from the stored source, without the app."""
     settings = {"target": "own_networks:build", "num-clients": 1}
     owner = {"state-dir": str(tmp_path / "states")}
     federate("fedavg", 1, grid=lambda number, flat: InProcessGrid(app, number, flat, owner), **settings)
@@ -214,8 +214,8 @@ def test_a_node_keeps_the_source_beside_its_models(federate: Federate, tmp_path:
 
 
 def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the hashes that are told, the second node's is another; nothing is written."""
-    hashes = iter(["same", "other", "same"])  # two nodes greet, then the server compares
+    """The second node reports another source hash, and the run fails."""
+    hashes = iter(["same", "other", "same"])  # two nodes answer the handshake, then the server compares
     monkeypatch.setattr("hyperfl_flwr.app.node.source_hash", lambda _: next(hashes))
     monkeypatch.setattr("hyperfl_flwr.server.federation.source_hash", lambda _: next(hashes))
     with pytest.raises(RunFailedError, match=r"the nodes \[1\] have another source of own_networks:build"):
@@ -223,7 +223,7 @@ def test_a_node_with_another_source_is_refused(federate: Federate, monkeypatch: 
 
 
 def test_a_node_without_the_network_says_so(federate: Federate) -> None:
-    """It was installed nowhere: the greeting ends with the node's reason."""
+    """The factory's module is not installed: the handshake fails with the node's reason."""
     with pytest.raises(RunFailedError, match=r"node .* ConfigError: target = nowhere_at_all:build: no module"):
         federate("fedavg", target="nowhere_at_all:build")
 
@@ -235,7 +235,7 @@ def attacked(method: str, name: str) -> AttackedRound:
 
 @pytest.mark.parametrize("name", ["perceptron", "recurrent"])
 def test_an_attack_simulates_it(name: str, tmp_path: Path) -> None:
-    """The network is called for several clients at once; the search runs and leaves a finite objective."""
+    """The attack calls the network for several clients at once; one iteration gives a finite objective."""
     target = attacked("fedavg", name)
     (result,) = audit(target, Options(attacks=["ig"], iterations=1), record_round(target, tmp_path))["ig"].results
     assert np.isfinite(result.objective)

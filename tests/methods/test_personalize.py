@@ -1,4 +1,4 @@
-"""A model on demand: what the novel client gets is h(g(D))."""
+"""Models on demand: a novel client receives the model h(g(D))."""
 
 import json
 import runpy
@@ -31,7 +31,7 @@ def layer(values: dict[str, Tensor], inputs: Tensor, name: str) -> Tensor:
 
 
 def convolved(values: dict[str, Tensor], images: Tensor, first: str, second: str) -> Tensor:
-    """LeNet's convolutions, written out."""
+    """Return LeNet's convolutional features, written out."""
     for name in (first, second):
         found = functional.conv2d(images, values[f"{name}.weight"], values[f"{name}.bias"])
         images = functional.max_pool2d(found.clamp(min=0), 2)
@@ -39,7 +39,7 @@ def convolved(values: dict[str, Tensor], images: Tensor, first: str, second: str
 
 
 def descriptor(values: dict[str, Tensor], images: Tensor) -> Tensor:
-    """g(D) with means of unit vectors, standardised, written out."""
+    """Return g(D) with a standardised mean of unit vectors, written out."""
     features = convolved(values, images, "encoder/body.1", "encoder/body.4")
     phi = layer(values, features, "encoder/body.8").clamp(min=0)
     found = (phi / phi.norm(dim=1, keepdim=True)).mean(dim=0)
@@ -56,7 +56,7 @@ SHAPES = {
 
 
 def generated(values: dict[str, Tensor], row: Tensor, prefix: str = "server/") -> dict[str, Tensor]:
-    """h(row), written out: the parameters of a LeNet by name."""
+    """Return the parameters h(row) of a LeNet by name, written out."""
     hidden = layer(values, layer(values, row, f"{prefix}body.0").clamp(min=0), f"{prefix}body.2")
     theta, begin, found = hidden @ values[f"{prefix}head_weight"] + values[f"{prefix}head_bias"], 0, {}
     for name, shape in SHAPES.items():
@@ -69,7 +69,7 @@ def generated(values: dict[str, Tensor], row: Tensor, prefix: str = "server/") -
 
 
 def confidences(model: dict[str, Tensor], images: Tensor) -> Tensor:
-    """The generated LeNet's softmax, written out."""
+    """Return the generated LeNet's softmax output, written out."""
     found = convolved(model, images, "extractor.conv1", "extractor.conv2")
     for name in ("extractor.fc1", "extractor.fc2"):
         found = layer(model, found, name).clamp(min=0)
@@ -79,7 +79,7 @@ def confidences(model: dict[str, Tensor], images: Tensor) -> Tensor:
 def test_predictions_are_those_of_the_tuned_hypernetwork(
     serving_run: Path, photographs: Path, pixels: np.ndarray, tmp_path: Path
 ) -> None:
-    """Model, descriptor and confidences equal h(g(D)) from the checkpoint, written out; not the un-tuned h's."""
+    """Model, descriptor and confidences equal h(g(D)) of the checkpoint's fine-tuned h, not of the one before."""
     done = personalize(serving_run, owner(photographs, tmp_path / "out"), {})
     values, images = checkpoint(serving_run), normalised(serving_run, in_order(pixels))
     row = descriptor(values, images)
@@ -105,7 +105,7 @@ def test_predictions_are_those_of_the_tuned_hypernetwork(
 def test_a_file_gives_what_a_folder_gives(
     serving_run: Path, photographs: Path, pixels: np.ndarray, tmp_path: Path
 ) -> None:
-    """The same images in an .npz with labels, which are told to be unused; rows are named by number."""
+    """The same images as an .npz file give the same results; notes say that labels are not used."""
     np.savez(tmp_path / "mine.npz", images=in_order(pixels), labels=np.zeros(N, int), ward=np.arange(N))
     of_folder = personalize(serving_run, owner(photographs, tmp_path / "a"), {})
     of_file = personalize(serving_run, owner(tmp_path / "mine.npz", tmp_path / "b"), {})
@@ -125,7 +125,7 @@ def test_a_file_gives_what_a_folder_gives(
 def test_the_model_is_used_without_this_package(
     serving_run: Path, photographs: Path, pixels: np.ndarray, tmp_path: Path
 ) -> None:
-    """A script beside the model, in a Python that sees no module of this project, predicts the same."""
+    """The exported script, run without any module of this project, gives the same predictions."""
     output = tmp_path / "out"
     personalize(serving_run, owner(photographs, output), {})
     np.save(tmp_path / "pixels.npy", in_order(pixels))
@@ -154,7 +154,7 @@ def test_the_model_is_used_without_this_package(
 
 
 def test_feature_vectors_get_a_model_too(tmp_path: Path) -> None:
-    """With `mlp-500`, whose dropout does nothing any more: the script beside the model predicts what the table says."""
+    """With `mlp-500`, whose dropout is off, the exported script gives the predictions in the table."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "run.npz", features=rng.normal(3, 2, (90, 6)), labels=np.arange(90) % CLASSES)
     np.savez(tmp_path / "mine.npz", features=rng.normal(3, 2, (8, 6)))
@@ -189,7 +189,7 @@ def descriptors(done: Personalized) -> np.ndarray:
 def test_an_unfinished_run_serves_from_its_last_checkpoint(
     federate: Federate, photographs: Path, serving_run: Path, tmp_path: Path
 ) -> None:
-    """A note says how far it has come; without a checkpoint of the second phase it serves nobody."""
+    """A note gives its progress; without a checkpoint of the second phase, no client is served."""
     settings = json.loads((serving_run / "manifest.json").read_text())["settings"]
     settings |= {"num-rounds": 3, "it-pfl.fine-tune-rounds": 2, "checkpoint-every": 1}
     own = federate("it-pfl", 1, **{key: value for key, value in settings.items() if key not in ("output", "method")})

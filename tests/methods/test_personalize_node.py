@@ -1,4 +1,4 @@
-"""A novel client's node: nothing but one vector of d numbers leaves it, whatever it is sent."""
+"""A novel client's node: only one vector of d numbers leaves it, whatever messages it receives."""
 
 import json
 from collections.abc import Callable
@@ -27,16 +27,16 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 def test_nothing_but_the_descriptor_leaves(
     serving_run: Path, photographs: Path, pixels: np.ndarray, tmp_path: Path, epsilon: float | None
 ) -> None:
-    """No 16 bytes of the images as bytes or floats, or of what was pooled, are in any message; the model's are.
+    """No message has 16 bytes of the images, the pooled features or the predictions; the model's bytes are found.
 
-    Names of files, folders and the words of the predictions are not either.
+    Names of files and folders do not occur in replies either.
     """
     noise: dict[str, Scalar] = {} if epsilon is None else {"novel-epsilon": epsilon, "novel-delta": 0.01}
     grid = HearingGrid(node_of(photographs, tmp_path / "out", **noise))
     (served,) = open_run(serving_run).serve(grid)
     planar, floats = pixels.transpose(0, 3, 1, 2), normalised(serving_run, pixels).numpy()
     with np.load(tmp_path / "out" / "release.npz") as release:
-        pooled = release["vector"][release["vector"] != 0]  # windows of zeros are found in any encoder
+        pooled = release["vector"][release["vector"] != 0]  # windows of zeros would occur in any encoder
     secrets = {
         "pixels": pixels.tobytes(), "planes": planar.tobytes(), "scaled": (planar / np.float32(255)).tobytes(),
         "normalised": floats.tobytes(), "pooled": pooled.tobytes(), "pooled32": pooled.astype(np.float32).tobytes(),
@@ -48,7 +48,7 @@ def test_nothing_but_the_descriptor_leaves(
     sent = {"model": load_file(tmp_path / "out" / "model.safetensors")["classifier.weight"].numpy().tobytes()}
     assert leaks(sent, messages)
     assert any(served.descriptor.tobytes() in message for message in grid.up)
-    assert max(map(len, grid.up)) < 1200  # 16 bytes of it the descriptor, the rest names and numbers of the report
+    assert max(map(len, grid.up)) < 1200  # 16 bytes are the descriptor, the rest the report's names and numbers
 
 
 def descriptor_message(run: Path, change: Callable[[SharedArrays], SharedArrays] = lambda arrays: arrays) -> Message:
@@ -74,7 +74,7 @@ def failure(content: RecordDict) -> str:
 
 
 def test_a_message_that_is_sent_again_gets_the_same_noise(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
-    """Bit by bit, also from a new process of the node; another folder draws anew."""
+    """The noise is the same bits, also in a new process of the node; another output folder draws new noise."""
     node = node_of(photographs, tmp_path / "out", **{"novel-epsilon": 1.0, "novel-delta": 0.01})
     first = described(reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(serving_run)))
     assert described(reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(serving_run))) == first
@@ -83,7 +83,7 @@ def test_a_message_that_is_sent_again_gets_the_same_noise(serving_run: Path, pho
 
 
 def test_a_second_release_needs_the_owners_will(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
-    """Another encoder, other data, or another epsilon: refused while the output folder is the same."""
+    """With another encoder, epsilon or data, the same output folder is refused; a new one is accepted."""
     node = node_of(photographs, tmp_path / "out", **{"simulated": True, "novel-epsilon": 1.0, "novel-delta": 0.01})
     first = described(reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(serving_run)))
 
@@ -105,7 +105,7 @@ def test_a_second_release_needs_the_owners_will(serving_run: Path, photographs: 
 def test_the_server_cannot_name_data_of_a_node_with_an_owner(
     serving_run: Path, photographs: Path, tmp_path: Path
 ) -> None:
-    """Settings of the run are read by simulated nodes only; an owner's data win over them everywhere."""
+    """Only simulated nodes read the run's personalize settings; an owner's data take precedence everywhere."""
     asked: dict[str, Scalar] = small_settings(
         **{
             "personalize.run": str(serving_run), "personalize.data": str(photographs),
@@ -123,7 +123,7 @@ def test_the_server_cannot_name_data_of_a_node_with_an_owner(
 
 
 def test_what_goes_wrong_stays_on_a_node_with_an_owner(serving_run: Path, tmp_path: Path) -> None:
-    """The server learns the kind of an error, not the text with its paths."""
+    """The server learns the type of an error, but not its text, which contains paths."""
     grid = HearingGrid(node_of(tmp_path / "secret-place", tmp_path / "out"))
     assert failure(reply_to(grid, descriptor_message(serving_run))) == "DataError, see the node's log"
     assert not [message for message in grid.up if b"secret-place" in message]
@@ -161,7 +161,7 @@ def test_messages_that_are_no_good_are_answered_with_a_failure(
 
 
 def test_several_novel_nodes_are_served_at_once(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
-    """Each node's folder is its own: here two nodes share one owner's data, and both get the same descriptor."""
+    """Two nodes with the same data are both served and get the same descriptor."""
     grid = HearingGrid(node_of(photographs, tmp_path / "out"), num_nodes=2)
     one, other = open_run(serving_run).serve(grid)
     assert (one.client, other.client) == (0, 1)
@@ -169,7 +169,7 @@ def test_several_novel_nodes_are_served_at_once(serving_run: Path, photographs: 
 
 
 def test_a_novel_node_neither_trains_nor_evaluates(photographs: Path, tmp_path: Path) -> None:
-    """Whatever the run's settings call the data: here a set that the node could load."""
+    """It refuses even if the run's settings name a data set that it could load."""
     node = node_of(photographs, tmp_path / "out") | {"partition-id": 0, "num-partitions": 1}
     grid = InProcessGrid(app, 1, small_settings(method="fedavg"), node)
     for kind in (MessageType.TRAIN, MessageType.EVALUATE):
@@ -178,7 +178,7 @@ def test_a_novel_node_neither_trains_nor_evaluates(photographs: Path, tmp_path: 
 
 
 def test_a_node_that_names_another_ones_client_is_refused(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
-    """It would be sent the other one's model."""
+    """Otherwise it would receive the other node's model."""
     grid = HearingGrid(node_of(photographs, tmp_path / "out"), num_nodes=2)
     answer = grid.answer
 
@@ -194,7 +194,7 @@ def test_a_node_that_names_another_ones_client_is_refused(serving_run: Path, pho
 
 
 class MixedGrid(InProcessGrid):
-    """One ordinary node of a federation and two novel ones."""
+    """A grid of one ordinary node of a federation and two novel ones."""
 
     def __init__(self, settings: dict[str, Scalar], photographs: Path, output: Path) -> None:
         super().__init__(app, 3, settings, {"simulated": True})
@@ -208,7 +208,7 @@ class MixedGrid(InProcessGrid):
 def test_novel_nodes_and_others_are_left_alone_by_each_others_servers(
     serving_run: Path, photographs: Path, tmp_path: Path
 ) -> None:
-    """The federation's handshake finds its one node with all clients, the other server the two novel ones."""
+    """The federation's handshake finds its one node with all clients; serving finds the two novel nodes."""
     grid = MixedGrid(json.loads((serving_run / "manifest.json").read_text())["settings"], photographs, tmp_path)
     (node,) = handshake(grid, 5, timeout=5.0).nodes
     assert node.clients == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""What PRIV-HFL's messages tell: a client of the chain of its neighbours, and the server of every client."""
+"""What PRIV-HFL's messages reveal: to a client of the chain about its neighbours, and to the server about all."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -49,11 +49,11 @@ PLAN: dict[str, Any] = {
     **FOUR, **CHAIN, "num_rounds": 4, "checkpoint_every": 1, "priv-hfl.dual-step": 0.4, "priv-hfl.sigma": 0.5,
     "priv-hfl.local-steps": 1, "batch-size": 100, "learning-rate": RATE, "weight-decay": 0.0,
 }  # fmt: skip
-"""Each step is on all of a client's samples."""
+"""Each step uses all samples of a client."""
 
 
 class ForcesGrid(InProcessGrid):
-    """Keeps the force that each client is sent in each round, from the messages."""
+    """Keep the force that each client is sent in each round, read from the messages."""
 
     def __init__(self, num_nodes: int, settings: Settings) -> None:
         super().__init__(app, num_nodes, settings, {"simulated": True})
@@ -89,7 +89,7 @@ def data_of(run: Path, client: int) -> ClientData:
 
 
 def gradient(run: Path, client: int, theta: np.ndarray) -> np.ndarray:
-    """Return autograd's gradient [m] of a client's loss on all of its samples."""
+    """Return the autograd gradient [m] of a client's loss on all of its samples."""
     data = data_of(run, client)
     target = build_target("cnn", (1, 8, 8), 10)
     shapes = {name: parameter.shape for name, parameter in target.named_parameters()}
@@ -106,7 +106,7 @@ def test_an_end_of_the_chain_rebuilds_its_neighbours_model(
 ) -> None:
     """The force is sign mu, and mu_t - D mu_(t-1) = 2 beta d with d the difference of the two models after round t - 1.
 
-    From two forces and its own models alone; the first change is the neighbour's gradient, as no force acts yet.
+    The client uses its forces and own models only; the first change is the neighbour's gradient, as no force acts yet.
     """
     run, forces, rule = run_chain(federate, monkeypatch)
     stored, found = history(run), {}
@@ -125,7 +125,7 @@ def test_an_end_of_the_chain_rebuilds_its_neighbours_model(
 def test_one_of_two_clients_rebuilds_every_gradient_of_the_other(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The force on the other one is the opposite of its own."""
+    """The force on the other client is the negative of its own force."""
     run, forces, rule = run_chain(federate, monkeypatch, **{"num-clients": 2})
     stored = history(run)
 
@@ -139,7 +139,7 @@ def test_one_of_two_clients_rebuilds_every_gradient_of_the_other(
 
 
 def test_within_the_chain_a_client_sees_a_combination(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 theta_i - theta_(i-1) - theta_(i+1): the sum of both neighbours' models, and neither of them."""
+    """It learns 2 theta_i - theta_(i-1) - theta_(i+1): the sum of its neighbours' models, but neither of them."""
     run, forces, rule = run_chain(federate, monkeypatch)
     left, mine, right = (model_vector(history(run)[client][1]) for client in (0, 1, 2))
     newest = (forces[2, 1] - rule.decay * forces[1, 1]) / (2 * rule.step)
@@ -168,7 +168,7 @@ SAMPLED: dict[str, Any] = {**WATCHED, "fraction_train": 0.5, "num_rounds": 6, "f
 def test_the_server_rebuilds_every_model_force_and_gradient(
     realisation: str, order: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the clients per round and a lost reply; from what it has recorded alone, in round 6."""
+    """With half of the clients per round and a lost reply, the server's records suffice to rebuild all in round 6."""
     keep_versions(monkeypatch)
     plan = SAMPLED | {"priv-hfl.realisation": realisation, "priv-hfl.order": order}
     lost = min(client for client, versions in history(federate("priv-hfl", **plan)).items() if 3 in versions)
@@ -192,7 +192,7 @@ def test_the_server_rebuilds_every_model_force_and_gradient(
 def test_a_resumed_run_keeps_no_record_of_what_did_not_count(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in round 4 and resumed from round 2; in round 3 a client's reply, which once arrived, is lost."""
+    """Killed in round 4 and resumed from round 2: a reply of round 3, lost this time, leaves no old record."""
     keep_versions(monkeypatch)
     plan = WATCHED | {"num_rounds": 5, "checkpoint_every": 2, "failure_budget": 1.0}
     plan["output"] = str(federate("priv-hfl", **plan | {"audit.clients": ""}).parent / "run-111")
@@ -210,7 +210,7 @@ def test_a_resumed_run_keeps_no_record_of_what_did_not_count(
 
 
 def test_several_steps_under_a_force_are_simulated(federate: Federate) -> None:
-    """Three steps with momentum, decay and a force: the true images give the mean gradient that was read off."""
+    """With three steps, momentum, decay and a force, the true images give the mean gradient that was read off."""
     run = federate("priv-hfl", **WATCHED | {"priv-hfl.local-steps": 3})
     target, observed = followed(run)
     knowledge, data = target.knowledge(), data_of(run, 1)
@@ -225,7 +225,7 @@ def test_several_steps_under_a_force_are_simulated(federate: Federate) -> None:
 
 
 def test_a_run_that_recorded_some_rounds_only_is_refused(federate: Federate) -> None:
-    """A client's model is the sum of all its changes; a missing one must not pass for none."""
+    """A client's model is the sum of all its changes, so a missing round is an error and not a zero change."""
     run = federate("priv-hfl", **{"audit.clients": "1,3", "audit.rounds": "2"})
     with pytest.raises(ConfigError, match=r"not all rounds before round 2 .*audit.clients=1,3 --set audit.rounds=all"):
         followed(run)

@@ -1,4 +1,4 @@
-"""PRIV-HFL behind its clients' secret rotation, with real messages: the same models, turned for the server's eyes."""
+"""PRIV-HFL with the clients' secret rotation: the models stay the same, and the server sees rotated vectors only."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 def test_a_mixed_run_has_the_models_of_the_plain_one(
     changes: dict[str, Any], federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four rounds in float32; what the server keeps is of the same size, and in no place what it was."""
+    """After four rounds the models agree in float32; the server's arrays have the same shapes and are rotated."""
     keep_versions(monkeypatch)
     plan = PLAN | {"priv-hfl.dual-step": 0.1} | changes
     plain, mixed = federate("priv-hfl", **plan), federate("priv-hfl", **plan, **MIXED)
@@ -56,7 +56,7 @@ def test_a_mixed_run_has_the_models_of_the_plain_one(
 def test_what_is_clipped_and_noised_is_what_counts_behind_the_rotation(
     federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clipping comes before mixing, which keeps the norm: the client stands where the server's turned sum puts it."""
+    """Clipping precedes mixing, which keeps norms: the server's sum, rotated back, is the mean of the models."""
     keep_versions(monkeypatch)
     plan = {**PLAN, **MIXED, "num_rounds": 2, "privacy.clip-norm": 0.005, "privacy.noise-multiplier": 0.01}
     run = federate("priv-hfl", **plan)
@@ -71,7 +71,7 @@ def test_what_is_clipped_and_noised_is_what_counts_behind_the_rotation(
 
 
 def test_with_the_projection_the_path_is_another_one(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lambda >= 0 acts on single numbers; the models differ, and are models still."""
+    """The projection lambda >= 0 acts on single numbers, so a rotation changes the models, but less than training."""
     keep_versions(monkeypatch)
     plan = PLAN | CHAIN | {"priv-hfl.projection": True, "priv-hfl.dual-step": 0.4}
     plain, mixed = (counted_models(federate("priv-hfl", **plan, **each), 4) for each in ({}, MIXED))
@@ -80,7 +80,7 @@ def test_with_the_projection_the_path_is_another_one(federate: Federate, monkeyp
 
 
 class OwnersGrid(InProcessGrid):
-    """Nodes that have owners, who keep a key file or not."""
+    """Nodes with owners, with or without a key file."""
 
     def __init__(self, num_nodes: int, settings: Settings, folder: Path, key: bytes | None) -> None:
         owned = {"state-dir": str(folder / "states")}
@@ -91,7 +91,7 @@ class OwnersGrid(InProcessGrid):
 
 
 def test_nodes_with_owners_mix_by_their_key_file(federate: Federate, tmp_path: Path) -> None:
-    """The server's sum turned back by file and run is that of the plain run; the seed is no help."""
+    """Rotated back with the key file and run id, the server's sum is the plain run's; the seed does not help."""
 
     def nodes(num_nodes: int, settings: Settings) -> OwnersGrid:
         return OwnersGrid(num_nodes, settings, tmp_path, SECRET)

@@ -1,4 +1,4 @@
-"""What `auto` becomes: in the settings that methods train with, in the manifest, the log, and when a run goes on."""
+"""Resolution of `auto` settings: for training, in the manifest and the log, and when a run is resumed."""
 
 import json
 from collections.abc import Callable
@@ -40,13 +40,13 @@ def edit_manifest(run: Path, change: Callable[[dict[str, object]], None]) -> Non
 
 
 def resume(run: Path, num_rounds: int) -> Path:
-    """Go on with a run as `hyperfl run --resume` does."""
+    """Resume a run as `hyperfl run --resume` does."""
     config = requested({"resume": str(run), "num-rounds": num_rounds})
     return server_app.run(plain_grid(2, config.flat()), config)
 
 
 def test_every_auto_of_a_method_becomes_a_number() -> None:
-    """And no others do: `TRAINING_AUTOS` says which settings a resumed run takes from its manifest."""
+    """`TRAINING_AUTOS`, the settings that a resumed run takes from its manifest, lists exactly these."""
     found = {
         key
         for name in METHODS
@@ -58,7 +58,7 @@ def test_every_auto_of_a_method_becomes_a_number() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_number_that_is_set_stays(method: str) -> None:
-    """The rest follows from it: with pFedHN the embeddings' rate is the hypernetwork's, with HyperFL eta_h."""
+    """Other `auto` values follow from it: the embedding's rate with pFedHN and HyperFL becomes the given rate."""
     keys = {"learning-rate", "pfedhn.server-learning-rate", "priv-hfl.dual-step"}
     flat = resolved(config_of(method, **dict.fromkeys(keys, 0.375))).flat()
     assert {flat[key] for key in keys} == {0.375}
@@ -71,7 +71,7 @@ def test_a_number_that_is_set_stays(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["hyperfl", "fedavg", "pfedhn", "priv-hfl"])
 def test_a_run_trains_with_the_methods_rate(method: str, federate: Federate) -> None:
-    """Bit-equal to a run with that rate as a number, and another one than with another rate."""
+    """The run is bit-equal to one with that rate as a number, and differs from one with twice that rate."""
     rate = METHODS[method].learning_rate
     run = federate(method)
     assert outcome(run) == outcome(federate(method, learning_rate=rate))
@@ -87,7 +87,7 @@ def test_nothing_trains_with_an_auto(tmp_path: Path) -> None:
 
 
 def test_the_manifest_the_log_and_the_report_tell(federate: Federate) -> None:
-    """Sizes are those of the label counts; the embedding's length is 1 + 5 // 4; the device was asked for."""
+    """The training size is that of the label counts, and the embedding's length is 1 + 5 // 4."""
     run = federate("pfedhn", **{"data.train-samples": "auto"})
     manifest = read_manifest(run)
     sizes = {sum(row) for row in manifest["label_counts"]["train"]}
@@ -114,7 +114,7 @@ def test_a_dry_run_tells(call: Call) -> None:
 
 
 def test_a_deployments_server_tells_what_it_knows() -> None:
-    """Two of three nodes, without label counts: no sizes of test data, no normalisation, no threads."""
+    """With two of three nodes and no label counts, test sizes, normalisation and threads are left out."""
     common = {"input-shape": [3, 8, 8], "num-classes": 2, "classes": ["cat", "dog"], "partitioned-by": "own"}
     nodes = [
         Node(id=7, partition=0, clients=[0], properties={**common, "num-examples": [40], "device": "cpu"}),
@@ -140,7 +140,7 @@ def test_a_resumed_run_keeps_its_autos(federate: Federate) -> None:
 def test_a_run_goes_on_at_its_own_rate_when_auto_means_another(
     legacy: bool, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of a version without `resolved` was trained at HyperFL's paper's rate, for digits 0.01."""
+    """A run resumes at its own rate; one of a version without `resolved` used the rate of HyperFL's paper, 0.01."""
     rate = 0.01 if legacy else METHODS["hyperfl"].learning_rate
     expected = outcome(federate("hyperfl", num_rounds=2, checkpoint_every=1, learning_rate=rate))
     run = federate("hyperfl", num_rounds=1, checkpoint_every=1, learning_rate=rate if legacy else "auto")
@@ -150,7 +150,7 @@ def test_a_run_goes_on_at_its_own_rate_when_auto_means_another(
     else:
         monkeypatch.setitem(METHODS, "hyperfl", replace(METHODS["hyperfl"], learning_rate=0.5))  # type: ignore[arg-type]
     assert settings_of(run)["learning-rate"] == rate
-    # `flwr run` with the app's defaults, which say auto: refused, for it would train at another rate.
+    # `flwr run` with the app's defaults (auto) is refused: it would train at another rate.
     plain = RunConfig.from_flat(read_manifest(run)["settings"] | {"resume": str(run), "num-rounds": 2})
     with pytest.raises(RunDirectoryError, match=f"learning-rate was {rate}, now {METHODS['hyperfl'].learning_rate}"):
         server_app.run(plain_grid(2, plain.flat()), plain)
@@ -160,7 +160,7 @@ def test_a_run_goes_on_at_its_own_rate_when_auto_means_another(
 
 
 def test_novel_clients_are_not_among_the_sizes() -> None:
-    """Five clients are trained; the sixth has other numbers of samples."""
+    """The size is that of the five training clients, although the novel sixth has another one."""
     sizes = {"num-examples": [40] * NUM_CLIENTS + [9], "input-shape": [1, 8, 8], "num-classes": 10, "device": "cpu"}
     node = Node(id=1, partition=0, clients=list(range(NUM_CLIENTS + 1)), properties=sizes)
     config = config_of("fedavg", **{"data.train-samples": "auto", "novel.clients": 1})

@@ -1,4 +1,4 @@
-"""BatchNorm in a federation, with real messages: PRIV-HFL's clients keep their running statistics, FedAvg averages."""
+"""BatchNorm in a federation: PRIV-HFL's clients keep their running statistics, FedAvg averages them."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ from hyperfl_flwr.runs.run_directory import read_manifest
 
 TINY = {"target": "resnet18", "num-clients": 2, "num-rounds": 1, "data.train-samples": 20, "data.test-samples": 10}
 NUM_PARAMETERS = 11_172_810
-"""11,173,962 of the CIFAR form less 9 * 2 * 64 for images of one channel."""
+"""11,173,962 parameters of the CIFAR form, minus 9 * 2 * 64 for images of one channel."""
 
 
 def statistics(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -35,7 +35,7 @@ def statistics(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def test_priv_hfl_keeps_them_on_the_client(federate: Federate) -> None:
-    """What is sent has room for parameters and generator only; each client has statistics of its own."""
+    """Messages hold parameters and generator only, and the clients' statistics differ."""
     run = federate("priv-hfl", **TINY)
     one, two = (statistics(arrays) for arrays in private_arrays(run).values())
     assert len(one) == 40
@@ -49,14 +49,14 @@ def test_priv_hfl_keeps_them_on_the_client(federate: Federate) -> None:
 
 
 def test_fedavg_averages_them(federate: Federate) -> None:
-    """After one step a running mean is a tenth of the batch's; the mean over both clients, for the first layer."""
+    """After one step a running mean is a tenth of the batch mean, averaged over both clients (first layer)."""
     run = federate("fedavg", **TINY, **{"data.partition": "iid"})
     arrays, _ = last_checkpoint(run)
     assert len(statistics(arrays)) == 40
     data = load_federated_data(RunConfig.from_flat(read_manifest(run)["settings"]).data_settings())
     target = build_target("resnet18", (1, 8, 8), 10)
     weight = initial_state(target, torch_generator(0, "model"))["extractor.conv1.weight"]
-    images = torch.cat([data.client(client).train_images for client in range(2)])  # equally many
+    images = torch.cat([data.client(client).train_images for client in range(2)])  # both clients have equally many
     expected = 0.1 * functional.conv2d(images, weight, padding=1).mean(dim=(0, 2, 3))
     got = torch.from_numpy(arrays["model/extractor.bn1.running_mean"])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
@@ -64,13 +64,13 @@ def test_fedavg_averages_them(federate: Federate) -> None:
 
 @pytest.mark.parametrize("method", [name for name in METHODS if client_of(name).generated])
 def test_no_hypernetwork_generates_them(method: str, federate: Federate) -> None:
-    """The message names the target and what fits; nothing is written."""
+    """The error says what the target has and which targets fit."""
     with pytest.raises(ConfigError, match=r"running statistics.*take cnn, lenet, mlp or mlp-500"):
         federate(method, **TINY)
 
 
 def test_the_size_is_known() -> None:
-    """As torch counts them."""
+    """The number of parameters is as torch counts them."""
     target = build_target("resnet18", (1, 8, 8), 10)
     assert sum(parameter.numel() for parameter in target.parameters()) == NUM_PARAMETERS
     colour = build_target("resnet18", (3, 32, 32), 10)
@@ -79,7 +79,7 @@ def test_the_size_is_known() -> None:
 
 
 def test_an_attack_reads_and_simulates_a_network_with_batchnorm(tmp_path: Path) -> None:
-    """The client's own images cause the gradient that was read off its model; the search itself runs, too."""
+    """The client's own images reproduce the gradient read off its model, and an attack runs."""
     local = {"method": "fedavg", "batch-size": 2, "learning-rate": 0.05}
     target = make_target(small_settings(**TINY | local), Options(num_images=2))
     observed, knowledge = record_round(target, tmp_path), target.knowledge()

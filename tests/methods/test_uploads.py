@@ -1,4 +1,4 @@
-"""What a method's row says of its uploads is what its clients send."""
+"""The uploads that a method declares are those its clients send."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from hyperfl_flwr.runs.observation import load_observation, observation_path
 from hyperfl_flwr.runs.run_directory import settings_of
 
 GROUPS = {"kept-model": ("changes", "force")}
-"""Shared groups that hold a part, where their names differ; of these one is empty."""
+"""Shared groups that contain a part of another name; one of these is empty."""
 
 NO_PARAMETERS = ("embedding",)
-"""Shared groups in whose place nothing of a client's is sent."""
+"""Shared groups for which a client sends no parameters."""
 
 of_each = pytest.mark.parametrize("method", METHODS)
 
@@ -36,7 +36,7 @@ def test_a_row_names_the_shared_groups(method: str) -> None:
 
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.uploads])
 def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) -> None:
-    """After a short round, parameters are near to what was received, and changes are small; nothing else is sent."""
+    """Parameters are close to those received, changes are small, and nothing else is sent."""
     run: Path = federate(method, num_rounds=2, num_clients=2, **{"audit.clients": "0", "audit.rounds": "1"})
     config = RunConfig.from_flat(settings_of(run))
     sent = {upload.part: upload for upload in METHODS[method].sent(config, 1)}
@@ -47,7 +47,7 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
     for part, upload in sent.items():
         for group in GROUPS.get(part, (part,)):
             keys = [key for key in seen.reply if group_of(key) == group]
-            if not keys or part == "kept-model":  # where it starts from is not sent
+            if not keys or part == "kept-model":  # its start is not sent
                 continue
             before, reply = (
                 np.concatenate([np.ravel(each[key]) for key in keys]) for each in (seen.received, seen.reply)
@@ -72,7 +72,7 @@ def test_every_auto_of_its_settings_becomes_a_number(method: str) -> None:
 
 @of_each
 def test_its_small_form_is_of_its_settings(method: str) -> None:
-    """Settings of `SMALL` exist, and the row is found under the file's name."""
+    """All settings in `SMALL` exist, and the module named after the method holds its row."""
     assert SMALL.keys() <= all_settings().keys()
     module = method.replace("-", "_")
     assert METHODS[method] is __import__(f"hyperfl_flwr.methods.{module}", fromlist=["METHOD"]).METHOD

@@ -1,4 +1,4 @@
-"""Clients to attack: real local rounds, and what a server sees of them."""
+"""Clients to attack: real local rounds, and what a server observes of them."""
 
 from dataclasses import dataclass, replace
 
@@ -74,7 +74,7 @@ def target_for(data: Samples):
 
 @dataclass
 class Attacked:
-    """A client's round, with the secrets that an attack is to find."""
+    """A client's round, with the secrets that an attack should find."""
 
     observation: Observation
     knowledge: PublicKnowledge
@@ -94,7 +94,7 @@ def hyperfl(
 ) -> Attacked:
     """Run HyperFL's round, hypernetwork 64 -> 128 -> theta.
 
-    `bias_shift` moves all hidden units; `own_embedding` is the seed of an embedding that is not the common one.
+    `bias_shift` is added to the biases of all hidden units; `own_embedding` is the seed of a per-client embedding.
     """
     target, generator = target_for(data), torch_generator(0, "hypernetwork")
     v = initial_embedding(64, initialisation, generator)
@@ -121,7 +121,7 @@ def hyperfl(
 
 
 def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float = 0.0, pull: float = 0.0) -> Attacked:
-    """Run the round of FedAvg or FedProx, or that of pFedHN or of IT-PFL-HN's model, whose reply is the change."""
+    """Run a round of FedAvg or FedProx, or of a method such as pFedHN that replies with the model's change."""
     target = target_for(data)
     before = arrays_of(target, "model")
     parameters = list(target.parameters())
@@ -136,7 +136,7 @@ def fedavg(data: Samples, epochs: Epochs, *, method: str = "fedavg", clip: float
 
 
 def it_pfl(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
-    """Run the round of IT-PFL-HN: pFedHN's, and one step of an encoder of all samples towards an embedding."""
+    """Run IT-PFL-HN's round: pFedHN's, and one step of an encoder on all samples towards an embedding."""
     attacked = fedavg(data, epochs, method="it-pfl", clip=clip)
     encoder = build_encoder("cnn", tuple(data.train_images.shape[1:]), 4, "mean")
     encoder.load_state_dict(rectifier_parameters(encoder, torch_generator(0, "encoder")), assign=True)
@@ -169,7 +169,7 @@ def fedrep(data: Samples, epochs: Epochs) -> Attacked:
 
 
 def pfedhn_pc(data: Samples, epochs: Epochs, *, clip: float = 0.0) -> Attacked:
-    """Run the round of pFedHN-PC: both parts are trained jointly, the extractor's change is sent."""
+    """Run pFedHN-PC's round: both parts are trained jointly, and the extractor's change is sent."""
     target = target_for(data)
     before = arrays_of(target.extractor, "extractor")
     everything = ParameterSet(parameters=list(target.parameters()), learning_rate=RATE, clip_norm=clip)

@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """New tensors, and with them the project's models and clients, have double precision."""
+    """Make new tensors, and thus the project's models and clients, use double precision."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

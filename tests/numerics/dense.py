@@ -1,4 +1,4 @@
-"""PRIV-HFL's algorithm as printed, in numpy, with all of its vectors."""
+"""PRIV-HFL's algorithm as printed in the paper, in numpy, with all of its vectors."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from experiments.dual.toy_problems import local_steps
 
 
 class Dense:
-    """Every client keeps nu_i and lambda_i of all constraints and sends both; the server averages them.
+    """Reference in which every client keeps nu_i and lambda_i of all constraints and sends both to be averaged.
 
     E_i = (C_i (x) I; -C_i (x) I), e_i = E_i theta_i; nu_i = nu_bar + N (e_i' - e_i), lambda_i = [lambda_bar + beta
     (nu_bar - sigma beta lambda_bar)]_+, and the local steps are along grad f_i + E_i^T lambda_bar. An absent client has

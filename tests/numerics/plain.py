@@ -1,4 +1,4 @@
-"""References for the tests in this folder: the papers' formulas once more, in float64, as plainly as they can be.
+"""References for the tests in this folder: the papers' formulas in float64, written as plainly as possible.
 
 Nothing here imports the project's training or models. Gradients come from `torch.autograd.grad`, the optimiser is
 written out, and forward passes use `torch.nn.functional` on tensors by name.
@@ -20,7 +20,7 @@ CLIP_EPSILON = 1e-6
 
 @dataclass
 class Samples:
-    """Training data that remember which samples each batch held, by asking for an augmentation that changes nothing."""
+    """Training data that record which samples each batch held, through an augmentation that changes nothing."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -48,7 +48,7 @@ def random_samples(num: int, shape: tuple[int, int, int], num_classes: int, seed
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of log sum_k exp(l_k) - l_y."""
+    """Return the mean of log sum_k exp(l_k) - l_y."""
     return (torch.logsumexp(logits, dim=1) - logits[torch.arange(len(labels)), labels]).mean()
 
 
@@ -75,12 +75,12 @@ class Sgd:
 
 
 def leaves(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
-    """Return the same values, of which those with these names can be differentiated by."""
+    """Return copies of the values; those with the given names require gradients."""
     return {name: value.detach().clone().requires_grad_(name in names) for name, value in values.items()}
 
 
 def digits_cnn(images: Tensor, values: Mapping[str, Tensor]) -> Tensor:
-    """Features of the CNN for 8x8 images: two padded 3x3 convolutions and a linear layer."""
+    """Return features of the CNN for 8x8 images: two padded 3x3 convolutions and a linear layer."""
     hidden = images
     for layer in ("conv1", "conv2"):
         hidden = functional.conv2d(hidden, values[f"{layer}.weight"], values[f"{layer}.bias"], padding=1)
@@ -94,10 +94,10 @@ CLASSIFIER = ("classifier.weight", "classifier.bias")
 
 @dataclass(kw_only=True)
 class HyperFLRound:
-    """Algorithm 1 of HyperFL (client), one theta vector, tensors cut out of it in the order of `shapes`.
+    """Algorithm 1 of HyperFL (client) with one vector theta, split into tensors in the order of `shapes`.
 
     Args:
-        features: Features of images, given the generated tensors by name.
+        features: Function of images and generated tensors by name that returns the features.
         shapes: Shapes of the generated tensors, in order.
     """
 

@@ -1,4 +1,4 @@
-"""A sum of HyperFL's uploads, taken apart: against what each client's own upload gives away."""
+"""Separating a sum of HyperFL's uploads, compared with what each client's own upload reveals."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ QUICK = Optimisation(iterations=200, learning_rate=1.0, signed=True, total_varia
 
 
 class Crowd:
-    """Clients with one digit each, what their own uploads give away, and their sum."""
+    """Clients with one digit each, what their own uploads reveal, and the sum of these uploads."""
 
     def __init__(self, num_clients, *, width=16, side=12, own=True, frozen=False):
         parts = [samples(*digits(1, side=side, first=client)) for client in range(num_clients)]
@@ -43,17 +43,17 @@ class Crowd:
         return separate_known(self.rows, torch.stack(self.hidden).double())
 
     def cosines(self, others):
-        """Return |cos| of each client's gradient with each of others [r, P]."""
+        """Return |cos| of each client's gradient with each of the others [r, P]."""
         ours, theirs = (torch.nn.functional.normalize(each, dim=1) for each in (self.gradients, others))
         return (ours @ theirs.T).abs()
 
     def plain(self):
-        """Return |cos| of each client's gradient with the plain sum, which FedAvg's server would see."""
+        """Return |cos| of each client's gradient with the plain sum, which a FedAvg server would see."""
         return self.cosines(self.rows[-1:])[:, 0]
 
 
 def test_the_sum_is_a_reply_with_the_mean_gradient():
-    """Linear algebra of one step: the mean of the replies has the mean of the clients' mean gradients."""
+    """After one step, the mean reply gives the mean of the clients' mean gradients."""
     clients = [fedrep(samples(*digits(4, first=4 * client)), replace(STEP, batch_size=4)) for client in range(3)]
     known = replace(clients[0].knowledge, summed_clients=3)
     observation = mean_observation(client.observation for client in clients)
@@ -82,7 +82,7 @@ def test_what_is_no_sum_is_refused():
 
 
 def test_known_activations_separate_up_to_one_client_more_than_units():
-    """R = [Z | 1]^T W G is solved for G while N <= p + 1; the expected gradients are the single uploads'."""
+    """R = [Z | 1]^T W G determines G while N <= p + 1; then it equals the gradients of the single uploads."""
     five = Crowd(5)
     for found, expected in zip(five.separated(), five.gradients, strict=True):
         assert relative_error(found, expected) < 1e-4
@@ -97,7 +97,7 @@ def test_known_activations_separate_up_to_one_client_more_than_units():
 
 
 def test_a_narrow_hypernetwork_narrows_the_channels_and_does_not_close_them():
-    """24 clients, 4 and 16 units: the projection of N gradients on p + 1 dimensions keeps about (p + 1) / N of them."""
+    """With 24 clients and p = 4 or 16 units, the cosines are about sqrt((p + 1) / N), still above the plain sum's."""
     crowds = {width: Crowd(24, width=width) for width in (4, 16)}
     medians = {width: float(crowd.cosines(crowd.separated()).diagonal().median()) for width, crowd in crowds.items()}
     for width, median in medians.items():
@@ -107,7 +107,7 @@ def test_a_narrow_hypernetwork_narrows_the_channels_and_does_not_close_them():
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_one_activation_for_all_closes_the_channels(frozen):
-    """Equal z: R has rank one, and either separation gives no more than the plain sum's cosine."""
+    """With equal z, R has rank one, and either separation gives no more than the plain sum's cosine."""
     crowd = Crowd(5, own=False, frozen=frozen)
     torch.testing.assert_close(crowd.cosines(crowd.separated()).diagonal(), crowd.plain(), rtol=0, atol=0.02)
     hidden, gradients = separate_ica(crowd.rows, 5)
@@ -116,7 +116,7 @@ def test_one_activation_for_all_closes_the_channels(frozen):
 
 
 def test_a_method_without_heads_has_no_channels():
-    """`hyperfl-frozen` sends theta, as FedRep does: only the plain sum is attacked, and pFedHN has no sum at all."""
+    """`hyperfl-frozen` sends theta as FedRep sends its extractor: only the plain sum is attacked; pFedHN has no sum."""
     assert attacks_on(METHODS["hyperfl"].uploads, summed=True) == ["head-gradient", "channels-known", "channels-ica"]
     assert (
         attacks_on(METHODS["hyperfl-frozen"].uploads, summed=True)
@@ -128,7 +128,7 @@ def test_a_method_without_heads_has_no_channels():
 
 
 def test_unknown_activations_are_found_as_independent_components():
-    """Four of five clients' gradients, and their z, from nothing but the sum; the plain sum is far from them."""
+    """From the sum alone, at least four of five clients' gradients and their z are found; the plain sum is far away."""
     crowd = Crowd(5, side=28)
     hidden, gradients = separate_ica(crowd.rows, 5)
     cosines = crowd.cosines(gradients).numpy()
@@ -140,7 +140,7 @@ def test_unknown_activations_are_found_as_independent_components():
 
 
 def test_images_are_found_in_the_sum():
-    """Five digits of five clients, assigned over all: known activations are as good as single uploads."""
+    """Known activations recover five clients' digits from the sum; independent components recover some."""
     crowd = Crowd(5)
     private, unrelated = digits(5, side=12)[0].numpy(), digits(5, side=12, first=500)[0].numpy()
     mean_image = digits(200, side=12, first=1000)[0].mean(dim=0).numpy()

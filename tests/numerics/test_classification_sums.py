@@ -1,4 +1,4 @@
-"""Accuracy and loss as sums over samples."""
+"""Accuracy and loss computed as sums over samples."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_accuracy_and_loss_by_hand():
 
 @pytest.mark.parametrize("batch_size", [1, 7, 9, 50, 53, 54, 200])
 def test_batch_size_does_not_change_the_counts(batch_size):
-    """53 samples against numpy on all at once; batches 7 and 9 leave a last one of 4 and 8 samples, 50 one of 3."""
+    """53 samples against numpy on all at once; with batches of 7, 9 and 50 the last one has 4, 8 and 3 samples."""
     rng = np.random.default_rng(0)
     logits, labels = rng.standard_normal((53, 5)), rng.integers(0, 5, 53)
     sizes = []
@@ -44,14 +44,14 @@ def test_batch_size_does_not_change_the_counts(batch_size):
 
 
 def test_a_mean_of_sums_is_no_mean_of_means():
-    """1 of 1 and 1 of 3 correct: 2 of 4, not (1 + 1/3) / 2; losses 2 and 1 of 4 samples: 3/4."""
+    """1 of 1 and 1 of 3 correct give 2 of 4, not (1 + 1/3) / 2; losses 2 and 1 give a mean of 3/4."""
     union = ClassificationSums(correct=1, total=1, loss=2.0) + ClassificationSums(correct=1, total=3, loss=1.0)
     assert union == ClassificationSums(correct=2, total=4, loss=3.0)
     assert (union.accuracy, union.mean_loss) == (0.5, 0.75)
 
 
 def test_nothing_has_no_accuracy():
-    """0 / 0: NaN, and neutral when added."""
+    """Without samples accuracy and loss are NaN (0 / 0), and the sums are neutral in additions."""
     nothing = ClassificationSums()
     assert math.isnan(nothing.accuracy)
     assert math.isnan(nothing.mean_loss)
@@ -60,7 +60,7 @@ def test_nothing_has_no_accuracy():
 
 
 def test_evaluation_keeps_no_graph():
-    """Weights that require a gradient: the logits of `predict` must not."""
+    """Logits do not require a gradient although the weights do."""
     weights = torch.eye(3, requires_grad=True)
     required = []
 

@@ -1,4 +1,4 @@
-"""Shares of classes read off a model, and how they are held against the truth: expected values by hand and by scipy."""
+"""Class shares estimated from a model and compared with the truth; expected values by hand and by scipy."""
 
 import math
 
@@ -16,12 +16,12 @@ TRUTH = np.array([0.5, 0.3, 0.2, 0.0])
 
 
 def linear() -> Target:
-    """A target without hidden layers: logits are W x + b, 2 pixels and 2 classes."""
+    """Return a target without hidden layers: logits W x + b of 2 pixels and 2 classes."""
     return Target(nn.Flatten(), nn.Linear(2, 2))
 
 
 def test_a_model_that_expects_its_classes_gives_them_away() -> None:
-    """All weights 0 and the classifier's biases ln p: softmax is p whatever the image; 0 becomes e^-40."""
+    """With zero weights and biases ln p, softmax is p for any image; a share of 0 becomes e^-40."""
     target = build_target("mlp", (1, 4, 4), 4).eval()
     parameters = {name: np.zeros(value.shape, np.float32) for name, value in target.named_parameters()}
     parameters["classifier.bias"] = np.log(np.maximum(TRUTH, math.exp(-40))).astype(np.float32)
@@ -33,7 +33,7 @@ def test_a_model_that_expects_its_classes_gives_them_away() -> None:
 
 
 def test_predictions_are_averaged_over_all_images() -> None:
-    """Logits (a, 0) give the sigmoid of a: images of BATCH times a = ln 3 and one of a = -ln 3; 3/4 and 1/4."""
+    """Logits (a, 0) give sigmoid(a): BATCH images have a = ln 3 (3/4) and one has a = -ln 3 (1/4)."""
     weights = {
         "classifier.weight": np.array([[1.0, 0.0], [0.0, 0.0]], np.float32),
         "classifier.bias": np.zeros(2, np.float32),
@@ -45,7 +45,7 @@ def test_predictions_are_averaged_over_all_images() -> None:
 
 
 def test_the_control_takes_the_others_estimates() -> None:
-    """Three clients of one class each and exact estimates: 0 for their own, 1 for both others'; ranks 1 and -1/2.
+    """Three clients of one class each, exact estimates: distance 0 and rank 1 for the own, 1 and -1/2 for the others'.
 
     Spearman's of (1, 0, 0) and (0, 1, 0): ranks (3, 1.5, 1.5) and (1.5, 3, 1.5), covariance -0.75/3, variances 1.5/3.
     """
@@ -60,7 +60,7 @@ def test_the_control_takes_the_others_estimates() -> None:
 
 
 def test_distances_of_distributions() -> None:
-    """|0.5 - 0.25| + |0.3 - 0.25| + |0.2 - 0.25| + 0.25, halved, is 0.3; a constant vector has no ranks."""
+    """Half of |0.5 - 0.25| + |0.3 - 0.25| + |0.2 - 0.25| + 0.25 is 0.3; ranks of a constant vector are NaN."""
     uniform = np.full(4, 0.25)
     assert total_variation(TRUTH, uniform) == pytest.approx(0.3)
     assert math.isnan(rank_correlation(TRUTH, uniform))

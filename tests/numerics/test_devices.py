@@ -1,4 +1,4 @@
-"""Devices: which is chosen, what is said where there is none, and that CUDA computes what the CPU computes."""
+"""Devices: which one is chosen, the errors if it is missing, and that CUDA agrees with the CPU."""
 
 import re
 
@@ -94,7 +94,7 @@ def fit(method, device, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "hyperfl", "priv-hfl"])
 def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
-    """The CPU's round: parameters to 1e-3 (absolute), losses to 1e-3 (relative); six steps of SGD in float32."""
+    """After six float32 SGD steps parameters agree to 1e-3 (absolute) and losses to 1e-3 (relative)."""
     on_cpu, on_cuda = (fit(method, device, tmp_path) for device in ("cpu", "cuda"))
     for cpu, cuda in ((on_cpu[0], on_cuda[0]), (on_cpu[2], on_cuda[2])):
         assert set(cpu) == set(cuda)
@@ -106,7 +106,7 @@ def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "hyperfl"])
 def test_a_round_is_repeatable(method, tmp_path):
-    """The same round twice on the CPU: bit-equal (the comparison with CUDA above rests on it)."""
+    """The same round twice on the CPU is bit-equal, which the comparison with CUDA relies on."""
     one, two = (fit(method, "cpu", tmp_path / name) for name in ("one", "two"))
     for first, second in ((one[0], two[0]), (one[2], two[2])):
         for key, value in first.items():

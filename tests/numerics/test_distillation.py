@@ -1,4 +1,4 @@
-"""PRIV-HFL's generator and distillation against formulas written out, finite differences and an own optimiser."""
+"""PRIV-HFL's generator and distillation against written-out formulas, finite differences and a plain optimiser."""
 
 import numpy as np
 import pytest
@@ -22,13 +22,13 @@ def normalised(maps, scale=1.0, shift=0.0):
 
 
 def doubled(maps, sides):
-    """Repeat rows and columns to the sides, by the nearest neighbour."""
+    """Enlarge maps to the given sides by nearest-neighbour repetition."""
     rows, columns = (torch.arange(side) * maps.shape[2 + axis] // side for axis, side in enumerate(sides))
     return maps[:, :, rows][:, :, :, columns]
 
 
 def by_hand(values, noise, labels, sides, width):
-    """Return the images that DFAD's generator with a label branch makes; `sides` are the image's."""
+    """Return the images of DFAD's generator with a label branch, written out; `sides` are those of the image."""
     quarter, half = ([-(-side // part) for side in sides] for part in (4, 2))
     one_hot = torch.eye(values["label.weight"].shape[1], dtype=noise.dtype)[labels]
     parts = [noise @ values["noise.weight"].T + values["noise.bias"]]
@@ -49,7 +49,7 @@ def by_hand(values, noise, labels, sides, width):
 
 
 def drawn_generator(shape, num_classes, width, seed=0):
-    """Return a generator in float64 whose BatchNorm has scales and shifts that matter."""
+    """Return a generator in float64 whose BatchNorm scales and shifts are not trivial, and its values."""
     generator = Generator(shape, num_classes, width)
     rng = torch.Generator().manual_seed(seed)
     values = {name: value.double() for name, value in ordinary_parameters(generator, rng).items()}
@@ -62,7 +62,7 @@ def drawn_generator(shape, num_classes, width, seed=0):
 
 @pytest.mark.parametrize(("shape", "count"), [((1, 28, 28), 573_825), ((3, 32, 32), 682_499)])
 def test_the_generator_has_the_size_of_its_source(shape, count):
-    """(110 + 2) 64 s^2 + 2 * 128 + (9 * 128 + 1) 128 + 2 * 128 + (9 * 128 + 1) 64 + 2 * 64 + (9 * 64 + 1) C."""
+    """Parameters: 112 * 64 s^2 + 2 * 128 + (9 * 128 + 1) (128 + 64) + 2 * 128 + 2 * 64 + (9 * 64 + 1) C."""
     sides = 64 * (shape[1] // 4) ** 2
     by_hand = 112 * sides + 256 + 1153 * 128 + 256 + 1153 * 64 + 128 + 577 * shape[0]
     assert sum(parameter.numel() for parameter in Generator(shape, 10).parameters()) == by_hand == count
@@ -72,7 +72,7 @@ def test_the_generator_has_the_size_of_its_source(shape, count):
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 13)])
 @pytest.mark.usefixtures("float64")
 def test_the_generator_is_its_sources(shape):
-    """The layers written out, also for sides that are no multiple of four; images come out normalised."""
+    """The layers equal the written-out ones, also for sides that are not multiples of four; images are normalised."""
     generator, values = drawn_generator(shape, 4, width=3)
     noise = torch.randn(6, 100, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([0, 1, 2, 3, 3, 0])
@@ -84,7 +84,7 @@ def test_the_generator_is_its_sources(shape):
 
 
 def test_rare_classes_get_more_pseudo_data():
-    """p(y) of (4, 1, 0) samples with c = 2: R = 8, so (4, 7, 8) / 19; with one class the others get all but half."""
+    """p(y) of (4, 1, 0) samples with c = 2: R = 8, so (4, 7, 8) / 19; of (0, 5) it is (2, 1) / 3."""
     got = label_probabilities(torch.tensor([4, 1, 0]), 2.0)
     torch.testing.assert_close(got, torch.tensor([4, 7, 8], dtype=torch.float64) / 19)
     torch.testing.assert_close(label_probabilities(torch.tensor([0, 5]), 2.0).tolist(), [2 / 3, 1 / 3])
@@ -98,7 +98,7 @@ def test_rare_classes_get_more_pseudo_data():
 
 @pytest.mark.usefixtures("float64")
 def test_the_generators_gradient_is_that_of_finite_differences():
-    """(f(omega + e) - f(omega - e)) / 2e, f the classifier's cross-entropy on the same z and y; the largest entries."""
+    """The largest entries equal (f(omega + e) - f(omega - e)) / 2e, f the cross-entropy on the same z and y."""
     generator, values = drawn_generator((1, 8, 8), 4, width=2)
     model = build_target("mlp", (1, 8, 8), 4)
     rng = torch.Generator().manual_seed(0)
@@ -128,7 +128,7 @@ def test_the_generators_gradient_is_that_of_finite_differences():
 
 
 def test_running_statistics_are_those_of_private_data():
-    """Pseudo-data pass a ResNet without a trace in its buffers, and batches of training leave one."""
+    """Pseudo-data leave a ResNet's buffers unchanged, and training batches update them."""
     model = build_target("resnet18", (1, 8, 8), 10)
     model.load_state_dict(initial_state(model, torch.Generator().manual_seed(0)), assign=True)
     images = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -149,7 +149,7 @@ CHANGES = {
 
 
 def fit_and_catch(one, received, monkeypatch):
-    """Return the reply, the stored model, two equal draws of pseudo-data, the numbers and keys of a first round."""
+    """Return reply, stored model, two equal draws of pseudo-data, numbers and keys of a first round."""
     caught, draw = [], PseudoData.draw
 
     def catching(generator, *arguments, **options):
@@ -176,7 +176,10 @@ def received_by(one):
 
 
 def test_a_client_trains_on_private_and_pseudo_data_and_sends_the_generators_gradient(tmp_path, monkeypatch):
-    """Steps on the sum of both cross-entropies, on all four pseudo-images; then d CE(theta', G(z, y)) / d omega."""
+    """Steps follow the sum of both cross-entropies (all four pseudo-images); it sends d CE(theta', G(z, y)) / dw.
+
+    w are the generator's parameters (omega in the paper), and theta' is the trained model.
+    """
     one = OneClient(tmp_path, "mean", CHANGES)
     received, values = received_by(one)
     reply, stored, (again, pseudo), numbers, keys = fit_and_catch(one, received, monkeypatch)
@@ -204,7 +207,7 @@ def test_a_client_trains_on_private_and_pseudo_data_and_sends_the_generators_gra
 
 
 def test_change_and_gradient_are_clipped_together(tmp_path, monkeypatch):
-    """All that is sent has the norm that is allowed, and points where it did."""
+    """The whole reply has the allowed norm and keeps its direction."""
     free, *_ = fit_and_catch(OneClient(tmp_path / "a", "mean", CHANGES), *received_by_one(tmp_path), monkeypatch)
     bound = {"privacy.clip-norm": 0.01}
     one = OneClient(tmp_path / "b", "mean", CHANGES | bound)

@@ -1,4 +1,4 @@
-"""Dropout with a generator of its own: torch's distribution, repeatable, the same on every device."""
+"""Dropout with its own generator: torch's distribution, repeatable, and the same on every device."""
 
 import math
 
@@ -18,7 +18,7 @@ def layer(seed: int = 0, probability: float = 0.2) -> Dropout:
 
 
 def test_units_are_left_out_with_the_probability_and_the_rest_grows() -> None:
-    """Of 10^6 units 0.2 within five standard deviations, sqrt(0.2 * 0.8 / 10^6); the others are 1 / 0.8."""
+    """Of 10^6 units 0.2 are dropped, within five standard deviations sqrt(0.2 * 0.8 / 10^6); others become 1 / 0.8."""
     made = layer()(torch.ones(1000, 1000))
     assert made.unique().tolist() == [0.0, 1.25]
     assert abs(float((made == 0).float().mean()) - 0.2) < 5 * math.sqrt(0.2 * 0.8 / 1e6)

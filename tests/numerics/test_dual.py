@@ -1,4 +1,4 @@
-"""PRIV-HFL's compact dual updates against the printed algorithm, optima from linear systems, and stability formulas."""
+"""PRIV-HFL's compact dual updates against the printed algorithm, exact optima, and stability formulas."""
 
 import numpy as np
 import pytest
@@ -25,11 +25,11 @@ from hyperfl_flwr.training.dual_stability import (
 FORMS = [("mean", False), ("chain", False), ("chain", True)]
 ORDERS = ["alternating", "published"]
 STEPS = {"mean": 0.4, "chain": 0.1}
-"""Dual steps of the same kappa l_max beta = 0.8."""
+"""Dual steps with the same kappa l_max beta = 0.8."""
 
 
 class Disturbed(ToyFederation):
-    """A federation whose multipliers can be seen; `fault` leaves out one of the rules for absent clients."""
+    """A federation with visible multipliers; `fault` switches off one of the rules for absent clients."""
 
     def __init__(self, *args, fault="", **settings):
         super().__init__(*args, **settings)
@@ -37,7 +37,7 @@ class Disturbed(ToyFederation):
         self.naive = np.zeros_like(self.theta)
 
     def multipliers(self):
-        """Return what all clients would add to their gradients now [N, m]."""
+        """Return the multipliers [N, m] that the clients would add to their gradients now."""
         if self.fault == "no catch-up":
             return self.naive
         kept = [(client.change, client.total) for client in self.clients]
@@ -65,7 +65,7 @@ class Disturbed(ToyFederation):
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 @pytest.mark.parametrize("sigma", [0.0, 0.3])
 def test_the_compact_forms_are_the_printed_algorithm(problem, order, realisation, projection, sigma):
-    """60 rounds of 3 local steps, some clients absent in every third: the dense algorithm is the expected value."""
+    """60 rounds of 3 local steps, with some clients absent in every third, equal the dense algorithm."""
     rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], sigma=sigma, projection=projection)
     ours = ToyFederation(problem, rule, rate=0.03, steps=3)
     printed = Dense(problem, rule, incidence(realisation), rate=0.03, steps=3)
@@ -81,7 +81,7 @@ def test_the_compact_forms_are_the_printed_algorithm(problem, order, realisation
 @pytest.mark.parametrize("problem", [LeastSquares.random(), Logistic()], ids=["least squares", "logistic"])
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 def test_without_sigma_all_clients_reach_the_common_optimum(problem, realisation, projection):
-    """The optimum is from a linear system or Newton's method; alternating order."""
+    """In the alternating order all clients reach the optimum, found by a linear system or by Newton's method."""
     federation = ToyFederation(
         problem, DualRule(realisation=realisation, order="alternating", step=STEPS[realisation], projection=projection)
     )
@@ -95,9 +95,9 @@ def test_without_sigma_all_clients_reach_the_common_optimum(problem, realisation
     ("realisation", "projection", "kappa"), [("mean", False, 2), ("chain", False, 2), ("chain", True, 1)]
 )
 def test_with_sigma_clients_end_where_the_fixed_point_is(realisation, projection, kappa, steps):
-    """Min sum f_i + kappa / (2 sigma beta) |C theta|^2, a linear system; with the projection one multiplier acts.
+    """Clients end at min sum f_i + kappa / (2 sigma beta) |C theta|^2, a linear system; kappa is 1 with the projection.
 
-    The end does not depend on the number of local steps. The projected run comes there slowly.
+    The result does not depend on the number of local steps. The projected run converges slowly.
     """
     problem = LeastSquares.random()
     step = STEPS[realisation] if steps == 1 else default_step(realisation, 0.1, steps)
@@ -112,7 +112,11 @@ def test_with_sigma_clients_end_where_the_fixed_point_is(realisation, projection
 
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 def test_the_published_order_diverges_where_the_alternating_one_converges(realisation, projection):
-    """Rate 0.1, curvatures from 0.14: the formula says unstable below 0.8, and nowhere."""
+    """With rate 0.1 and curvatures from 0.14, the formula gives instability below 0.8, or nowhere.
+
+    The first holds for the published order and the second for the alternating one. A tenth of the dual step makes the
+    published order converge as well.
+    """
     problem, errors = LeastSquares.random(), {}
     for order in ORDERS:
         rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], projection=projection)
@@ -137,7 +141,7 @@ def test_the_published_order_diverges_where_the_alternating_one_converges(realis
 @pytest.mark.parametrize("steps", [1, 20])
 @pytest.mark.parametrize("sigma", [0.0, 0.3])
 def test_the_limits_are_those_of_the_spectral_radius(order, realisation, steps, sigma):
-    """The round as a 2x2 matrix on (theta, mu), its eigenvalues by numpy, for steps on both sides."""
+    """`is_stable` agrees with numpy's eigenvalues of a round's 2x2 matrix on (theta, mu), on both sides of 1."""
     rate = 0.05
     eigenvalue = {"mean": 1, "chain": 4}[realisation]
 
@@ -163,7 +167,7 @@ def test_the_limits_are_those_of_the_spectral_radius(order, realisation, steps, 
 
 
 def disturbed(rule, fault="", rounds=1500, lossy=True):
-    """Return a run in which 60 % of the clients take part and, if `lossy`, 30 % of their replies are lost."""
+    """Return a federation after rounds with 60 % of the clients and, if `lossy`, with 30 % of their replies lost."""
     federation, rng = Disturbed(LeastSquares.random(), rule, fault=fault), np.random.default_rng(2)
     for _ in range(rounds):
         present = sorted(rng.choice(NUM_CLIENTS, 3, replace=False).tolist())
@@ -174,7 +178,7 @@ def disturbed(rule, fault="", rounds=1500, lossy=True):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("realisation", "projection"), FORMS)
 def test_sampling_and_lost_replies_change_neither_the_sum_nor_the_optimum(order, realisation, projection):
-    """sum_i mu_i = 0 is an identity; the optimum is from a linear system."""
+    """sum_i mu_i stays 0, and the clients reach the optimum of a linear system."""
     rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation] / 10, projection=projection)
     federation = disturbed(rule)
     assert np.abs(federation.multipliers().sum(axis=0)).max() < 1e-9
@@ -186,7 +190,7 @@ def test_sampling_and_lost_replies_change_neither_the_sum_nor_the_optimum(order,
 
 @pytest.mark.parametrize("fault", ["no catch-up", "unacknowledged"])
 def test_without_either_rule_clients_end_elsewhere(fault):
-    """The same run without catching up, or starting from a model that the server has not counted."""
+    """The same run fails without catching up, and when starting from a model that the server has not counted."""
     rule = DualRule(realisation="mean", order="alternating", step=0.04)
     federation = disturbed(rule, fault, lossy=fault == "unacknowledged")
     assert np.abs(federation.multipliers().sum(axis=0)).max() > 0.1
@@ -196,7 +200,7 @@ def test_without_either_rule_clients_end_elsewhere(fault):
 @pytest.mark.parametrize("realisation", ["mean", "chain"])
 @pytest.mark.parametrize("leaver", [0, 2, NUM_CLIENTS - 1])
 def test_a_late_client_and_one_that_leaves(realisation, leaver):
-    """Client 1 first takes part in round 40; another leaves after round 100: the optimum of those who stay."""
+    """Client 1 joins in round 40, another leaves after round 100: the rest reach their own optimum."""
     problem = LeastSquares.random()
     federation = Disturbed(problem, DualRule(realisation=realisation, order="alternating", step=STEPS[realisation]))
     for number in range(100):
@@ -218,7 +222,10 @@ def test_a_late_client_and_one_that_leaves(realisation, leaver):
 
 @pytest.mark.parametrize("fraction", [0.2, 0.5])
 def test_sampled_growth_is_that_of_a_random_product(fraction):
-    """A flat direction, the mean far away from this client: x' = x - alpha K mu', mu' = mu + 2 beta k x, simulated."""
+    """The growth rate equals that of simulating x' = x - alpha K mu', mu' = mu + 2 beta k x with random gaps k.
+
+    This is a flat direction with the mean far away from this client.
+    """
     rng = np.random.default_rng(0)
     rule = DualRule(realisation="mean", order="alternating", step=0.5)
     rate, steps, pull = 0.02, 5, 2 * 0.5 * 0.1
@@ -232,7 +239,7 @@ def test_sampled_growth_is_that_of_a_random_product(fraction):
 
 
 def read(**changes):
-    """Return settings of a run with numbers in the place of `auto`."""
+    """Return the config of a run with numbers instead of `auto`."""
     changes = {"method": "priv-hfl"} | {key.replace("_", "-"): value for key, value in changes.items()}
     return resolved(RunConfig.from_flat(default_settings() | changes))
 
@@ -243,7 +250,7 @@ def warnings(config):
 
 
 def test_the_default_step_is_stable_and_others_are_warned_of():
-    """1 / (kappa l alpha K) with alpha = rate / (1 - momentum), by hand: 0.02 / 0.5 * 20 = 0.8, twice, and times 4."""
+    """The step is 1 / (kappa l alpha K), by hand: alpha K = 0.02 / (1 - 0.5) * 20 = 0.8, kappa = 2, l = 1 or 4."""
     base = {"learning-rate": 0.02, "momentum": 0.5, "priv-hfl.local-steps": 20}
     assert dual_rule(read(**base).priv_hfl).decay == pytest.approx(0.9)  # sigma = auto
     assert warnings(read(**base)) == []
@@ -266,7 +273,7 @@ def test_the_default_step_is_stable_and_others_are_warned_of():
 
 
 def test_wrong_rules_are_refused():
-    """Each with what is wrong."""
+    """Each error says what is wrong."""
     with pytest.raises(ValueError, match="step must be positive"):
         DualRule(realisation="mean", order="alternating", step=0.0)
     with pytest.raises(ValueError, match="chain"):
@@ -277,7 +284,7 @@ def test_wrong_rules_are_refused():
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_the_problems_optima_are_optima(alike):
-    """Their gradients vanish, second derivatives are differences of gradients; `alike` clients have the same."""
+    """Gradients vanish there, and second derivatives equal differences of gradients; `alike` clients share these."""
     for problem in (LeastSquares.random(alike=alike), Logistic(alike=alike)):
         optimum = problem.optimum()
         assert np.abs(sum(problem.gradient(i, optimum) for i in range(NUM_CLIENTS))).max() < 1e-12
@@ -293,7 +300,7 @@ def test_the_problems_optima_are_optima(alike):
 
 
 def test_the_printed_algorithm_costs_what_is_computed():
-    """Its vectors in the dense reference: lambda and nu each way, at a client beside the model; four bytes a number."""
+    """Costs match the reference's vectors: lambda and nu each way, plus the model at a client; 4 bytes a number."""
     rule = DualRule(realisation="chain", order="published", step=0.01, projection=True)
     printed = Dense(LeastSquares.random(), rule, incidence("chain"), rate=0.1, steps=1)
     printed.round()

@@ -1,4 +1,4 @@
-"""What PRIV-HFL's dual variables give away, in float64: as printed, and in the compact form behind a rotation."""
+"""What PRIV-HFL's dual variables reveal, in float64: as printed, and in the compact form with a rotation."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ PROBLEMS = [LeastSquares.random(), Logistic()]
 
 
 class Watched(Dense):
-    """Keeps what every client sends: nu_i."""
+    """The dense algorithm, keeping the nu_i that every client sends."""
 
     def round(self, clients=None):
         before, mean = self.theta.copy(), self.nu
@@ -30,7 +30,7 @@ def chain_rule(**changes):
 @pytest.mark.parametrize("problem", PROBLEMS, ids=["least squares", "logistic"])
 @pytest.mark.parametrize("projection", [False, True])
 def test_as_printed_any_client_rebuilds_every_model(problem, projection):
-    """nu_bar holds all theta_b - theta_(b+1): from its own model a client goes along the chain in both directions."""
+    """nu_bar has all theta_b - theta_(b+1), so a client can follow the chain from its own model in both directions."""
     printed = Dense(problem, chain_rule(projection=projection), incidence("chain"), rate=RATE, steps=3)
     for _ in range(7):
         printed.round()
@@ -69,7 +69,7 @@ def test_as_printed_the_server_rebuilds_every_model_and_gradient(problem):
 
 
 class Behind:
-    """A server that sees rotated vectors only; what it sends is turned back by the clients."""
+    """A server that sees only rotated vectors; clients rotate what it sends back."""
 
     def __init__(self, server, mixing):
         self.server, self.mixing, self.seen = server, mixing, []
@@ -92,13 +92,13 @@ class Behind:
 
 
 class BehindChain(Behind, ChainServer):
-    """The same for a chain."""
+    """Like `Behind`, for a chain."""
 
 
 @pytest.mark.parametrize("order", ["alternating", "published"])
 @pytest.mark.parametrize(("realisation", "projection"), [("mean", False), ("chain", False), ("chain", True)])
 def test_a_rotation_changes_no_model(order, realisation, projection):
-    """60 rounds with sigma: equal to rounding. With the projection, which acts on single numbers, another path."""
+    """After 60 rounds the models are equal up to rounding, but not with the projection, which acts on numbers."""
     problem = LeastSquares.random()
     rule = DualRule(realisation=realisation, order=order, step=STEPS[realisation], sigma=0.3, projection=projection)
     plain, mixed = (ToyFederation(problem, rule, rate=0.03, steps=3) for _ in range(2))

@@ -35,7 +35,7 @@ def linear(values, inputs, name):
 
 
 def wanted_phi(target, values, inputs):
-    """The layers before the pooling: their number in `body` is all that is taken from the code."""
+    """Return the features before the pooling; only the layers' numbers in `body` are taken from the code."""
     if target == "mlp":
         return linear(values, inputs.flatten(1), "body.1").clamp(min=0)
     for number in (1, 4):
@@ -50,7 +50,7 @@ def activation(target, inputs):
 
 
 def standardised(vector):
-    """Over its units; 1e-5 is torch's for a layer normalisation."""
+    """Return the vector standardised over its units; 1e-5 is torch's epsilon of layer normalisation."""
     centred = vector - vector.mean()
     return centred / (centred.square().mean() + 1e-5).sqrt()
 
@@ -72,7 +72,7 @@ def wanted_descriptor(target, pooling, values, inputs):
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("target", SHAPES)
 def test_the_descriptor_is_that_of_the_formula(target, pooling):
-    """Convolutions, linear layer, pooling, linear layers with torch.nn.functional; both ways to compute it."""
+    """Both ways to compute the descriptor equal the layers written with torch.nn.functional."""
     made, inputs = encoder(target, pooling), samples(target)
     wanted = wanted_descriptor(target, pooling, dict(made.named_parameters()), inputs)
     assert wanted.shape == (DIM,)
@@ -92,7 +92,7 @@ def test_the_descriptor_is_that_of_the_formula(target, pooling):
     ],
 )
 def test_the_layers_are_the_papers(target, shape, units, head):
-    """Widths of appendix C; the convolutions are those of the target network."""
+    """Widths are those of appendix C, and convolutions those of the target network."""
     made = build_encoder(target, shape, DIM, "mean-max")
     linears = [layer for layer in made.body if isinstance(layer, torch.nn.Linear)]
     assert [layer.out_features for layer in linears] == [units]
@@ -105,14 +105,14 @@ def test_the_layers_are_the_papers(target, shape, units, head):
 
 
 def test_feature_vectors_may_have_one_axis():
-    """Samples [n, D] and [n, 1, 4, 5] of the same numbers have one descriptor."""
+    """Samples [n, D] and [n, 1, 4, 5] with the same numbers have the same descriptor."""
     made, inputs = encoder("mlp", "mean-max"), samples("mlp")
     assert torch.equal(made.descriptor(inputs), made.descriptor(inputs.flatten(1)))
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_the_order_of_the_samples_does_not_matter(pooling):
-    """A set has no order; other samples do matter."""
+    """A permutation keeps the descriptor, and other samples change it."""
     made, inputs = encoder("cnn", pooling), samples("cnn", 20)
     order = torch.from_numpy(np.random.default_rng(1).permutation(20))
     torch.testing.assert_close(made.descriptor(inputs[order]), made.descriptor(inputs), rtol=1e-12, atol=1e-13)
@@ -121,7 +121,7 @@ def test_the_order_of_the_samples_does_not_matter(pooling):
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_how_the_samples_are_batched_does_not_matter(pooling, monkeypatch):
-    """Batches of 20, 7 (the last has 6) and 1; the mean of the batches' descriptors is another vector."""
+    """Batches of 20, 7 and 1 give the same descriptor, which is not the mean of the batches' descriptors."""
     made, inputs = encoder("cnn", pooling), samples("cnn", 20)
     found = []
     for size in (20, 7, 1):
@@ -133,7 +133,7 @@ def test_how_the_samples_are_batched_does_not_matter(pooling, monkeypatch):
 
 
 def test_one_sample_moves_a_mean_of_unit_vectors_by_two_nths():
-    """|phi| = 1 and, for 200 replacements, |change of the pooled vector| <= 2/n; a unit without any value stays 0."""
+    """|phi| = 1, and 200 replacements of a sample move the pooled vector by at most 2/n; zero features stay 0."""
     made, inputs = encoder("cnn", "mean"), samples("cnn", 5)
     torch.testing.assert_close(made.phi(inputs).norm(dim=1), torch.ones(5).double())
     pooled, others, moved = made.pooled(inputs), samples("cnn", 200, seed=4) * 10, []
@@ -148,7 +148,7 @@ def test_one_sample_moves_a_mean_of_unit_vectors_by_two_nths():
 
 @pytest.mark.parametrize("clip", [0.0, 0.01])
 def test_training_is_gradient_descent_on_the_distance_to_the_embedding(clip):
-    """Two epochs of batches of 4 and 3 on |g(B) - e|^2 / d, with the gradient by autograd; labels play no part."""
+    """Two epochs with batches of 4 and 3 equal autograd steps on |g(B) - e|^2 / d; labels are not used."""
     made, data, embedding = encoder("mlp", "mean-max"), random_samples(7, SHAPES["mlp"], 3), torch.randn(DIM).double()
     values = {name: value.detach().clone() for name, value in made.named_parameters()}
     epochs = Epochs(epochs=2, batch_size=4, momentum=0.5, weight_decay=0.03)

@@ -1,4 +1,4 @@
-"""The factored heads against torch.optim.SGD and clip_grad_norm_, which form the gradients."""
+"""Factored heads against torch.optim.SGD and clip_grad_norm_, which form the full gradients."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ CASES = {
 
 
 def problem(dtype, bias, seed=0):
-    """Return heads H, c, a first layer W, v, and a loss of theta that differs in every step."""
+    """Return heads H and c, a first layer W, v, and a loss of theta that differs in every step."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -87,7 +87,7 @@ def movement(dtype, bias, result):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_float64_over_60_steps(case, bias, rows):
-    """torch.optim.SGD's weights to 1e-12 of the movement, folded after 8 (the width), never, after 7 and 1 steps."""
+    """Weights equal torch.optim.SGD's to 1e-12 of the movement, folded after 8 (the width), 7 or 1 steps, or never."""
     wanted = plain(torch.float64, 60, bias, **CASES[case])
     got = factored(torch.float64, 60, bias, **CASES[case], rows=rows)
     for one, other, moved in zip(got, wanted, movement(torch.float64, bias, wanted), strict=True):
@@ -97,7 +97,7 @@ def test_float64_over_60_steps(case, bias, rows):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_float32_over_10_steps(case, bias):
-    """torch.optim.SGD's weights to 1e-4 of the movement or 4 units in the last place, whichever is more."""
+    """Weights equal torch.optim.SGD's to 1e-4 of the movement or 4 ulp, whichever is larger."""
     wanted = plain(torch.float32, 10, bias, **CASES[case])
     got = factored(torch.float32, 10, bias, **CASES[case])
     for one, other, moved in zip(got, wanted, movement(torch.float32, bias, wanted), strict=True):
@@ -108,9 +108,9 @@ def test_float32_over_10_steps(case, bias):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("rows", [40, 7, 1])
 def test_units_that_come_and_go(rows, momentum, monkeypatch):
-    """Rows of H that are not read until their unit is used, one by one, in the middle, or never, are SGD's too.
+    """Rows of H equal SGD's also if their unit becomes active early, late or never, since they are read on first use.
 
-    There is room for one more unit only, so that the rows have to move.
+    There is room for only one spare unit, so that the rows have to move.
     """
     monkeypatch.setattr(factored_module, "SPARE_UNITS", 1)
     weight, offset, _, _, loss = problem(torch.float64, bias=True)
@@ -143,7 +143,7 @@ def test_units_that_come_and_go(rows, momentum, monkeypatch):
 
 
 def hyperfl_round(factor, dtype, device, epochs):
-    """Train the 8x8 network for 2 + 12 * epochs steps; returns all parameters."""
+    """Train the 8x8 network for 12 + 12 * epochs steps; return all parameters and the loss."""
     target = build_target("cnn", (1, 8, 8), 10)
     network = Hypernetwork(target.extractor)
     v = common_embedding(64, "hyperfan-bias", 0)
@@ -181,13 +181,13 @@ def assert_same_round(dtype, device, epochs, share):
 
 
 def test_a_whole_round_in_float64():
-    """The plain loop's parameters after 60 steps on a real network, some of them clipped, to 1e-12 of the movement."""
+    """After 60 steps on a real network, some clipped, parameters equal the plain loop's to 1e-12 of the movement."""
     assert_same_round(torch.float64, "cpu", 5, 1e-12)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
 def test_a_whole_round_in_float64_on_cuda():
-    """As on the CPU."""
+    """The same holds on CUDA."""
     assert_same_round(torch.float64, "cuda", 5, 1e-12)
 
 

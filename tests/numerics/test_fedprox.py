@@ -24,7 +24,7 @@ KEYS = {"round": 1, "version": 0, "kept-version": 0}
 
 
 def descend(part, loss, steps, *, momentum=0.0, weight_decay=0.0):
-    """Take some steps of the project's SGD along the gradient of `loss` alone: all logits are 0."""
+    """Take SGD steps of the project along the gradient of `loss` alone: all logits are 0."""
     epochs = Epochs(epochs=1, batch_size=3, steps=steps, momentum=momentum, weight_decay=weight_decay)
     data = random_samples(3, (1, 1, 1), 2)
     train_epochs(lambda images: torch.zeros(len(images), 2), [part], data, epochs, np.random.default_rng(0), loss)
@@ -32,7 +32,7 @@ def descend(part, loss, steps, *, momentum=0.0, weight_decay=0.0):
 
 @pytest.mark.usefixtures("float64")
 def test_a_step_is_gradient_clip_force_and_pull_decay_momentum():
-    """Three steps on 5/2 |y - b|^2 with everything at once, written out; the clip acts, and in no other place fits."""
+    """Three steps on 5/2 |y - b|^2 equal the formula; the clip is active, and clipping the pull too would differ."""
     goal, force, anchor = torch.tensor([3.0, -4.0]), torch.tensor([0.3, 0.2]), torch.tensor([-1.0, 2.0])
     rate, clip, mu, decay, momentum = 0.1, 2.0, 0.7, 0.05, 0.6
 
@@ -59,7 +59,7 @@ def test_a_step_is_gradient_clip_force_and_pull_decay_momentum():
 
 
 A, B, P = np.array([1.0, 2.0, 5.0]), np.array([4.0, -2.0, 3.0]), np.array([0.2, 0.5, 0.3])
-"""Curvatures, minima and shares of three clients: f_i = a_i/2 (y - b_i)^2."""
+"""Curvatures a_i, minima b_i and shares p_i of three clients with f_i = a_i/2 (y - b_i)^2."""
 
 
 def toy_round(x, mu, rate, steps):
@@ -74,7 +74,7 @@ def toy_round(x, mu, rate, steps):
 
 
 def fixed_point(mu, rate, steps=5):
-    """Return the x that a round leaves where it is: a round of quadratic losses is affine in x."""
+    """Return the x that a round leaves unchanged: a round of quadratic losses is affine in x."""
     at_zero, at_one = (toy_round(x, mu, rate, steps) for x in (0.0, 1.0))
     found = at_zero / (1 - (at_one - at_zero))
     assert toy_round(found, mu, rate, steps) == pytest.approx(found, rel=1e-12)
@@ -84,7 +84,7 @@ def fixed_point(mu, rate, steps=5):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
 def test_the_fixed_point_of_quadratic_losses(mu):
-    """Weights of b_i: p_i (1 - rho_i) a_i / (a_i + mu), rho_i = (1 - eta (a_i + mu))^K; a pull moves it."""
+    """It is the mean of b_i with weights p_i (1 - rho_i) a_i / (a_i + mu), rho_i = (1 - eta (a_i + mu))^K."""
     rate, steps = 0.05, 5
     found = fixed_point(mu, rate, steps)
     weights = P * (1 - (1 - rate * (A + mu)) ** steps) * A / (A + mu)
@@ -95,7 +95,7 @@ def test_the_fixed_point_of_quadratic_losses(mu):
 
 @pytest.mark.usefixtures("float64")
 def test_a_strong_pull_leads_to_the_optimum_of_the_mean_loss():
-    """The weights tend to p_i a_i as mu grows (rate 0.5 / mu): the error falls with 1 / mu, that of FedAvg stays."""
+    """The weights tend to p_i a_i as mu grows (rate 0.5 / mu): the error falls with 1 / mu, while FedAvg's remains."""
     optimum = (P * A) @ B / (P @ A)
     errors = [abs(fixed_point(mu, 0.5 / mu) - optimum) for mu in (20.0, 200.0, 2000.0)]
     assert errors[1] < 0.15 * errors[0]
@@ -140,9 +140,9 @@ def fitted(kind, folder, changes, target="cnn"):
 
 @pytest.mark.parametrize("target", ["cnn", "own_networks:with_batchnorm"])
 def test_a_round_is_sgd_on_the_loss_with_the_proximal_term(target, tmp_path):
-    """Six full batches by autograd of f(y) + mu/2 |y - x|^2 over the parameters; running statistics are those of y.
+    """Six full-batch steps equal SGD on f(y) + mu/2 |y - x|^2 over the parameters; running statistics are those of y.
 
-    In float32: 2e-6. Were the anchors the trained tensors themselves, there would be no pull.
+    In float32: 2e-6. The result differs from FedAvg's, so the anchors are copies and not the trained tensors.
     """
     mu, changes = 2.0, {"batch-size": 30, "local-epochs": 6, "momentum": 0.5, "weight-decay": 0.02}
     found = fitted(FedProxClient, tmp_path, changes | {"fedprox.mu": mu}, target)
@@ -170,7 +170,7 @@ def test_a_round_is_sgd_on_the_loss_with_the_proximal_term(target, tmp_path):
     [(0.0, 6), pytest.param(5.0, 1, id="in one step y is x")],
 )
 def test_rounds_that_are_fedavgs_bit_for_bit(mu, steps, tmp_path):
-    """Without a pull, and in a single step, at the beginning of which nothing has moved yet."""
+    """This holds with mu = 0, and in a single step, at whose start nothing has moved."""
     changes = {"batch-size": 30, "local-epochs": steps, "momentum": 0.5, "weight-decay": 0.02}
     target = "own_networks:with_batchnorm"
     found = fitted(FedProxClient, tmp_path, changes | {"fedprox.mu": mu}, target)
@@ -178,7 +178,7 @@ def test_rounds_that_are_fedavgs_bit_for_bit(mu, steps, tmp_path):
 
 
 def test_a_federation_without_a_pull_is_fedavgs_bit_for_bit(tmp_path):
-    """Four rounds with three of five clients in each; with mu = 1 the model is another."""
+    """Four rounds with three of five clients each; with mu = 1 the model differs."""
     runs = {}
     for method, mu in (("fedavg", 0.01), ("fedprox", 0.0), ("fedprox", 1.0)):
         settings = {"method": method, "fedprox.mu": mu, "fraction-train": 0.6, "num-rounds": 4, "local-epochs": 2}

@@ -1,4 +1,4 @@
-"""FedRep's local round against autograd and an optimiser that is written out, and against HyperFL's."""
+"""FedRep's local round against autograd with a written-out optimiser, and against HyperFL's."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hyperfl_flwr.training.local_sgd import Epochs
 
 NUM, BATCH = 13, 5
 STEPS = 3
-"""Steps of a pass; the last batch is short."""
+"""Steps of one pass; the last batch is smaller."""
 
 
 def target():
@@ -39,7 +39,7 @@ def loss_of(values, images, labels):
 @pytest.mark.parametrize("clip", [0.0, 0.3])
 @pytest.mark.parametrize(("classifier_epochs", "extractor_epochs"), [(1, 2), (3, 1)])
 def test_round_is_algorithm_1(classifier_epochs, extractor_epochs, clip):
-    """First the classifier with the extractor fixed, then the extractor with the classifier fixed; float64."""
+    """The classifier is trained with the extractor fixed, then the extractor with the classifier fixed; float64."""
     network, data = target(), random_samples(NUM, (1, 8, 8), 10)
     values, start = values_of(network), values_of(network)
     rates = FedRepRates(classifier=0.1, extractor=0.05, classifier_epochs=classifier_epochs, clip_norm=clip)
@@ -61,7 +61,7 @@ def test_round_is_algorithm_1(classifier_epochs, extractor_epochs, clip):
 
 
 def frozen_hyperfl():
-    """Return a network and HyperFL's model with a frozen v that generates its extractor, classifiers equal; float64."""
+    """Return a network, and HyperFL's model with frozen v that generates its extractor; classifiers equal, float64."""
     network = target()
     hypernetwork = Hypernetwork(network.extractor, embedding_dim=6, hidden_width=16)
     v = common_embedding(6, "hyperfan-bias", 0)
@@ -96,8 +96,8 @@ def squared_norm_of(model):
 def test_hyperfl_with_a_frozen_embedding_is_fedrep_at_a_larger_rate(momentum):
     """With z constant, theta = z H + c moves as under SGD of rate eta (1 + |z|^2): exactly, without clip and decay.
 
-    So HyperFL with `embedding = common-frozen` computes nothing that FedRep does not; the classifiers are equal too.
-    Twelve steps after step 1, float64.
+    So HyperFL with `embedding = common-frozen` computes what FedRep does; the classifiers are equal too. Twelve steps
+    after step 1, float64.
     """
     (network, model), data = frozen_hyperfl(), random_samples(NUM, (1, 8, 8), 10)
     start, eta, factor = theta_of(model), 0.01, 1 + squared_norm_of(model)
@@ -115,7 +115,7 @@ def test_hyperfl_with_a_frozen_embedding_is_fedrep_at_a_larger_rate(momentum):
 
 @pytest.mark.parametrize("clip", [0.0, 0.02])
 def test_the_converted_rates_cover_momentum_clipping_and_decay(clip):
-    """`as_fedrep`, with everything on; the clip bites in every step: 0.02 is far below the gradients' norms."""
+    """`as_fedrep` holds with all of them; a clip of 0.02 is far below the gradients' norms and active in every step."""
     (network, model), data = frozen_hyperfl(), random_samples(NUM, (1, 8, 8), 10)
     start, squared_norm = flat_extractor(network), squared_norm_of(model)
     epochs = Epochs(epochs=4, batch_size=BATCH, momentum=0.5, weight_decay=0.03)

@@ -1,4 +1,4 @@
-"""The analytic Gaussian mechanism against the definition of differential privacy."""
+"""The analytic Gaussian mechanism, checked with the definition of differential privacy."""
 
 import math
 from itertools import pairwise, product
@@ -36,13 +36,13 @@ def spent_delta(epsilon: float, sigma: float, sensitivity: float) -> float:
 
 
 def classical_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Dwork and Roth: "The Algorithmic Foundations of Differential Privacy", 2014, theorem A.1, for epsilon below 1."""
+    """Return Dwork and Roth's sigma (Algorithmic Foundations of DP, 2014, theorem A.1), for epsilon below 1."""
     return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), list(product(EPSILONS, DELTAS)))
 def test_sigma_spends_delta_and_no_more(epsilon, delta):
-    """With the integral of the definition; a sigma smaller by 1e-4 spends more than delta."""
+    """The integral of the definition gives delta, and more than delta for a sigma smaller by 1e-4."""
     sigma = smallest_sigma(epsilon, delta, 2.0)
     assert spent_delta(epsilon, sigma, 2.0) == pytest.approx(delta, rel=1e-6)
     assert spent_delta(epsilon, sigma * (1 - 1e-4), 2.0) > delta * (1 + 1e-6)
@@ -71,7 +71,7 @@ def test_sigma_falls_with_epsilon_and_delta_and_is_proportional_to_the_sensitivi
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-12, 0.3, 1 - 1e-9])
 def test_limits_of_no_and_of_boundless_epsilon(delta):
-    """At epsilon 0, delta is the total variation erf(m / sqrt(8)); at a large one only Phi(m/2 - epsilon/m) remains."""
+    """At epsilon 0, delta is the total variation erf(m / sqrt(8)); for a large one it is Phi(m/2 - epsilon/m)."""
     assert smallest_sigma(1e-320, delta, 1.0) == pytest.approx(1 / (math.sqrt(8) * erfinv(delta)), rel=2e-9)
     quantile = norm.isf(delta)
     for epsilon in (1e12, 1e100, 1e307):
@@ -80,7 +80,7 @@ def test_limits_of_no_and_of_boundless_epsilon(delta):
 
 
 def test_sigma_is_smooth_where_its_way_of_computation_changes():
-    """At m = 1 (sigma = S) the tails' difference gives way to an integral: no step there, of either sign."""
+    """At m = 1 (sigma = S), where an integral replaces the difference of tails, sigma has no jump."""
     epsilon = brentq(lambda value: smallest_sigma(value, 1e-5, 1.0) - 1.0, 1.0, 10.0, xtol=1e-12)
     around = np.array([smallest_sigma(epsilon + step, 1e-5, 1.0) for step in (-2e-6, -1e-6, 1e-6, 2e-6)])
     outside, middle = around[[0, 3]], around[[1, 2]]

@@ -1,4 +1,4 @@
-"""HyperFL's client: what it starts from, and that it trains with the rates of its settings."""
+"""HyperFL's client: its initial state, and training with the rates of its settings."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def client(number, tmp_path, changes):
 @pytest.mark.parametrize(("embedding", "common"), [("trained", True), ("common-frozen", True), ("per-client", False)])
 @pytest.mark.parametrize("initialisation", ["hyperfan-bias", "torch"])
 def test_which_clients_start_from_the_same_embedding(embedding, common, initialisation, tmp_path):
-    """All (the paper) unless `per-client`; with hyperfan on the unit sphere; the classifier is common in any case."""
+    """All do (as in the paper) unless `per-client`; hyperfan's embeddings have norm 1; all share one classifier."""
     changes = {"hyperfl.embedding": embedding, "hyperfl.initialisation": initialisation}
     starts = [client(number, tmp_path, changes).initial_private() for number in (0, 1, 7)]
     vectors = [start["embedding"]["v"] for start in starts]
@@ -48,7 +48,7 @@ def test_which_clients_start_from_the_same_embedding(embedding, common, initiali
 
 
 def test_the_client_trains_with_the_rates_of_its_settings(tmp_path):
-    """eta_g from its own key, eta_h from the run, eta_v = eta_h where it is `auto`; full batch, one epoch, no decay.
+    """eta_g comes from its own key, eta_h from the run, and eta_v is eta_h if `auto`; full batch, one epoch, no decay.
 
     float32 against the float64 reference on the 8x8 network: the movement of each group agrees to 1e-3.
     """
@@ -96,5 +96,5 @@ def test_the_client_trains_with_the_rates_of_its_settings(tmp_path):
             movement = (value - doubles[name]).norm()
             assert movement > 0, name
             error = (got[name].double() - value).norm()
-            # Small movements drown in the rounding of float32.
+            # Small movements are lost in float32 rounding.
             assert error < 1e-3 * movement + 1e-6 * doubles[name].norm(), name

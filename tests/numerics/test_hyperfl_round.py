@@ -1,4 +1,4 @@
-"""HyperFL's local round against algorithm 1 written out, with explicit gradients and optimiser."""
+"""HyperFL's local round against algorithm 1, written out with explicit gradients and optimiser."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ SAME = {"rtol": 0, "atol": 1e-12}
 
 
 def features(images, values):
-    """Features [B, 4] of a tiny network: conv 3x3, 2x2 pooling, linear, LeakyReLU after both."""
+    """Return features [B, 4] of a tiny network: conv 3x3, 2x2 pooling, linear, LeakyReLU after both."""
     hidden = functional.conv2d(images, values["conv.weight"], values["conv.bias"])
     hidden = functional.leaky_relu(functional.max_pool2d(hidden, 2), 0.01).flatten(1)
     return functional.leaky_relu(hidden @ values["fc.weight"].T + values["fc.bias"], 0.01)
@@ -37,7 +37,7 @@ class Tiny(nn.Sequential):
 
 
 def start_values():
-    """Values of all groups, large enough that both clips and both activations matter."""
+    """Return values of all groups, large enough that both clips and both activations matter."""
     generator = torch.Generator().manual_seed(0)
     shapes = {
         "hidden.weight": (6, 5),
@@ -52,7 +52,7 @@ def start_values():
 
 
 def build(values, frozen=False):
-    """Return the project's model with these values."""
+    """Return the project's model with the given values."""
     extractor, classifier = Tiny(), nn.Linear(4, NUM_CLASSES)
     hypernetwork = Hypernetwork(extractor, embedding_dim=5, hidden_width=6)
     hypernetwork.load_state_dict({name: values[name].clone() for name in HYPERNETWORK}, assign=True)
@@ -99,7 +99,7 @@ def epochs_of(expected, num):
 
 
 def local_round(expected, num_epochs, *, num=13, frozen=False, factored=True):
-    """Run the project's round and the reference on the batches that it took; returns (values, values, data, loss)."""
+    """Run the project's round, and the reference on the same batches; return (values, reference values, data, loss)."""
     data, values = random_samples(num, IMAGE, NUM_CLASSES), start_values()
     model = build(values, frozen)
     rates, rng = rates_of(expected, factored), np.random.default_rng(3)
@@ -114,7 +114,10 @@ def local_round(expected, num_epochs, *, num=13, frozen=False, factored=True):
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.03)])
 @pytest.mark.parametrize("factored", [True, False])
 def test_round_is_algorithm_1(clip, momentum, weight_decay, factored):
-    """Reference with torch.autograd.grad and b <- m b + clip(g) + w p, three epochs, a short last batch, float64."""
+    """Three epochs in float64 equal the reference with torch.autograd.grad and b <- m b + clip(g) + w p.
+
+    The last batch is smaller than the others.
+    """
     expected = reference(clip=clip, momentum=momentum, weight_decay=weight_decay)
     got, wanted, _, _ = local_round(expected, 3, factored=factored)
     for name, value in start_values().items():
@@ -123,7 +126,7 @@ def test_round_is_algorithm_1(clip, momentum, weight_decay, factored):
 
 
 def test_the_clips_of_the_test_above_act():
-    """At 0.05 both sets of gradients are longer than the clip, at 50 neither is: by autograd at the start."""
+    """At the start both gradients are longer than 0.05 and shorter than 50, by autograd."""
     data, values, expected = random_samples(13, IMAGE, NUM_CLASSES), start_values(), reference()
     values = leaves(values, [*HYPERNETWORK, "v"])
     loss = expected.loss(values, data.train_images, data.train_labels)
@@ -135,7 +138,7 @@ def test_the_clips_of_the_test_above_act():
 
 
 def test_step_1_changes_the_classifier_alone():
-    """Without an epoch of step 2: one epoch of the reference's step 1 on phi, everything else bit-equal."""
+    """Without epochs of step 2, the classifier equals the reference's and everything else keeps its bits."""
     got, wanted, _, loss = local_round(reference(), 0)
     assert np.isnan(loss)
     for name, value in start_values().items():
@@ -147,7 +150,7 @@ def test_step_1_changes_the_classifier_alone():
 
 
 def test_step_2_leaves_the_classifier_alone():
-    """After a whole round phi is bit-equal to phi after step 1; all else has moved."""
+    """After a whole round the classifier has the bits it had after step 1; all else has moved."""
     after_step1, after_round = local_round(reference(), 0)[0], local_round(reference(), 2)[0]
     for name, value in start_values().items():
         if name in CLASSIFIER:
@@ -157,7 +160,7 @@ def test_step_2_leaves_the_classifier_alone():
 
 
 def test_reported_loss_is_the_mean_over_samples_of_the_last_epoch():
-    """Each batch before its step, by the reference; weights 5, 5 and 3 of the batches of 13 samples."""
+    """The loss of each batch before its step, by the reference, weighted with 5, 5 and 3 of 13 samples."""
     expected = reference()
     _, _, data, loss = local_round(expected, 2)
     total = 0.0
@@ -169,7 +172,7 @@ def test_reported_loss_is_the_mean_over_samples_of_the_last_epoch():
 
 
 def test_frozen_embedding_and_first_layer_stay():
-    """`common-frozen`: v, W1 and b1 bit-equal, so z is constant; the heads as in the reference."""
+    """With `common-frozen`, v, W1 and b1 keep their bits, so z is constant; the heads equal the reference's."""
     got, wanted, _, _ = local_round(reference(clip=0.4), 3, frozen=True)
     values = start_values()
     for name in ("v", "hidden.weight", "hidden.bias"):

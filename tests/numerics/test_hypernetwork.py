@@ -1,4 +1,4 @@
-"""The hypernetwork: what it generates, how it starts, and how its health is measured."""
+"""The hypernetwork: what it generates, its initialisation, and its health metrics."""
 
 import math
 
@@ -24,7 +24,7 @@ FAN_IN = {"conv1": 25, "conv2": 400, "fc": 800}
 
 
 def filled(hypernetwork, seed=0):
-    """Return a hypernetwork whose parameters are standard normal, a quarter of a unit wide."""
+    """Return the hypernetwork with parameters drawn from a normal distribution with standard deviation 1/4."""
     generator = torch.Generator().manual_seed(seed)
     values = {
         name: torch.randn(value.shape, generator=generator) / 4 for name, value in hypernetwork.state_dict().items()
@@ -46,7 +46,7 @@ def initial(extractor, initialisation, seed, *, hidden_width=128):
 
 @pytest.mark.usefixtures("float64")
 def test_generated_weights_are_the_extractors():
-    """The extractor itself, with the generated weights loaded, on the same images."""
+    """Predictions equal those of the extractor with the generated weights loaded."""
     target = build_target("cnn", (1, 8, 8), 10)
     hypernetwork = filled(Hypernetwork(target.extractor, embedding_dim=6, hidden_width=5))
     generator = torch.Generator().manual_seed(1)
@@ -64,7 +64,7 @@ def test_generated_weights_are_the_extractors():
 
 @pytest.mark.usefixtures("float64")
 def test_one_matrix_is_one_linear_head_per_tensor():
-    """nn.Linear(64, 128), ReLU, and an nn.Linear(128, numel) per tensor that hold the same numbers."""
+    """The output equals nn.Linear(64, 128), ReLU and an nn.Linear(128, numel) per tensor with the same numbers."""
     extractor = build_target("cnn", (1, 8, 8), 10).extractor
     hypernetwork = filled(Hypernetwork(extractor))
     embedding = torch.randn(64, generator=torch.Generator().manual_seed(1))
@@ -85,7 +85,7 @@ def test_one_matrix_is_one_linear_head_per_tensor():
 
 
 def test_split_returns_views_in_order():
-    """For theta = 0, 1, 2, ...: each tensor counts on where the one before it ends, and shares theta's memory."""
+    """For theta = 0, 1, 2, ... each tensor starts where the previous one ends and shares theta's memory."""
     extractor = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2))
     hypernetwork = Hypernetwork(extractor, embedding_dim=1, hidden_width=1)
     theta = torch.arange(float(24 + 3 + 6 + 2))
@@ -102,7 +102,7 @@ def test_split_returns_views_in_order():
 
 
 def test_gradient_of_theta_is_the_chain_rule():
-    """dL/dH = z g^T, dL/dc = g, dL/dv = W1^T ((H g) [z > 0]) for a linear loss g . theta, computed with numpy."""
+    """For a linear loss g . theta, in numpy: dL/dH = z g^T, dL/dc = g, dL/dv = W1^T ((H g) [z > 0])."""
     extractor = nn.Linear(3, 2, dtype=torch.float64)
     hypernetwork = filled(Hypernetwork(extractor, embedding_dim=4, hidden_width=7)).double()
     embedding = torch.randn(4, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
@@ -120,7 +120,7 @@ def test_gradient_of_theta_is_the_chain_rule():
 
 
 def test_torchs_initialisation_generates_too_large_weights():
-    """About 2, 9 and 13 times the ordinary 1/sqrt(3 fan_in), as probed in the paper's public code.
+    """Weights are about 2, 9 and 13 times the ordinary 1/sqrt(3 fan_in), as measured in the paper's public code.
 
     Entries of H and c are uniform in +-1/sqrt(128), so the variance of theta is (1 + |z|^2) / (3 * 128): the factor is
     sqrt(fan_in (1 + |z|^2) / 128). That closed form must hold to 3 % (the smallest layer has 416 entries and |z|^2 is
@@ -146,7 +146,7 @@ def test_torchs_initialisation_generates_too_large_weights():
     ("initialisation", "of_head", "of_bias"), [("hyperfan-bias", 0.1, 1), ("hyperfan-weight", 1, 0)]
 )
 def test_hyperfan_generates_ordinary_weights(initialisation, of_head, of_bias):
-    """Standard deviation 1/sqrt(3 fan_in) in each layer, to 2 %; with `hyperfan-bias` a tenth of it comes from H.
+    """Each layer has standard deviation 1/sqrt(3 fan_in), to 2 %; with `hyperfan-bias` a tenth of it comes from H.
 
     Pooled over 40 draws, since conv1 alone has 400 weights; a hidden layer of 16 makes that fast and changes nothing:
     the scale of H is chosen by |z|.
@@ -168,7 +168,7 @@ def test_hyperfan_generates_ordinary_weights(initialisation, of_head, of_bias):
 
 @pytest.mark.parametrize("initialisation", ["hyperfan-bias", "hyperfan-weight"])
 def test_the_bias_parts_are_ordinary_too(initialisation):
-    """A bias is drawn with its layer's bound: standard deviation 1/sqrt(3 * 800) for fc, 10 % (1,280 numbers)."""
+    """A bias has its layer's standard deviation: 1/sqrt(3 * 800) for fc, to 10 % (1,280 numbers)."""
     extractor = build_target("cnn", GREY, 10).extractor
     draws = []
     for seed in range(10):
@@ -179,7 +179,7 @@ def test_the_bias_parts_are_ordinary_too(initialisation):
 
 
 def test_squared_norm_of_the_hidden_layer_at_the_start():
-    """|z|^2 near 26, the public code's; a dead layer has 0, an unscaled first layer on the unit sphere 1/64 of it.
+    """|z|^2 is 21.7 on average, near the public code's 26; a dead layer has 0, an unscaled first layer 1/64 of it.
 
     On the unit sphere a unit's input has variance 64 * 1/192 + 1/192 = 0.3385; half of the units are on, so that
     |z|^2 = 128 * 0.3385 / 2 = 21.7 on average, with a standard deviation of 4.3 per draw: 0.7 over 40 draws.
@@ -194,7 +194,7 @@ def test_squared_norm_of_the_hidden_layer_at_the_start():
 
 
 def test_embeddings_start_on_the_unit_sphere_except_torchs():
-    """|v| = 1 exactly by division; without it |v|^2 of 64 standard normals is 64 +- 11."""
+    """|v| = 1 with hyperfan, by division; with torch's initialisation |v|^2 of 64 standard normals is 64 +- 11."""
     for seed in range(5):
         for initialisation in ("hyperfan-bias", "hyperfan-weight"):
             assert float(common_embedding(64, initialisation, seed).norm()) == pytest.approx(1, abs=1e-6)
@@ -202,7 +202,7 @@ def test_embeddings_start_on_the_unit_sphere_except_torchs():
 
 
 def test_initial_values_are_functions_of_the_seed():
-    """Equal seeds, equal numbers; other seeds, other numbers."""
+    """Equal seeds give equal numbers, and other seeds other numbers."""
     extractor = nn.Linear(3, 2)
     one, same, other = (initial(extractor, "hyperfan-bias", seed)[:2] for seed in (4, 4, 5))
     assert torch.equal(one[0], same[0])
@@ -241,7 +241,7 @@ def test_health_by_hand():
 
 @pytest.mark.parametrize("initialisation", ["hyperfan-bias", "hyperfan-weight"])
 def test_a_layer_that_is_off_at_the_common_embedding_gives_finite_heads(initialisation):
-    """One hidden unit, and the first seed at which it is off: the scale of H would be a division by zero."""
+    """With one hidden unit and a seed at which it is off, the scale of H would otherwise divide by zero."""
     extractor = build_target("cnn", (1, 8, 8), 10).extractor
     for seed in range(50):
         embedding, values, hypernetwork = initial(extractor, initialisation, seed, hidden_width=1)

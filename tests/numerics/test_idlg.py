@@ -1,4 +1,4 @@
-"""Labels from the last layer's gradient, on real local rounds."""
+"""Labels inferred from the last layer's gradient, on real local rounds."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ def recovered(client):
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pfedhn", "it-pfl"])
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_the_label_of_one_image_is_certain(method, epochs):
-    """The entries p - onehot(y) are negative at y alone, in every step; ten digits."""
+    """The entries p - onehot(y) are negative at y only, in every step; tested with ten digits."""
     setting = Epochs(epochs=epochs, batch_size=1, momentum=0.5, weight_decay=5e-4)
     for first in range(10):
         images, labels = digits(1, first=first)
@@ -29,7 +29,7 @@ def test_the_label_of_one_image_is_certain(method, epochs):
 
 
 def test_the_labels_of_a_batch_are_counted():
-    """An untrained network gives all classes nearly 1/K, so that the counts follow; 7 digits with repeated labels."""
+    """An untrained network gives all classes about 1/K, so the counts follow; 7 digits with repeated labels."""
     images, labels = digits(40)
     chosen = torch.tensor([0, 10, 20, 1, 11, 5, 7])
     data = samples(images[chosen], labels[chosen])
@@ -45,7 +45,7 @@ def test_a_private_classifier_tells_no_label():
 
 
 def test_labels_are_not_read_from_the_observation():
-    """Other labels, other answer: the attack looks at the gradient."""
+    """With another label the answer changes, so the attack uses the gradient."""
     images, labels = digits(1)
     other = (labels + 1) % 10
     assert recovered(fedavg(samples(images, other), Epochs(epochs=1, batch_size=1))).tolist() == other.tolist()

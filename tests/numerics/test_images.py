@@ -1,4 +1,4 @@
-"""PSNR, SSIM and LPIPS by hand, and whether reconstructions show the private images."""
+"""PSNR, SSIM and LPIPS by hand, and verdicts on whether reconstructions show the private images."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def same_numbers(monkeypatch):
-    """Every test draws the same numbers, whichever tests ran before it."""
+    """Seed RNG for each test, so that its numbers do not depend on the tests before it."""
     monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
 
 
@@ -24,14 +24,14 @@ def images(num=5, channels=1, side=28):
 
 
 def test_psnr_is_per_image():
-    """-10 log10 of the mean squared error: an offset of 0.1 gives 20 dB, 0.01 gives 40; equal images are infinite."""
+    """It is -10 log10 of the mean squared error: 20 dB for an offset of 0.1, 40 for 0.01, infinite for equal images."""
     black = np.zeros((3, 1, 8, 8), dtype=np.float32)
     other = black + np.array([0.1, 0.01, 0.0], dtype=np.float32).reshape(3, 1, 1, 1)
     np.testing.assert_allclose(psnr(other, black), [20.0, 40.0, np.inf], rtol=1e-4)
 
 
 def gaussian_ssim(one, other):
-    """Wang et al. 2004, equation 13, averaged over all pixels, images reflected at their borders; float64."""
+    """Return SSIM (Wang et al. 2004, equation 13), averaged over all pixels with reflected borders; float64."""
     axis = np.exp(-np.square(np.arange(11) - 5.0) / (2 * 1.5**2))
     window = np.outer(axis, axis) / axis.sum() ** 2
     padded = [np.pad(x.astype(np.float64), 5, mode="reflect") for x in (one, other)]
@@ -54,7 +54,7 @@ def test_ssim_is_the_windowed_formula():
 
 
 def test_ssim_of_small_images():
-    """8x8 with a uniform window of 7, below that not defined."""
+    """8x8 images use a uniform window of 7; for images below 7 pixels SSIM is NaN."""
     small = images(2, side=8)
     assert np.all(ssim(small, small) > 0.999)
     assert np.all(np.abs(ssim(small, small[::-1].copy())) < 0.9)
@@ -63,7 +63,7 @@ def test_ssim_of_small_images():
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """Random AlexNet convolutions under torchvision's names."""
+    """Write random AlexNet convolutions with torchvision's names and return the file."""
     shapes = {0: (64, 3, 11), 3: (192, 64, 5), 6: (384, 192, 3), 8: (256, 384, 3), 10: (256, 256, 3)}
     generator, values = torch.Generator().manual_seed(0), {}
     for layer, (out, of, side) in shapes.items():
@@ -74,7 +74,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def test_lpips_uses_the_given_weights_and_grows_with_the_difference(weights: Path) -> None:
-    """0 for equal images, symmetric, and no other than the file's backbone; grey and colour, small and large."""
+    """It is 0 for equal images, symmetric, equal for grey images and their colour copies; it uses the weights."""
     measure = Lpips(weights)
     one, noise = images(3), images(3)
     near, far = ((1 - share) * one + share * noise for share in (0.1, 0.9))
@@ -100,7 +100,7 @@ def test_lpips_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_candidates_are_assigned_one_to_one():
-    """Shuffled copies find their originals; two that are near the same image do not both take it."""
+    """Shuffled copies are assigned to their originals; two candidates near one image do not both take it."""
     private = images(6)
     order = np.array([3, 1, 5, 0, 2, 4])
     found = match(private[order], private)
@@ -119,7 +119,7 @@ def comparison_of(reconstructed, private):
 
 
 def test_controls_and_verdict():
-    """Noise of 0.05 is 26 dB; the mean of uniform noise is 10.8 dB (variance 1/12), unrelated noise 7.8 dB (1/6)."""
+    """Noise of 0.05 gives 26 dB, the mean of uniform noise 10.8 (variance 1/12), unrelated noise 7.8 dB (1/6)."""
     private = images(8)
     good = comparison_of(private + np.float32(0.05) * RNG.standard_normal(private.shape, dtype=np.float32), private)
     np.testing.assert_allclose(good.matched.psnr, 26.0, atol=0.5)
@@ -140,7 +140,7 @@ def test_controls_and_verdict():
     [(4, 7.0, "recovered"), (4, 3.0, "recovered nothing"), (5, 3.0, "recovered"), (5, 0.5, "recovered nothing")],
 )
 def test_few_images_need_a_clear_margin(num, ahead, expected):
-    """Four signed ranks reach p = 1/16 at best, five 1/32; below 1 dB even certain advantages do not count."""
+    """Four signed ranks reach p = 1/16 at best, five 1/32; advantages below 1 dB do not count."""
     private = images(num)
     base = comparison_of(images(num), private)
     better = np.maximum(base.unrelated.psnr, base.mean_image) + ahead + np.linspace(0, 0.01, num)

@@ -1,4 +1,4 @@
-"""Images from replies: every attack on real local rounds, beside its controls, and one defence."""
+"""Image reconstruction from replies: every attack on real local rounds with controls, and one defence."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ QUICK = Optimisation(iterations=200, learning_rate=1.0, signed=True, total_varia
 
 
 def attack(name, clients, optimisation=QUICK, **settings):
-    """Attack clients of one method, all with the same number of samples."""
+    """Return the results of an attack on clients of one method, all with the same number of samples."""
     settings = AttackSettings(optimisation=optimisation, **settings)
     return ATTACKS[name].run([client.observation for client in clients], clients[0].knowledge, settings)
 
@@ -38,7 +38,7 @@ def judge(results, private, unrelated):
 
 
 def clients_of(make, num_clients, num_images, side):
-    """Return clients with consecutive digits, their images and as many unrelated ones."""
+    """Return clients with consecutive digits, their images, and as many unrelated images."""
     parts = [digits(num_images, side=side, first=num_images * client) for client in range(num_clients)]
     unrelated = [digits(num_images, side=side, first=500 + num_images * client)[0] for client in range(num_clients)]
     return [make(samples(*part)) for part in parts], [images for images, _ in parts], unrelated
@@ -68,7 +68,7 @@ MAKERS = {
     ],
 )
 def test_single_images_are_recovered(name, method):
-    """Six clients with one digit each: far above the controls, which know nothing."""
+    """Digits of six clients with one each are recovered far above the controls, which use no reply."""
     clients, private, unrelated = clients_of(MAKERS[method], 6, 1, 12)
     results = attack(name, clients)
     comparisons = judge(results, private, unrelated)
@@ -80,7 +80,7 @@ def test_single_images_are_recovered(name, method):
 
 
 def test_a_batch_is_recovered_without_classifier_and_labels():
-    """Four digits in one step of HyperFL, whose order is unknown: assigned by squared error."""
+    """Four digits in one step of HyperFL are recovered; their order is unknown and assigned by squared error."""
     clients, private, unrelated = clients_of(MAKERS["hyperfl"], 2, 4, 12)
     comparisons = judge(attack("head-gradient", clients), private, unrelated)
     assert np.median(np.concatenate([comparison.advantage for comparison in comparisons])) > CLEAR_MARGIN
@@ -88,11 +88,11 @@ def test_a_batch_is_recovered_without_classifier_and_labels():
 
 
 def test_clipping_and_noise_defeat_what_succeeds_without():
-    """The same attack on the same clients, with and without: a clip at the norm C of the change, noise of nm C.
+    """The defence clips at the norm C of the change and adds noise of nm C; the same attack runs with and without it.
 
-    In the published network's 115,776 directions the signal C stands beside noise of 340 nm C. With nm = 0.01 the
-    attack that breaks the undefended replies fails, but one with a stronger prior still finds outlines of some images;
-    with nm = 0.03 that one fails, too.
+    In the published network's 115,776 directions the norm of the noise is 340 nm C, that of the signal C. With
+    nm = 0.01 the attack that breaks the undefended replies fails, but one with a stronger prior still finds outlines
+    of some images; with nm = 0.03 that one fails, too.
     """
     clients, private, unrelated = clients_of(MAKERS["hyperfl"], 5, 1, 28)
     outlines = replace(QUICK, total_variation=0.03)
@@ -111,7 +111,7 @@ def test_clipping_and_noise_defeat_what_succeeds_without():
 
 
 def defended(client, seed, noise_multiplier):
-    """Return the same client with Gaussian noise on its whole update, as a clip at the update's norm leaves it."""
+    """Return the client with Gaussian noise on its whole update; the clip at the update's norm changes nothing."""
     rng, sent, reply = np.random.default_rng(seed), client.observation.received, client.observation.reply
     norm = np.sqrt(sum(np.square(reply[key] - sent[key], dtype=np.float64).sum() for key in sent))
     deviation = np.float32(noise_multiplier * norm)
@@ -122,7 +122,7 @@ def defended(client, seed, noise_multiplier):
 
 
 def without_pull(knowledge):
-    """Return what an attacker would know who has not read about the pull."""
+    """Return the knowledge of an attacker who does not know about the pull."""
     training = replace(knowledge.training, steps=replace(knowledge.training.steps, pull=0.0))
     return replace(knowledge, training=training)
 
@@ -131,8 +131,8 @@ def without_pull(knowledge):
 def test_several_local_steps_are_simulated(method):
     """The simulated reply of the true images equals the observed one: momentum, decay, a pull, and a clip that acts.
 
-    Five epochs of one batch for FedAvg and FedProx, four counted steps for pFedHN. As one step it does not fit, and
-    without FedProx's pull a strong one does not.
+    FedAvg and FedProx take five epochs of one batch, pFedHN a set number of four steps. Simulating one step does not
+    fit, nor does FedProx without its (strong) pull.
     """
     data = samples(*digits(4))
     epochs = Epochs(epochs=5, batch_size=4, momentum=0.5, weight_decay=5e-4, steps=4 * (method == "pfedhn"))
@@ -156,7 +156,7 @@ def attack_from_truth(client, knowledge, images, labels):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_papers_attack_fits_the_reply_at_the_truth_and_searches_for_all(known):
-    """Its objective falls; 30 iterations recover no image, which the verdict says of too few images, too."""
+    """After 60 iterations the objective is below that after one, with known and unknown labels."""
     clients, _, _ = clients_of(MAKERS["hyperfl"], 2, 1, 8)
     labels = [np.array([0]), np.array([1])] if known else None
     short = attack("ig-paper", clients, Optimisation(iterations=1, signed=True), labels=labels)
@@ -166,7 +166,7 @@ def test_the_papers_attack_fits_the_reply_at_the_truth_and_searches_for_all(know
 
 
 def test_cotangents_are_the_least_squares_solution():
-    """Deltas of four images, observed gradient M = delta^T [U, 1]: recovered up to the ridge of 1e-4."""
+    """With observed gradient M = delta^T [U, 1] of four images, delta is recovered up to the ridge of 1e-4."""
     generator = torch.Generator().manual_seed(0)
     inputs, delta = (torch.randn(4, width, generator=generator, dtype=torch.float64) for width in (30, 7))
     rows = delta.T @ torch.cat([inputs, torch.ones(4, 1, dtype=torch.float64)], dim=1)
@@ -174,7 +174,7 @@ def test_cotangents_are_the_least_squares_solution():
 
 
 def test_the_simulated_gradient_of_the_extractor_is_autograds():
-    """Without classifier and label: the objective of `head-gradient` vanishes at the true image, one digit."""
+    """Without classifier and label, the objective of `head-gradient` vanishes at the true image."""
     data = samples(*digits(1, side=12))
     client = fedrep(data, STEP)
     with pytest.MonkeyPatch.context() as patch:
@@ -195,7 +195,7 @@ def test_objectives_and_prior_by_hand():
 
 
 def quadratic(optimisation, targets, progress=None, start=0.0):
-    """Find images equal to `targets` [N, 1, 1, 2, 2] in the range [-1, 1]."""
+    """Solve for images equal to `targets` [N, 1, 1, 2, 2] in the range [-1, 1]."""
     problems = Problems(
         simulate=lambda unknowns, constants: {"all": unknowns["images"] + constants["offset"]},
         observed={"all": targets},
@@ -207,7 +207,7 @@ def quadratic(optimisation, targets, progress=None, start=0.0):
 
 
 def test_the_loop_keeps_to_the_range_and_solves_each_problem():
-    """Three independent problems, the last with its solution outside the range, where the nearest point is kept."""
+    """Of three independent problems, the last has its solution outside the range and gets the nearest point in it."""
     targets = torch.stack([torch.full((1, 1, 2, 2), value) for value in (0.3, -0.7, 4.0)])
     settings = Optimisation(iterations=200, total_variation=0.0, objective="squared")
     seen = []
@@ -220,7 +220,7 @@ def test_the_loop_keeps_to_the_range_and_solves_each_problem():
 
 
 def test_the_best_point_is_kept_not_the_last():
-    """A rate that jumps over the solution: the first point, which is nearly right, stays the best."""
+    """With a rate that jumps over the solution, the first point, which is nearly right, is returned."""
     targets = torch.full((1, 1, 1, 2, 2), 0.01)
     settings = Optimisation(iterations=5, learning_rate=0.9, total_variation=0.0, objective="squared")
     solution = quadratic(settings, targets)
@@ -228,7 +228,7 @@ def test_the_best_point_is_kept_not_the_last():
 
 
 def test_results_do_not_depend_on_the_batching():
-    """Starts are drawn per client and the problems are independent: one at a time or three at once."""
+    """Starts are drawn per client and problems are independent: one at a time equals three at once."""
     clients, _, _ = clients_of(MAKERS["fedavg"], 3, 1, 8)
     few = replace(QUICK, iterations=3, signed=False, learning_rate=0.1)
     seen = []
@@ -242,7 +242,7 @@ def test_results_do_not_depend_on_the_batching():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("name", "method"), [("head-gradient", "hyperfl"), ("ig", "fedavg"), ("ig-paper", "hyperfl")])
 def test_cuda_computes_the_same(name, method):
-    """The objective at the random start, before rounding can grow."""
+    """The objectives at the random start agree, before rounding can grow."""
     clients, _, _ = clients_of(MAKERS[method], 2, 1, 12)
     labels = [np.array([0]), np.array([1])]
     first = Optimisation(iterations=1, learning_rate=1e-9)
@@ -266,7 +266,7 @@ def test_the_table_says_what_applies():
 
 
 def test_the_extractor_is_split_below_its_last_linear_layer():
-    """LeNet ends in `fc2` and a ReLU; a network of convolutions alone has no such layer."""
+    """LeNet is split at `fc2`; a network of convolutions only has no such layer and is refused."""
     body, last = split_extractor(build_target("lenet", (1, 16, 16), 10).extractor)
     assert last == "fc2"
     assert [name for name, _ in body.named_children()][-1] == "act3"

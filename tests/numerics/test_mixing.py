@@ -1,4 +1,4 @@
-"""The secret rotation: an orthogonal matrix that a key decides, and what a known pair of vectors gives away."""
+"""The secret rotation: an orthogonal matrix determined by a key."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_a_rotation_keeps_lengths_and_products_and_is_undone(size):
 
 @pytest.mark.parametrize("size", [1, 6, 37])
 def test_the_rotation_is_the_product_of_its_matrices(size):
-    """From scipy's Hadamard matrices of the powers of two in m, and the key's signs and order."""
+    """It equals a product of scipy's Hadamard matrices for the powers of two in m with the key's signs and order."""
     mixing = Mixing(KEY, size)
     transform, begin = np.zeros((size, size)), 0
     for bit in reversed(range(7)):
@@ -46,7 +46,7 @@ def test_the_rotation_is_the_product_of_its_matrices(size):
 
 
 def test_nothing_is_left_in_its_place():
-    """One number is spread over all of a vector of 1023 = 512 + 256 + ... + 1, and half of the signs are negative."""
+    """One number spreads over a whole vector of 1023 = 512 + 256 + ... + 1, and half of the signs are negative."""
     mixing = Mixing(KEY, 1023)
     spread = mixing.mix(torch.eye(1023, dtype=torch.float64)[3])
     assert float(spread.abs().max()) < 0.6

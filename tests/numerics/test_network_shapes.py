@@ -1,4 +1,4 @@
-"""The target networks: sizes of HyperFL's table, and what the layers compute."""
+"""The target networks: parameter counts of HyperFL's table, and the layers' outputs."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hyperfl_flwr.models.targets import build_target
 
 GREY, COLOUR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 TABLE = [(GREY, 115_776, 14_943_424), (COLOUR, 106_400, 13_733_920)]
-"""Image shape, extractor parameters, hypernetwork parameters (Guo et al., appendix D.1)."""
+"""Image shape, extractor parameters and hypernetwork parameters (Guo et al., appendix D.1)."""
 
 
 def count(module):
@@ -21,7 +21,7 @@ def count(module):
 
 @pytest.mark.parametrize(("shape", "of_extractor", "of_hypernetwork"), TABLE)
 def test_parameter_counts_are_the_papers(shape, of_extractor, of_hypernetwork):
-    """The paper's table, and 129 P + 64 * 128 + 128 for a hypernetwork with P outputs."""
+    """Counts equal the paper's table, and 129 P + 64 * 128 + 128 for a hypernetwork with P outputs."""
     target = build_target("cnn", shape, 10)
     assert count(target.extractor) == of_extractor
     assert count(Hypernetwork(target.extractor)) == of_hypernetwork == 129 * of_extractor + 64 * 128 + 128
@@ -29,7 +29,7 @@ def test_parameter_counts_are_the_papers(shape, of_extractor, of_hypernetwork):
 
 @pytest.mark.parametrize("num_classes", [2, 10, 62])
 def test_the_classifier_has_one_row_per_class_and_a_bias(num_classes):
-    """128 K + K parameters."""
+    """It has 128 K + K parameters."""
     target = build_target("cnn", GREY, num_classes)
     assert count(target.classifier) == 129 * num_classes
     assert target.classifier.weight.shape == (num_classes, 128)
@@ -40,12 +40,12 @@ LAYERS = {
     COLOUR: {"conv1": (16, 3, 5, 5), "conv2": (32, 16, 5, 5), "conv3": (64, 32, 3, 3), "fc": (128, 576)},
     DIGITS: {"conv1": (16, 1, 3, 3), "conv2": (32, 16, 3, 3), "fc": (128, 128)},
 }
-"""Weight shapes. 28 - 4 = 24, 12; 12 + 2 - 4 = 10, 5: 32 * 25 = 800. 32 - 4 = 28, 14; 12, 6; 6, 3: 64 * 9 = 576."""
+"""Weight shapes; sides: 28 - 4 = 24, 12, 12 + 2 - 4 = 10, 5: 32 * 25 = 800; 32 - 4 = 28, 14; 12, 6; 6, 3: 576."""
 
 
 @pytest.mark.parametrize("shape", list(LAYERS))
 def test_layer_shapes_and_their_order(shape):
-    """Weight then bias of each layer of the paper, in the order in which images pass them."""
+    """Each layer of the paper has weight and then bias, in the order in which images pass the layers."""
     parameters = build_target("cnn", shape, 10).extractor.named_parameters()
     expected = {}
     for layer, weight in LAYERS[shape].items():
@@ -56,7 +56,7 @@ def test_layer_shapes_and_their_order(shape):
 @pytest.mark.parametrize("shape", list(LAYERS))
 @pytest.mark.usefixtures("float64")
 def test_forward_pass_is_the_papers(shape):
-    """The same layers written with torch.nn.functional; paddings 0, 1, 1 (8x8: 1, 1), LeakyReLU 0.01 after each."""
+    """Outputs equal those with torch.nn.functional: paddings 0, 1, 1 (8x8: 1, 1), LeakyReLU 0.01 after each layer."""
     target = build_target("cnn", shape, 10)
     generator = torch.Generator().manual_seed(0)
     values = ordinary_parameters(target, generator)
@@ -77,7 +77,7 @@ def test_forward_pass_is_the_papers(shape):
 
 
 def test_features_pass_a_leaky_relu():
-    """All weights zero and fc's bias -1: features max(-1, -0.01) = -0.01 exactly."""
+    """With all weights zero and fc's bias -1, features are max(-1, -0.01) = -0.01 exactly."""
     extractor = build_target("cnn", GREY, 10).extractor
     values = {name: torch.zeros(value.shape) for name, value in extractor.named_parameters()}
     values["fc.bias"] -= 1
@@ -94,14 +94,14 @@ def test_images_must_have_eight_pixels(shape):
 
 @pytest.mark.parametrize("size", range(8, 41))
 def test_every_image_size_gets_a_network_that_takes_it(size):
-    """A forward pass on the meta device checks the shapes: one row of 128 features per image."""
+    """A forward pass on the meta device gives one row of logits per image."""
     target = build_target("cnn", (1, size, size + 3), 5)
     with torch.device("meta"):
         assert target(torch.zeros(2, 1, size, size + 3)).shape == (2, 5)
 
 
 def test_ordinary_parameters_are_torchs_defaults():
-    """By torch's own reset_parameters: equal bounds, and equal standard deviation to 3 % (n > 4000)."""
+    """Bounds equal those of torch's reset_parameters, and standard deviations agree to 3 % (n > 4000)."""
     target = build_target("cnn", GREY, 10)
     drawn = ordinary_parameters(target, torch.Generator().manual_seed(0))
     assert list(drawn) == [name for name, _ in target.named_parameters()]
@@ -129,7 +129,7 @@ def test_fan_in_counts_the_summands():
 @pytest.mark.parametrize(("shape", "parameters"), [(COLOUR, 121_182), (GREY, 85_822), ((1, 16, 16), 28_222)])
 @pytest.mark.usefixtures("float64")
 def test_lenet_is_pfedhns(shape, parameters):
-    """By hand: 5x5 convolutions 16, 32 without padding, linear 120, 84, 10; ReLU, then pooling, as the same in torch.
+    """5x5 convolutions 16, 32 without padding, linear 120, 84, 10; ReLU, then pooling: as in torch.nn.functional.
 
     32: 28, 14, 10, 5: 32 * 25 = 800 inputs; 28: 24, 12, 8, 4: 512; 16: 12, 6, 2, 1: 32.
     """
@@ -156,7 +156,7 @@ def test_lenet_needs_sixteen_pixels():
 
 
 def test_images_of_any_layout_are_computed_channels_last_on_the_cpu():
-    """The layout that torch's pooling is fast in, also for one channel, whose two layouts a tensor does not tell."""
+    """Torch's pooling is fast in this layout; with one channel, a tensor's strides do not distinguish the layouts."""
     for shape in (GREY, COLOUR, DIGITS):
         target = build_target("cnn", shape, 10).to_empty(device="cpu")
         pooled = target.extractor[:3](torch.zeros(2, *shape))
@@ -166,7 +166,7 @@ def test_images_of_any_layout_are_computed_channels_last_on_the_cpu():
 
 @pytest.mark.usefixtures("float64")
 def test_the_mlp_is_fedavgs():
-    """784 * 200 + 200, 200 * 200 + 200 and 200 * 10 + 10 parameters: the paper's 199,210; the layers by hand."""
+    """It has 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10 = 199,210 parameters (the paper's) and equal outputs."""
     target = build_target("mlp", GREY, 10)
     assert count(target) == 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10 == 199_210
     values = {
@@ -183,7 +183,7 @@ def test_the_mlp_is_fedavgs():
 
 @pytest.mark.usefixtures("float64")
 def test_the_perceptron_for_features_is_it_pfls():
-    """1280 * 500 + 500, 500 * 500 + 500 and 500 * 10 + 10 parameters; the layers by hand, without dropout."""
+    """It has 1280 * 500 + 500 + 500 * 500 + 500 + 500 * 10 + 10 parameters; outputs without dropout are equal."""
     target = build_target("mlp-500", (1280,), 10)
     assert count(target) == 1280 * 500 + 500 + 500 * 500 + 500 + 500 * 10 + 10 == 896_010
     assert [layer.probability for layer in target.modules() if isinstance(layer, Dropout)] == [0.2]
@@ -201,6 +201,6 @@ def test_the_perceptron_for_features_is_it_pfls():
 
 @pytest.mark.parametrize("name", ["cnn", "lenet", "resnet18"])
 def test_convolutions_refuse_vectors(name):
-    """One line, with the shape."""
+    """The error names the target and the shape."""
     with pytest.raises(ValueError, match=rf"the {name} target needs images .*, got vectors of the shape \(1280,\)"):
         build_target(name, (1280,), 10)

@@ -1,4 +1,4 @@
-"""pFedHN's clients against an optimiser that is written out: what they train, what they send, what they keep."""
+"""pFedHN's clients against a written-out optimiser: what they train, send and keep."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def fit(client_class, tmp_path, **changes):
     values = ordinary_parameters(build_target("cnn", (1, 8, 8), 10), torch_generator(5, "model"))
     received = {
         key: values[key.partition("/")[2] if key.startswith("model/") else f"extractor.{key.partition('/')[2]}"]
-        for key in client.keys()  # noqa: SIM118 - a client is no dict
+        for key in client.keys()  # noqa: SIM118 - a client is not a dict
     }
     before = {f"classifier.{name}": value for name, value in client.initial_private().get("classifier", {}).items()}
     arrays, num_examples, _ = client.fit(
@@ -53,7 +53,7 @@ def fit(client_class, tmp_path, **changes):
 
 
 def short(key):
-    """Return a wire key as the reference names it."""
+    """Return a message key in the reference's naming."""
     return key.partition("/")[2].removeprefix("extractor.")
 
 
@@ -70,7 +70,7 @@ def reference(values, samples, clip):
 @pytest.mark.parametrize(("local_steps", "steps"), [(0, 6), (4, 4)])
 @pytest.mark.parametrize("clip", [50.0, 0.5])
 def test_the_reply_is_the_change_of_the_whole_model(tmp_path, local_steps, steps, clip):
-    """Theta before minus after, of two epochs or four steps with one clip over all layers; float32."""
+    """The reply is theta before minus after two epochs or four steps, with one clip over all layers; float32."""
     changes = {"pfedhn.local-steps": local_steps, "pfedhn.clip-norm": clip}
     received, before, reply, _, samples = fit(PFedHNClient, tmp_path, **changes)
     assert len(samples.seen) == steps
@@ -82,7 +82,7 @@ def test_the_reply_is_the_change_of_the_whole_model(tmp_path, local_steps, steps
 
 
 def test_a_personal_classifier_is_trained_jointly_and_stays(tmp_path):
-    """The reply is the extractor's change; the classifier, trained in the same steps, is stored and not sent."""
+    """The reply is the extractor's change; the classifier is trained in the same steps, stored and not sent."""
     received, before, reply, after, samples = fit(PFedHNPCClient, tmp_path, method="pfedhn-pc")
     start = {short(key): value for key, value in received.items()} | before
     wanted = reference(start, samples, 50.0)

@@ -1,4 +1,4 @@
-"""PRIV-HFL's clients against an optimiser and multipliers that are written out: what they train, send and keep."""
+"""PRIV-HFL's clients against a written-out optimiser and multipliers: what they train, send and keep."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ DECAY = 1 - SIGMA * BETA**2
 
 
 class OneClient:
-    """A client with 13 random images, its private state on disk, and what the test knows of it."""
+    """A client with 13 random images, private state on disk, and the initial values for the reference."""
 
     def __init__(self, folder, realisation, more=()):
         self.samples = random_samples(13, (1, 8, 8), 10)
@@ -52,7 +52,7 @@ class OneClient:
         return torch.from_numpy(reply), {name: torch.from_numpy(stored[f"model/{name}"]) for name in self.values}
 
     def reference(self, values, force):
-        """Return the model after SGD on cross-entropy + <force, theta>, on the batches that the client has taken."""
+        """Return the model after SGD on cross-entropy + <force, theta>, on the batches that the client used."""
         names, optimiser = list(values), Sgd(0.05, 0.5, 0.03)
         for images, labels in self.samples.batches(self.samples.seen):
             values = leaves(values, names)
@@ -75,7 +75,7 @@ def assert_equal(got, wanted):
 
 
 def test_a_chains_client_follows_the_force_that_it_is_sent(tmp_path):
-    """Four steps of SGD with momentum and decay on the loss plus a linear term; the reply is after minus before."""
+    """Four SGD steps with momentum and decay on the loss plus a linear term; the reply is after minus before."""
     one = OneClient(tmp_path, "chain")
     force = 0.1 * torch.from_numpy(np.random.default_rng(1).standard_normal(len(vector(one.values)))).float()
     reply, stored = one.fit(force, 1, 0)
@@ -89,10 +89,10 @@ def test_a_chains_client_follows_the_force_that_it_is_sent(tmp_path):
 @pytest.mark.parametrize("first", [1, 3])
 @pytest.mark.parametrize("second", [4, 6])
 def test_a_clients_multiplier_is_that_of_all_rounds(tmp_path, first, second):
-    """Away in all rounds but two: mu <- D mu + 2 beta (x_i - mean x), round by round, with x = theta - theta_0.
+    """A client absent in most rounds has mu <- D mu + 2 beta (x_i - mean x) of every round, with x = theta - theta_0.
 
-    S is made here of random mean changes. A reply to round 7 that starts from the first version (the second's was lost)
-    forgets the second.
+    Here S consists of random mean changes. In round 7 the client starts from its first version, as the second reply was
+    lost; the second version then has no effect.
     """
     one, rng = OneClient(tmp_path, "mean"), np.random.default_rng(2)
     start = vector(one.values)

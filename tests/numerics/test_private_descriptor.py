@@ -1,4 +1,4 @@
-"""The private mean of unit vectors: its sensitivity, its noise, and what it refuses."""
+"""The private mean of unit vectors: its sensitivity, its noise and its errors."""
 
 import math
 import random
@@ -11,11 +11,11 @@ from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.private_mean import private_unit_mean, unit_mean, unit_mean_sensitivity
 
 FEATURES = np.array([[3.0, 4.0], [0.0, -2.0], [1e-200, 0.0], [0.0, 0.0]])
-"""Unit vectors (0.6, 0.8), (0, -1), (1, 0) and, for the row of zeros, none."""
+"""The unit vectors are (0.6, 0.8), (0, -1), (1, 0) and, for the row of zeros, zero."""
 
 
 def test_rows_are_averaged_as_unit_vectors_and_zeros_stay_zero():
-    """Also where squares underflow or overflow, and from float32; the input is left alone."""
+    """This also holds where squares underflow or overflow, and from float32; the input is not changed."""
     before = FEATURES.copy()
     np.testing.assert_allclose(unit_mean(FEATURES), [1.6 / 4, -0.2 / 4], rtol=1e-15)
     np.testing.assert_array_equal(FEATURES, before)
@@ -26,7 +26,7 @@ def test_rows_are_averaged_as_unit_vectors_and_zeros_stay_zero():
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 3000])
 def test_opposite_unit_vectors_attain_the_sensitivity(samples):
-    """Replacing one sample by its opposite moves the mean by 2 / n exactly."""
+    """Replacing one sample by an opposite one moves the mean by exactly 2 / n."""
     features = np.random.default_rng(samples).normal(size=(samples, 5))
     neighbour = features.copy()
     neighbour[0] *= -3.0
@@ -36,9 +36,9 @@ def test_opposite_unit_vectors_attain_the_sensitivity(samples):
 
 
 def test_no_replacement_found_by_search_moves_the_mean_further():
-    """Random ascent over datasets and the sample that replaces their last, at any scale, zeros among them.
+    """Random ascent over datasets and the sample that replaces their last, at any scale and with zeros.
 
-    It comes near the bound, so it could have found a larger move.
+    It comes near the bound, so it would have found a larger move.
     """
     rng = np.random.default_rng(0)
     reached = []
@@ -58,12 +58,12 @@ def test_no_replacement_found_by_search_moves_the_mean_further():
 
 
 def move(rows: np.ndarray) -> float:
-    """Return how far the mean of all rows but the last moves if the last of them is replaced by the last row."""
+    """Return how far the mean of all rows but the last moves if the last of them is replaced by that row."""
     return float(np.linalg.norm(unit_mean(rows[:-1]) - unit_mean(np.delete(rows, -2, axis=0))))
 
 
 def test_noise_has_the_mechanisms_size_and_mean_zero_on_every_coordinate():
-    """Kolmogorov-Smirnov over 200,000 coordinates of 4 samples' mean, for the sensitivity 2 / 4."""
+    """A Kolmogorov-Smirnov test of 200,000 coordinates of the mean of 4 samples, with sensitivity 2 / 4."""
     features = np.random.default_rng(0).normal(size=(4, 200_000))
     noise = private_unit_mean(features, 1.5, 1e-5) - unit_mean(features)
     sigma = smallest_sigma(1.5, 1e-5, 0.5)
@@ -82,7 +82,7 @@ def test_no_seed_repeats_the_noise():
 
 
 def test_two_neighbours_differ_in_distribution_by_delta():
-    """Draws for the samples (1, 0) and (-1, 0), counted in the half plane where the first is e^epsilon times likelier.
+    """Draws for samples (1, 0) and (-1, 0), counted in the half plane where the first is e^epsilon times as likely.
 
     There P - e^epsilon Q is delta, within five standard errors.
     """

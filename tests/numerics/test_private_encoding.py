@@ -1,4 +1,4 @@
-"""An encoder's private descriptor: what one sample can move, what the noise adds, and which encoders are refused."""
+"""An encoder's private descriptor: sensitivity to one sample, added noise, and refused encoders."""
 
 import math
 
@@ -15,7 +15,7 @@ from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.private_mean import from_pooled, private_descriptor, private_pooled
 
 NO_NOISE = {"epsilon": 1e12, "delta": 0.5}
-"""Privacy so weak that the noise is below rounding: sigma = S / sqrt(2 epsilon), about 1e-6 of the sensitivity."""
+"""Privacy so weak that the noise is negligible: sigma = S / sqrt(2 epsilon), about 1e-6 of the sensitivity."""
 
 
 def lenet_encoder() -> Encoder:
@@ -25,13 +25,13 @@ def lenet_encoder() -> Encoder:
 
 
 def linear_encoder(*layers: nn.Module) -> Encoder:
-    """Return an encoder whose features are the samples' two numbers; its descriptor is the pooled vector."""
+    """Return an encoder whose features are the two numbers of a sample; `pooled` is their mean unit vector."""
     return Encoder(nn.Sequential(nn.Flatten(), *layers), nn.Linear(2, 2), "mean")
 
 
 @pytest.mark.parametrize("samples", [1, 3, BATCH + 1])
 def test_opposite_samples_move_the_pooled_mean_by_the_sensitivity(samples: int) -> None:
-    """Features x / |x|: replacing one sample by its opposite moves the mean by 2 / n, in a short last batch too."""
+    """With features x / |x|, an opposite sample moves the mean by 2 / n, also in a smaller last batch."""
     x = torch.randn((samples, 2), generator=torch.Generator().manual_seed(samples))
     neighbour = x.clone()
     neighbour[-1] *= -7.0
@@ -41,9 +41,9 @@ def test_opposite_samples_move_the_pooled_mean_by_the_sensitivity(samples: int) 
 
 
 def test_no_replaced_image_moves_a_lenet_encoder_further_than_the_bound() -> None:
-    """Gradient ascent on one image against its replacement comes above 1.2 / n and not above 2 / n.
+    """Gradient ascent on one image and its replacement moves the mean by more than 1.2 / n and at most sqrt(2) / n.
 
-    (Features after ReLU are not negative, so sqrt(2) / n is the most that any two can be apart.)
+    Features after ReLU are not negative, so their unit vectors are at most sqrt(2) apart, below the general bound of 2.
     """
     encoder, n = lenet_encoder(), 4
     generator = torch.Generator().manual_seed(1)
@@ -61,7 +61,7 @@ def test_no_replaced_image_moves_a_lenet_encoder_further_than_the_bound() -> Non
 
 
 def test_noise_is_that_of_the_sensitivity_two_over_n() -> None:
-    """300 draws of 2 coordinates for n = 5: mean x / |x| of equal samples, standard deviation for S = 2 / 5."""
+    """300 draws of 2 coordinates for n = 5 equal samples: mean x / |x|, standard deviation for S = 2 / 5."""
     x = torch.tensor([[3.0, 4.0]]).repeat(5, 1)
     draws = np.stack([private_pooled(linear_encoder(), x, epsilon=2.0, delta=0.01) for _ in range(300)])
     noise = (draws - [0.6, 0.8]).ravel()
@@ -69,7 +69,7 @@ def test_noise_is_that_of_the_sensitivity_two_over_n() -> None:
 
 
 def test_the_head_follows_the_noise() -> None:
-    """Without noise to speak of the result is the encoder's own descriptor, over more than one batch."""
+    """With negligible noise the result is the encoder's own descriptor, over more than one batch."""
     encoder = lenet_encoder()
     images = torch.randn((BATCH + 3, 1, 16, 16), generator=torch.Generator().manual_seed(2))
     private = private_descriptor(encoder, images, **NO_NOISE)
@@ -89,7 +89,7 @@ def test_two_calls_differ_whatever_the_seed() -> None:
 
 
 def test_evaluation_mode_is_used_and_left_as_it_was() -> None:
-    """BatchNorm with running statistics and dropout do nothing to others in evaluation mode; training mode stays."""
+    """BatchNorm and dropout are inactive during the call, and the training flags stay as they were."""
     encoder = linear_encoder(nn.BatchNorm1d(2), nn.Dropout(0.5)).train()
     encoder.head.eval()
     pooled = private_pooled(encoder, torch.tensor([[3.0, 4.0]] * 2), **NO_NOISE)
@@ -99,14 +99,14 @@ def test_evaluation_mode_is_used_and_left_as_it_was() -> None:
 
 
 class Centred(nn.Module):
-    """Subtracts the batch's mean, by no layer that is known for it."""
+    """Subtract the batch's mean, without using a known batch layer."""
 
     def forward(self, samples: Tensor) -> Tensor:
         return samples - samples.mean(dim=0)
 
 
 class Dropping(nn.Module):
-    """Drops units in evaluation mode too."""
+    """Drop units in evaluation mode too."""
 
     def forward(self, samples: Tensor) -> Tensor:
         return functional.dropout(samples, 0.5, training=True)
@@ -127,14 +127,14 @@ def test_encoders_without_a_bound_are_refused(encoder: Encoder, message: str) ->
 
 
 def test_normalisations_of_one_sample_are_not_refused() -> None:
-    """GroupNorm looks at one sample alone: (3, 4) becomes (-1, 1)."""
+    """GroupNorm uses one sample only: (3, 4) becomes (-1, 1)."""
     encoder = linear_encoder(nn.GroupNorm(1, 2))
     pooled = private_pooled(encoder, torch.tensor([[3.0, 4.0]]), **NO_NOISE)
     np.testing.assert_allclose(pooled, [-math.sqrt(0.5), math.sqrt(0.5)], atol=1e-4)
 
 
 def test_a_sample_that_overflows_is_not_told_of() -> None:
-    """1e38 times 10 is infinite: the vector counts as zero, so that the mean of (1, 0) and it is (0.5, 0)."""
+    """1e38 times 10 is infinite: that vector counts as zero, so the mean with (1, 0) is (0.5, 0)."""
     scale = nn.Linear(2, 2, bias=False)
     scale.weight.data = 10 * torch.eye(2)
     pooled = private_pooled(linear_encoder(scale), torch.tensor([[1.0, 0.0], [1e38, 1e38]]), **NO_NOISE)
@@ -142,7 +142,7 @@ def test_a_sample_that_overflows_is_not_told_of() -> None:
 
 
 def test_samples_that_are_not_numbers_are_answered_like_others() -> None:
-    """They count as zeros: an error would tell, without noise, that a neighbouring dataset has such a sample."""
+    """They count as zeros: an error would reveal, without noise, that a neighbouring dataset has such a sample."""
     samples = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [math.inf, 1.0]])
     pooled = private_pooled(linear_encoder(), samples, epsilon=1e12, delta=0.01)
     np.testing.assert_allclose(pooled, [0.2, 0.8 / 3], atol=1e-4)  # the noise is about 1e-6

@@ -1,4 +1,4 @@
-"""What a server reads off one reply, against the client's secrets and against autograd."""
+"""What a server reads off one reply, compared with the client's secrets and with autograd."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def flat(tensors):
 
 
 def extractor_gradient(data, theta, weight_decay=0.0):
-    """Return autograd's gradient [P] at theta for the classifier that a client has after step 1: one step of SGD."""
+    """Return the autograd gradient [P] at theta with the classifier after step 1 (one step of SGD)."""
     target = target_for(data)
     shapes = {name: parameter.shape for name, parameter in target.extractor.named_parameters()}
     parts = torch.split(theta, [shape.numel() for shape in shapes.values()])
@@ -50,7 +50,7 @@ def extractor_gradient(data, theta, weight_decay=0.0):
     ],
 )
 def test_embedding_activation_and_weights_are_read_off_one_step(num, settings, clip, initialisation):
-    """z, v and theta of the published 28x28 network to 1e-5; float32 uploads of the project's own training."""
+    """The 28x28 network's z, v and theta are found to 1e-5 from float32 uploads of the project's own training."""
     data = samples(*digits(num, side=28))
     epochs = replace(ONE_STEP, **settings)
     attacked = hyperfl(data, epochs, clip=clip, initialisation=initialisation)
@@ -65,7 +65,7 @@ def test_embedding_activation_and_weights_are_read_off_one_step(num, settings, c
 
 
 def test_a_wrong_learning_rate_changes_the_length_only_and_a_wrong_decay_the_answer():
-    """Without weight decay the rate is a factor of every gradient, and z, v, theta are ratios of them."""
+    """Without weight decay the rate is a factor of every gradient, and z, v and theta are ratios of gradients."""
     attacked = hyperfl(samples(*digits(1, side=28)), replace(ONE_STEP, weight_decay=0.05))
     wrong = read_out(
         attacked.observation, attacked.knowledge.with_steps(replace(attacked.knowledge.steps, weight_decay=0.0))
@@ -84,7 +84,7 @@ def test_a_wrong_learning_rate_changes_the_length_only_and_a_wrong_decay_the_ans
 
 @pytest.mark.parametrize(("num", "batch", "limit"), [(1, 1, 2e-4), (8, 8, 2e-3), (40, 8, 2e-3)])
 def test_weights_are_read_off_five_epochs(num, batch, limit):
-    """Measured: 4e-5, 7e-4 and 1e-3 after 5, 5 and 25 steps; the broadcast head bias alone is 1e-1 away."""
+    """Measured errors are 4e-5, 7e-4 and 1e-3 after 5, 5 and 25 steps; the broadcast head bias alone is 1e-1 away."""
     setting = Epochs(epochs=5, batch_size=batch, momentum=0.5, weight_decay=5e-4)
     attacked = hyperfl(samples(*digits(num, side=28)), setting, clip=50.0)
     reading = read_out(attacked.observation, attacked.knowledge)
@@ -92,7 +92,7 @@ def test_weights_are_read_off_five_epochs(num, batch, limit):
 
 
 def test_a_frozen_embedding_is_read_off_any_number_of_steps():
-    """The activation z is a constant of the round, so D_H = z (sum_j w_j g_j)^T has rank one; 25 steps."""
+    """As z is constant in the round, D_H = z (sum_j w_j g_j)^T has rank one; 25 steps."""
     setting = Epochs(epochs=5, batch_size=8, momentum=0.5, weight_decay=5e-4)
     attacked = hyperfl(samples(*digits(40, side=28)), setting, frozen=True)
     reading = read_out(attacked.observation, attacked.knowledge)
@@ -103,7 +103,7 @@ def test_a_frozen_embedding_is_read_off_any_number_of_steps():
 
 
 def test_a_dead_hypernetwork_generates_what_was_broadcast():
-    """All hidden units off: z = 0, theta is the head bias and its change the gradient; nothing is divided by zero."""
+    """With all hidden units off, z = 0 and theta is the head bias; nothing is divided by zero."""
     attacked = hyperfl(samples(*digits(1, side=12)), ONE_STEP, bias_shift=-100.0)
     assert not attacked.secrets["z"].any()
     reading = read_out(attacked.observation, attacked.knowledge)
@@ -113,14 +113,14 @@ def test_a_dead_hypernetwork_generates_what_was_broadcast():
 
 
 def test_no_active_unit_corrects_nothing():
-    """With z = 0 up to rounding there is no equation z = W1 v + b1 in v; what the first layer gave is kept."""
+    """With z = 0 up to rounding, z = W1 v + b1 says nothing about v, so the first layer's estimate is kept."""
     embedding = torch.randn(4, generator=torch_generator(0, "dead"))
     start = {"hidden.weight": torch.ones(2, 4), "hidden.bias": torch.ones(2)}
     assert refine_embedding(embedding, torch.tensor([-1e-9, -2e-9]), start) is embedding
 
 
 def test_a_gradient_below_the_rounding_is_reported():
-    """The published initialisation on one image: step 1 fits it, no gradient is left, and weight decay is all."""
+    """With torch's initialisation and one image, step 1 fits it: only weight decay is left, and `rounding` shows it."""
     data = samples(*digits(1, side=28))
     epochs = replace(ONE_STEP, weight_decay=5e-4)
     gone = hyperfl(data, epochs, clip=50.0, initialisation="torch")
@@ -131,7 +131,7 @@ def test_a_gradient_below_the_rounding_is_reported():
 
 
 def test_heads_without_bias_hide_nothing():
-    """The upload of theta = z H, one step of SGD by autograd: z's length comes from v, read off the first layer."""
+    """With theta = z H and one step of SGD, the length of z follows from v, which the first layer reveals."""
     data = samples(*digits(1, side=28))
     target = target_for(data)
     network = Hypernetwork(target.extractor)
@@ -162,7 +162,7 @@ def test_heads_without_bias_hide_nothing():
 @pytest.mark.parametrize("pull", [0.0, 0.4])
 @pytest.mark.parametrize("steps", [1, 2, 7])
 def test_scalars_are_those_of_torch_sgd(steps, pull):
-    """X_k = a X_0 + sum_j p_j G_j for given gradients and a pull to X_0, float64, against torch.optim.SGD."""
+    """X_k = a X_0 + sum_j p_j G_j for given gradients and a pull to X_0 equals torch.optim.SGD; float64."""
     settings = {"momentum": 0.6, "weight_decay": 0.07}
     start, gradients = torch.tensor([1.7], dtype=torch.float64), np.linspace(1.0, -2.0, steps)
     parameter = nn.Parameter(start.clone())
@@ -177,7 +177,7 @@ def test_scalars_are_those_of_torch_sgd(steps, pull):
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
 def test_the_whole_network_gives_its_gradient(method):
-    """One step with weight decay and momentum: autograd's gradient, from parameters or from their change."""
+    """One step with decay and momentum gives autograd's gradient, from parameters or from their change."""
     data = samples(*digits(4))
     attacked = fedavg(data, Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5), method=method)
     reading = read_out(attacked.observation, attacked.knowledge)
@@ -189,7 +189,7 @@ def test_the_whole_network_gives_its_gradient(method):
 
 
 def test_what_else_it_pfl_sends_changes_nothing():
-    """With the trained encoder and the zeros under the embedding beside it, the model's change is read as pFedHN's."""
+    """The model's change is read as pFedHN's, although encoder and (zero) embedding are in the reply too."""
     data, epochs = samples(*digits(4)), Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5)
     attacked, plain = it_pfl(data, epochs), fedavg(data, epochs, method="pfedhn")
     assert any(key.startswith("encoder/") for key in attacked.observation.reply)
@@ -201,7 +201,7 @@ def test_what_else_it_pfl_sends_changes_nothing():
 
 
 def test_the_encoder_gives_its_gradient():
-    """One step with weight decay and momentum: autograd's gradient of |g(D) - e|^2 / d at what was sent."""
+    """One step with decay and momentum gives autograd's gradient of |g(D) - e|^2 / d at the sent encoder."""
     data = samples(*digits(4))
     attacked = it_pfl(data, Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5))
     encoder = build_encoder("cnn", (1, 8, 8), 4, "mean")
@@ -214,7 +214,7 @@ def test_the_encoder_gives_its_gradient():
 
 
 def test_a_shared_extractor_gives_its_gradient():
-    """FedRep after the classifier's own step, pFedHN-PC with the classifier that all start from; 1e-4."""
+    """FedRep's gradient is that after the classifier's own step, pFedHN-PC's that with the initial classifier; 1e-4."""
     data, epochs = samples(*digits(4)), Epochs(epochs=1, batch_size=4, weight_decay=0.01, momentum=0.5)
     target = target_for(data)
     theta = flat(dict(target.extractor.named_parameters())).detach()
@@ -231,7 +231,7 @@ def test_a_shared_extractor_gives_its_gradient():
 
 
 def test_the_input_of_a_linear_layer_is_read_off():
-    """dL/dW[r] / dL/db[r] is the input itself for one image: the features under the classifier, exactly."""
+    """For one image dL/dW[r] / dL/db[r] is the classifier's input, the features, to 1e-5."""
     data = samples(*digits(1))
     attacked = fedavg(data, Epochs(epochs=1, batch_size=1))
     gradient = read_out(attacked.observation, attacked.knowledge).gradient

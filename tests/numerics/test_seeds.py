@@ -14,17 +14,17 @@ KNOWN = [
     ((0, "batches", 3, 1), b"(0, 'batches', 3, 1)", 4238191821469231598),
     ((12345, "own-embedding", 7), b"(12345, 'own-embedding', 7)", 7383880749584981357),
 ]
-"""Path, the text that is hashed, and what is left of its SHA-256: the first 8 bytes without the last bit."""
+"""Path, the text that is hashed, and the seed: the first 8 bytes of its SHA-256 without the last bit."""
 
 
 @pytest.mark.parametrize(("path", "text", "number"), KNOWN)
 def test_seeds_are_those_of_the_first_release(path, text, number):
-    """By hashlib on a text written by hand, and the number itself: changing either changes every result ever stored."""
+    """Seeds equal stored numbers and hashlib on a hand-written text; a change would alter all stored results."""
     assert seed_for(*path) == number == int(hashlib.sha256(text).hexdigest()[:16], 16) // 2
 
 
 def test_different_paths_have_different_seeds():
-    """Every combination of seed, purpose, client and round; order, type and depth matter too."""
+    """Every combination of seed, purpose, client and round differs; order, type and depth matter too."""
     paths = list(itertools.product(range(5), ["training", "sampling", "embedding"], range(30), range(30)))
     paths += [(0,), (0, 1), (0, 1, 0), (0, "1"), (0, "training"), (0, "training", 1), (0, 1, "training"), (0, "")]
     paths += [(0, "a", "b"), (0, "ab"), (0, "a,b"), (0, "a', 'b")]
@@ -34,7 +34,7 @@ def test_different_paths_have_different_seeds():
 
 
 def test_generators_are_seeded_by_the_path():
-    """By numpy's default_rng and torch's Generator with the seed of the path, whatever was drawn elsewhere."""
+    """They equal numpy's default_rng and torch's Generator with the path's seed, whatever was drawn elsewhere."""
     path = (3, "training", 2, 9)
     expected = np.random.default_rng(seed_for(*path)).random(5)
     np.testing.assert_array_equal(numpy_generator(*path).random(5), expected)
@@ -44,12 +44,12 @@ def test_generators_are_seeded_by_the_path():
 
 
 def test_numpy_integers_are_integers():
-    """A seed that was read from an array is the same seed."""
+    """A numpy integer gives the same seed as a Python integer."""
     assert seed_for(np.int64(3), "training") == seed_for(3, "training")
 
 
 def test_no_global_generator_is_touched():
-    """The states of numpy's and torch's global generators before and after."""
+    """The states of numpy's and torch's global generators do not change."""
     numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     numpy_generator(0, "training").random(10)
     torch.rand(10, generator=torch_generator(0, "training"))

@@ -14,7 +14,7 @@ def drawn(seed):
 
 
 def test_steps_are_those_of_the_formula():
-    """Kingma and Ba, algorithm 1, in float64 numpy; the gradient is what was received minus the mean that came back."""
+    """Steps equal Kingma and Ba's algorithm 1 in float64; the gradient is the sent value minus the returned mean."""
     rate, current = 0.01, drawn(0)
     server = ServerAdam(current, rate)
     first = {name: np.zeros(shape) for name, shape in SHAPES.items()}

@@ -1,4 +1,4 @@
-"""Local epochs of SGD, and FedAvg, against gradients of autograd and an optimiser that is written out."""
+"""Local epochs of SGD, and FedAvg, against autograd gradients and a written-out optimiser."""
 
 import math
 from dataclasses import replace
@@ -66,7 +66,7 @@ def client_data(num):
 
 @pytest.mark.usefixtures("float64")
 def test_fedavg_with_one_full_batch_is_one_step_of_gradient_descent(tmp_path):
-    """It is w - rate * grad, by autograd through a network written with torch.nn.functional; loss before the step."""
+    """The result is w - rate * grad, by autograd with torch.nn.functional; the reported loss is before the step."""
     data = client_data(30)
     values, trained, metrics = fit_fedavg(
         data, 0.1, tmp_path, {"batch-size": 30, "local-epochs": 1, "momentum": 0.0, "weight-decay": 0.0}
@@ -82,9 +82,10 @@ def test_fedavg_with_one_full_batch_is_one_step_of_gradient_descent(tmp_path):
 
 @pytest.mark.usefixtures("float64")
 def test_fedavg_with_momentum_and_weight_decay_is_the_recursion(tmp_path):
-    """Six full batches: b <- .5 b + g + w p, p <- p - rate b. Full batches, so that the order of samples is no matter.
+    """Six full-batch steps (independent of the sample order) equal b <- .5 b + g + w p, p <- p - rate b.
 
-    The reported loss is that of the last pass, before its step; `own` is measured after all six, `aggregate` before.
+    The reported loss is that of the last pass, before its step; `personalized` is measured after
+    all six, `aggregate` before.
     """
     data = client_data(30)
     changes = {"batch-size": 30, "local-epochs": 6, "momentum": 0.5, "weight-decay": 0.02}
@@ -111,7 +112,7 @@ def linear_problem(num=23):
 
 
 def test_every_pass_is_a_permutation_with_a_short_last_batch():
-    """23 samples in batches of 5: sizes 5, 5, 5, 5, 3, each sample once a pass, passes in different orders."""
+    """23 samples in batches of 5, 5, 5, 5 and 3: each sample once a pass, in a different order every pass."""
     data, weights, predict = linear_problem()
     weights.requires_grad_(True)
     part = ParameterSet(parameters=[weights], learning_rate=0.1)
@@ -123,7 +124,7 @@ def test_every_pass_is_a_permutation_with_a_short_last_batch():
 
 
 def test_batches_keep_images_and_labels_together():
-    """Images that hold their own number, labels that are the number modulo 10."""
+    """Each image holds its number, and its label in the batch is that number modulo 10."""
     numbers = torch.arange(31)
     data = Samples(numbers.to(torch.float64).reshape(31, 1, 1, 1), numbers % 10)
     pairs = [(images.flatten(), labels) for images, labels in batches(data, 8, np.random.default_rng(1))]
@@ -133,7 +134,7 @@ def test_batches_keep_images_and_labels_together():
 
 
 def test_softmax_regression_by_numpy():
-    """The gradient (softmax - onehot)^T x / n in numpy, momentum .9, weight decay .1, short last batches, 3 passes.
+    """Three passes equal numpy with gradient (softmax - onehot)^T x / n, momentum .9, decay .1 and short last batches.
 
     The loss returned is the mean over the SAMPLES of the last pass, each batch before its step.
     """
@@ -167,7 +168,7 @@ def one_step(predict, sets, data, weight_decay=0.0):
 
 @pytest.mark.parametrize("clip", [0.0, 0.01, 0.3, 100.0])
 def test_clipping_bounds_the_joint_norm_of_a_set(clip):
-    """One step with rate 1 moves by g min(1, clip / |g|), |g| over both tensors of the set, by autograd; 0: by g."""
+    """A step with rate 1 is g min(1, clip / |g|), |g| over both tensors of the set; with clip 0 it is g."""
     data = random_samples(20, (1, 2, 3), 4)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(4, 6, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -188,7 +189,7 @@ def test_clipping_bounds_the_joint_norm_of_a_set(clip):
 
 
 def test_sets_are_clipped_apart_and_have_their_own_rates():
-    """Both sets exceed their bounds: each moves by exactly rate times bound, 2 * 0.01 and 3 * 0.02."""
+    """Both sets exceed their bounds, so they move by rate times bound, 2 * 0.01 and 3 * 0.02."""
     data = random_samples(20, (1, 2, 3), 4)
     weight = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(4, dtype=torch.float64, requires_grad=True)
@@ -202,7 +203,7 @@ def test_sets_are_clipped_apart_and_have_their_own_rates():
 
 
 def test_weight_decay_is_added_after_clipping():
-    """A clip to 1e-9 leaves only weight decay: the step is rate * 0.25 * w, larger than the clip."""
+    """With a clip of 1e-9 only weight decay remains: the step is rate * 0.25 * w, larger than the clip."""
     data, weights, predict = linear_problem()
     before = weights.clone()
     weights.requires_grad_(True)
@@ -212,7 +213,7 @@ def test_weight_decay_is_added_after_clipping():
 
 
 def unequal_federation(tmp_path):
-    """Write a federation of two clients with 12 and 36 training images 8x8."""
+    """Write and return a data file of two clients with 12 and 36 training images of 8x8."""
     rng = np.random.default_rng(0)
     clients, test_clients = np.repeat([0, 1], [12, 36]), np.repeat([0, 1], [5, 5])
     path = tmp_path / "two.npz"
@@ -230,7 +231,7 @@ def unequal_federation(tmp_path):
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_fedavg_averages_by_numbers_of_samples(num_nodes, tmp_path):
-    """sum_i n_i w_i / sum_i n_i with n = (12, 36); w_i is one gradient step by autograd from the common start.
+    """The result is sum_i n_i w_i / sum_i n_i, n = (12, 36), w_i one autograd gradient step from the common start.
 
     float32 all the way: 1e-6 of the weights. The plain mean of the two is more than ten times further away.
     """
@@ -269,7 +270,7 @@ def test_fedavg_averages_by_numbers_of_samples(num_nodes, tmp_path):
 
 @pytest.mark.parametrize(("steps", "sizes"), [(2, [5, 5]), (5, [5, 5, 3, 5, 5])])
 def test_a_number_of_steps_instead_of_passes(steps, sizes):
-    """13 samples in batches of 5: passes are begun as needed, each in another order; the loss is the mean over all."""
+    """13 samples in batches of 5: passes start as needed, in different orders; the loss is the mean over all steps."""
     data, losses = random_samples(13, (1, 8, 8), 10), []
 
     def predict(images):

@@ -8,11 +8,11 @@ from hyperfl_flwr.privacy.clip_and_noise import CHUNK, gaussian, protect
 
 RECEIVED = [np.array([[1.0, 2.0]], dtype=np.float32), np.array([3.0], dtype=np.float32)]
 TRAINED = [np.array([[4.0, 2.0]], dtype=np.float32), np.array([7.0], dtype=np.float32)]
-"""A change of norm 5."""
+"""The change from RECEIVED to TRAINED has norm 5."""
 
 
 def test_a_long_change_is_shortened_and_a_short_one_is_not():
-    """To norm 2, in its direction, over all arrays together; inputs are left alone."""
+    """A longer change is scaled to norm 2 over all arrays together, a shorter one is kept; inputs are not changed."""
     first, second = protect(RECEIVED, TRAINED, clip_norm=2.0, noise_multiplier=0.0)
     np.testing.assert_allclose(first, [[1 + 3 * 0.4, 2.0]], rtol=1e-6)
     np.testing.assert_allclose(second, [3 + 4 * 0.4], rtol=1e-6)
@@ -25,7 +25,7 @@ def test_a_long_change_is_shortened_and_a_short_one_is_not():
 
 
 def test_noise_is_gaussian_with_the_clip_norms_multiple_and_never_the_same():
-    """Kolmogorov-Smirnov over 2^20 + 3 coordinates (an odd part of a second chunk), std 0.5 * 4."""
+    """Standard deviation 0.5 * 4, by Kolmogorov-Smirnov over 2^20 + 3 coordinates (an odd part in a second chunk)."""
     zeros = [np.zeros(CHUNK + 3, dtype=np.float32)]
     one, other = (protect(zeros, zeros, clip_norm=4.0, noise_multiplier=0.5)[0] for _ in range(2))
     assert stats.kstest(one, "norm", args=(0, 2.0)).pvalue > 1e-4

@@ -1,4 +1,4 @@
-"""Whatever bytes of an archive of arrays are changed: it loads, or the error is the one that users see."""
+"""Any change of an archive's bytes either has no effect or leads to an error meant for users."""
 
 import io
 import struct
@@ -41,7 +41,7 @@ ARCHIVES = {method: archive(method) for method in (zipfile.ZIP_STORED, zipfile.Z
 PICTURES = {kind: picture(kind) for kind in ("PNG", "GIF", "BMP", "JPEG", "PPM", "WEBP")}
 
 EDITS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=6)
-"""Places, as shares of the length, and the bytes that are put there."""
+"""Positions, as fractions of the length, and the new bytes."""
 
 
 def edited(data: bytes, edits: list[Edit], kept: float) -> bytes:
@@ -57,7 +57,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(path: Path) -> NDArray[Any] | None:
-    """Read a file as a data set and as samples, of which the images are returned; None if that ends as it must."""
+    """Read a file as a data set and as samples; return its images, or None if a one-line error refuses it."""
     images, problem = None, ""
     for read in (lambda: read_npz("npz:own", path).train.images, lambda: read_samples(path)[0]):
         try:
@@ -74,7 +74,7 @@ def loaded(path: Path) -> NDArray[Any] | None:
 def test_an_archive_with_changed_bytes(path: Path, method: int, edits: list[Edit], kept: float) -> None:
     path.write_bytes(edited(ARCHIVES[method], edits, kept))
     images = loaded(path)
-    assert images is None or images.tobytes() == IMAGES.tobytes()  # the checksums let nothing else through
+    assert images is None or images.tobytes() == IMAGES.tobytes()  # checksums detect every other change
 
 
 @settings(max_examples=400, deadline=None)
@@ -95,7 +95,7 @@ def test_an_array_with_any_header(path: Path, header: str, version: int) -> None
 
 @settings(max_examples=400, deadline=None)
 @given(kind=st.sampled_from(list(PICTURES)), edits=EDITS, kept=st.sampled_from([1.0, 1.0, 0.5]))
-@pytest.mark.filterwarnings("ignore")  # Pillow's, of tags that it does not know
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of unknown tags
 def test_an_image_with_changed_bytes(path: Path, kind: str, edits: list[Edit], kept: float) -> None:
     file = path.with_suffix(".png")
     file.write_bytes(edited(PICTURES[kind], edits, kept))

@@ -1,4 +1,4 @@
-"""Properties of the partitions on arbitrary pools; the expected numbers are arithmetic on the paper's settings."""
+"""Properties of the partitions on arbitrary pools; expected numbers follow from the paper's settings."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SEEDS = st.integers(0, 2**32)
 
 @st.composite
 def pools(draw):
-    """Labels in random order of 2..12 classes, each with 8..60 samples."""
+    """Return labels in random order of 2..12 classes, each with 8..60 samples."""
     sizes = draw(st.lists(st.integers(8, 60), min_size=2, max_size=12))
     labels = np.repeat(np.arange(len(sizes)), sizes)
     return np.random.default_rng(draw(SEEDS)).permutation(labels)
@@ -31,7 +31,7 @@ def assert_disjoint(indices):
 
 
 def assert_even_reuse(indices, labels):
-    """Within a class the numbers of uses differ by at most 1, and nobody holds a sample twice without need."""
+    """Check that uses within a class differ by at most 1, and that a client repeats a sample only if it must."""
     uses = np.bincount(np.concatenate(indices), minlength=len(labels))
     for label in np.unique(labels):
         assert np.ptp(uses[labels == label]) <= 1
@@ -42,7 +42,7 @@ def assert_even_reuse(indices, labels):
 
 
 def every_partition(labels, seed, num_clients, num_classes):
-    """Return each partition of a pool by labels, with automatic sizes."""
+    """Return each partition by labels of a pool, with automatic sizes."""
     common = {"num_clients": num_clients}
     classes = {"num_classes": num_classes}
     return {
@@ -65,7 +65,7 @@ def test_automatic_sizes_share_no_sample_and_are_deterministic(labels, seed, num
     for name, indices in parts.items():
         assert len(indices) == num_clients
         if name in ("similarity", "dirichlet") and min(map(len, indices)) == 1:
-            continue  # a single sample each is given even where classes run short
+            continue  # every client gets one sample even if a class has too few
         assert_disjoint(indices)
         for mine, same in zip(indices, again[name], strict=True):
             assert len(mine) >= 1
@@ -125,7 +125,7 @@ def test_sizes_of_whole_pool_partitions_are_upper_limits(labels, seed, num_clien
 @QUICK
 @given(labels=pools(), seed=SEEDS, num_clients=st.integers(1, 8), samples=st.one_of(st.none(), st.integers(1, 60)))
 def test_test_data_follow_the_training_proportions(labels, seed, num_clients, samples):
-    """A largest remainder differs from the exact share by less than 1."""
+    """Class counts of the test data differ by less than 1 from the exact shares of the training data."""
     num_classes = labels.max() + 1
     train = partitions.dirichlet_per_label(labels, generator(seed), num_clients=num_clients, alpha=0.5, min_samples=1)
     counts = class_counts(train, labels, num_classes)
@@ -150,7 +150,7 @@ def test_test_data_follow_the_training_proportions(labels, seed, num_clients, sa
     seed=SEEDS,
 )
 def test_rounding_keeps_rows_and_favours_no_class(fractions, size, num_rows, seed):
-    """Equal rows: the sum of a class is the expected sum rounded up or down."""
+    """With equal rows, the sum of a class is its expected sum rounded up or down."""
     share = np.array(fractions) / sum(fractions)
     expected = np.tile(size * share, (num_rows, 1))
     for counts in (
@@ -164,7 +164,7 @@ def test_rounding_keeps_rows_and_favours_no_class(fractions, size, num_rows, see
 
 
 def test_similarity_of_the_paper_20_clients_600_samples():
-    """Similarity 20: 600 * .2 / 10 = 12 of each class, and 600 * .8 / 3 = 160 more of each dominant class."""
+    """Similarity 20 gives 600 * .2 / 10 = 12 of each class, and 600 * .8 / 3 = 160 more of each dominant class."""
     labels = np.repeat(np.arange(10), 6000)
     indices = partitions.similarity(labels, generator(0), num_classes=10, num_clients=20, iid_fraction=0.2, samples=600)
     counts = class_counts(indices, labels, 10)
@@ -203,14 +203,14 @@ def test_automatic_size_is_what_the_scarcest_class_allows():
 
 
 def test_uniform_share_alone_gives_every_client_every_class():
-    """Similarity 100: 50 of 10 classes are 5 each."""
+    """With similarity 100, 50 samples of 10 classes are 5 of each."""
     labels = np.repeat(np.arange(10), 100)
     indices = partitions.similarity(labels, generator(0), num_classes=10, num_clients=4, iid_fraction=1.0, samples=50)
     assert (class_counts(indices, labels, 10) == 5).all()
 
 
 def test_dominant_classes():
-    """10 and 62 classes as the paper defines them, others by the rule in the docstring."""
+    """For 10 and 62 classes they are the paper's, for other numbers those of the docstring's rule."""
     assert [group.tolist() for group in partitions.dominant_classes(10)] == [
         [0, 1, 2],
         [2, 3, 4],
@@ -232,7 +232,7 @@ def test_dominant_classes():
 
 
 def test_dirichlet_extremes():
-    """Towards infinity: uniform classes; towards 0: one class per client."""
+    """A large alpha gives uniform classes, and a small one gives each client one class."""
     labels = np.repeat(np.arange(10), 1000)
     common = {"num_classes": 10, "num_clients": 30, "samples": 100}
     flat = class_counts(partitions.dirichlet(labels, generator(1), alpha=1e7, **common), labels, 10)
@@ -242,7 +242,7 @@ def test_dirichlet_extremes():
 
 
 def test_shards_hold_few_classes():
-    """Shards that divide the classes evenly hold one class each, so two shards at most two classes."""
+    """Shards that divide the classes evenly have one class each, so two shards have at most two classes."""
     labels = generator(0).permutation(np.repeat(np.arange(10), 40))
     indices = partitions.shards(labels, generator(0), num_clients=20, shards_per_client=2)
     assert (np.count_nonzero(class_counts(indices, labels, 10), axis=1) <= 2).all()
@@ -250,7 +250,7 @@ def test_shards_hold_few_classes():
 
 
 def test_dirichlet_per_label_tops_up_small_clients():
-    """100 clients of 600 samples at alpha .05 are never all served by chance; everyone still gets 5."""
+    """With 600 samples at alpha .05 chance leaves some of 100 clients without data; each still gets at least 5."""
     labels = np.repeat(np.arange(10), 60)
     indices = partitions.dirichlet_per_label(labels, generator(0), num_clients=100, alpha=0.05, min_samples=5)
     assert min(len(mine) for mine in indices) == 5
@@ -258,7 +258,7 @@ def test_dirichlet_per_label_tops_up_small_clients():
 
 
 def test_a_class_without_samples_is_left_out():
-    """Class 1 is missing: the others take its part, of the training and of the test data."""
+    """Class 1 is missing: other classes replace it in the training and the test data."""
     labels = np.array([0, 2] * 50)
     indices = partitions.similarity(labels, generator(0), num_classes=3, num_clients=3, iid_fraction=0.2, samples=10)
     assert (class_counts(indices, labels, 3).sum(axis=0)[[1]] == 0).all()

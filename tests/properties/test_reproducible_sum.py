@@ -1,4 +1,4 @@
-"""Weighted sums over clients: every order and every grouping gives the same bits, and the bits are right."""
+"""Weighted sums over clients: any order and grouping gives the same, correct bits."""
 
 import math
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ from hyperfl_flwr.protocol.reproducible_sum import (
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 NEAR = st.floats(-0.5, 0.5, width=32)
-"""As parameters are; zeros and the smallest numbers among them."""
+"""Values of the size of parameters, including zeros and the smallest numbers."""
 
 WEIGHTS = st.one_of(st.integers(1, 5_000), st.integers(1, 2**40))
 REDUCTIONS = st.sampled_from([Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN, Reduction.SUM])
 
 Client = tuple[SharedArrays, int]
-"""Its arrays and its number of samples."""
+"""A client's arrays and its number of samples."""
 
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[SharedArrays, list[Client]]:
-    """Return what the clients of a round received, and what they share: usual numbers, wild ones, or both."""
+    """Return what the clients of a round received, and what they upload: usual numbers, extreme ones, or both."""
     size, numbers = draw(st.integers(1, 4)), draw(st.sampled_from([FLOATS, NEAR, st.one_of(FLOATS, NEAR)]))
     array = st.lists(numbers, min_size=size, max_size=size).map(lambda row: {"net/x": np.array(row, np.float32)})
     clients = draw(st.lists(st.tuples(array, WEIGHTS), min_size=1, max_size=9))
@@ -49,7 +49,7 @@ def mean_of(total: ReproducibleSum, clients: Sequence[Client]) -> SharedArrays:
 
 
 def bits(total: ReproducibleSum) -> dict[int, bytes]:
-    """Return all sums so far: they differ in more bits than the means that are rounded to float32."""
+    """Return all sums so far, which have more bits than the means rounded to float32."""
     return {level: arrays["net/x"].tobytes() for level, arrays in sorted(total.levels.items())}
 
 
@@ -58,9 +58,9 @@ def bits(total: ReproducibleSum) -> dict[int, bytes]:
 def test_order_and_grouping_change_no_bit(
     setting: tuple[SharedArrays, list[Client]], reduction: Reduction, data: st.DataObject
 ) -> None:
-    """The clients in their order, one by one, against any order in any groups, which are added in any order.
+    """Adding clients one by one in order equals adding them in any order and in any groups, merged in any order.
 
-    As a node with one client does, the arrays of a group of one are added as they are.
+    A group of one client is added directly, as a node with one client does it.
     """
     received, clients = setting
     straight = new_sum(received, clients, reduction)
@@ -85,7 +85,7 @@ def test_order_and_grouping_change_no_bit(
 
 
 def bound_of(exponent: int, terms: Sequence[Fraction]) -> Fraction:
-    """Return how far a sum may be off: half a unit of the grid of its level for each term."""
+    """Return the maximal error of a sum: half a unit of its level's grid for each term."""
     carry = len(terms).bit_length()
     error = Fraction(0)
     for term in terms:
@@ -99,9 +99,9 @@ def bound_of(exponent: int, terms: Sequence[Fraction]) -> Fraction:
 @settings(max_examples=300, deadline=None)
 @given(setting=rounds(), reduction=REDUCTIONS)
 def test_the_mean_is_that_of_fractions(setting: tuple[SharedArrays, list[Client]], reduction: Reduction) -> None:
-    """Against exact arithmetic: half a unit of the last place of float32, and half a unit of the grid for each term.
+    """The mean differs from the exact one by at most half a float32 ulp, plus half a grid unit for each term.
 
-    Where terms are in several levels, their sums are added in float64: 2^-50 of them.
+    If terms are in several levels, the levels' sums are added in float64, with a relative error of 2^-50.
     """
     received, clients = setting
     total = new_sum(received, clients, reduction)
@@ -124,9 +124,9 @@ def test_the_mean_is_that_of_fractions(setting: tuple[SharedArrays, list[Client]
 
 @pytest.mark.parametrize("num_large", [1, 2, 3, 5, 6, 7, 12, 15])
 def test_no_addition_rounds(num_large: int) -> None:
-    """The largest terms of level 0, below 2^3, and small ones of half a grid, in orders that would round otherwise.
+    """The sum of the largest level-0 terms (below 2^3) and of small ones of 1.5 grid units is exact in either order.
 
-    By hand: with N < 2^n clients the grid is 2^(3 + n - 53), and each small term, 3 halves of it, counts as two.
+    By hand: with N < 2^n clients the grid is 2^(3 + n - 53), and each small term is rounded to 2 units.
     """
     large, num_small = float(np.nextafter(np.float32(8), np.float32(0))), 3
     num_clients = num_large + num_small
@@ -143,7 +143,7 @@ def test_no_addition_rounds(num_large: int) -> None:
 
 
 def test_usual_parameters_are_exact_to_the_last_bit() -> None:
-    """A mean of 100 clients with 600 samples each, in 50 places: the exact one, of fractions, rounded once."""
+    """The mean of 100 clients with 600 samples each is the exact mean, rounded once, in 50 places."""
     rng = np.random.default_rng(0)
     received = {"net/x": rng.normal(0, 0.05, 50).astype(np.float32)}
     clients = [({"net/x": received["net/x"] + rng.normal(0, 0.01, 50).astype(np.float32)}, 600) for _ in range(100)]
@@ -157,7 +157,7 @@ def test_usual_parameters_are_exact_to_the_last_bit() -> None:
 
 
 def test_what_is_too_large_is_in_a_level_of_its_own() -> None:
-    """By hand: received 0 counts as 2^LEAST_EXPONENT, weights are 1 < 2^1, so that level 0 is below 2^3 = 8.
+    """A received 0 counts as 2^LEAST_EXPONENT and weights are 1 < 2^1, so level 0 is below 2^3 = 8.
 
     7 is in level 0, 8 and 2^19 - 1/16 in level 1, 2^19 in level 2; the mean of the largest float32 is itself.
     """
@@ -174,7 +174,7 @@ def test_what_is_too_large_is_in_a_level_of_its_own() -> None:
 
 
 def test_the_last_level_holds_the_largest_products() -> None:
-    """The largest float32 times the largest number of samples that a message can hold, where nothing was known."""
+    """The largest float32 times the largest number of samples in a message is in level MOST_LEVELS."""
     received = {"net/x": np.zeros(1, np.float32)}
     total = ReproducibleSum(received, {"net": Reduction.MEAN_BY_EXAMPLES}, num_clients=1, max_num_examples=1)
     total.add({"net/x": np.full(1, np.finfo(np.float32).max)}, 2**63 - 1)
@@ -183,7 +183,7 @@ def test_the_last_level_holds_the_largest_products() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 4), (BLOCK - 1,), (2, BLOCK), (BLOCK + 1,)])
 def test_shapes_and_blocks(shape: tuple[int, ...]) -> None:
-    """Sums have the received shapes, also of arrays in another order; each block is in its place."""
+    """Sums have the received shapes, also for arrays in Fortran order, and each block is in its place."""
     rng = np.random.default_rng(0)
     received = {"net/x": np.zeros(shape, np.float32)}
     one, two = (np.array(rng.integers(-4, 4, shape), np.float32, order="F") for _ in range(2))

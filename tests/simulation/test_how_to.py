@@ -1,6 +1,6 @@
-"""The commands of the how-to pages are run as they stand there.
+"""The commands of the how-to pages are run as printed.
 
-Those of the pages on deployments are in tests/deployment, and those of a network of one's own in
+The pages on deployments are tested in tests/deployment, and the page on a user's network in
 test_simulated_own_model.py.
 """
 
@@ -28,7 +28,7 @@ HOW_TO = DOCS / "how-to"
 
 
 def test_every_page_with_commands_is_run() -> None:
-    """A page with a console block needs a test: here, in test_readme.py, test_tutorial.py or tests/deployment."""
+    """A page with a console block needs a test here, in test_readme.py, test_tutorial.py or tests/deployment."""
     covered = {
         "index", "tutorial", "reference/data-sets", "how-to/own-data", "how-to/own-network", "how-to/engines",
         "how-to/export", "how-to/join", "how-to/tensorboard", "how-to/deploy", "how-to/deploy-security",
@@ -47,7 +47,7 @@ def run_page(page: Path, folder: Path) -> "tuple[subprocess.CompletedProcess[str
 
 
 def test_own_data(tmp_path: Path) -> None:
-    """The script makes both files, the commands train on them and on class folders, with five clients each."""
+    """The page's script writes its files; the commands train on them and on class folders, with five clients each."""
     page, checkout = HOW_TO / "own-data.md", copy_checkout(tmp_path)
     example = re.findall(r"```python\n(import.*?)```", page.read_text(), re.DOTALL)[0]
     subprocess.run([sys.executable, "-c", example], cwd=checkout, check=True)
@@ -64,7 +64,7 @@ def test_own_data(tmp_path: Path) -> None:
 
 
 def test_engines(tmp_path: Path) -> None:
-    """All but Flower's own commands, which are below: nodes, an estimate, the process without Ray, a resumed run."""
+    """All commands but Flower's own (tested separately below) work, including an estimate and a resumed run."""
     page, checkout = HOW_TO / "engines.md", copy_checkout(tmp_path)
     done = shell(script([command for command in commands(page) if command.startswith("hyperfl")]), checkout)
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_engines(tmp_path: Path) -> None:
 
 
 def test_flowers_own_commands(tmp_path: Path) -> None:
-    """The lines in a fresh home, with a port of their own; the SuperLink that stays is ended by its port."""
+    """The lines work with a new home and port; the SuperLink that keeps running is found by its port and killed."""
     checkout = copy_checkout(tmp_path)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -101,7 +101,7 @@ def test_flowers_own_commands(tmp_path: Path) -> None:
 
 
 def test_export_and_join(tmp_path: Path) -> None:
-    """A model is exported, used without this project, and predicts a folder; then a new client joins the run."""
+    """A model is exported, used without this project and predicts a folder; then a new client joins the run."""
     done, checkout = run_page(HOW_TO / "export.md", tmp_path)
     assert "accuracy" in done.stdout
     digits = load_digits()
@@ -140,7 +140,7 @@ def test_fashion_mnist(tmp_path: Path) -> None:
 
 
 def test_personalize_shows_the_commands_of_its_method() -> None:
-    """They are tested where the method's page has them (tests/unit/test_it_pfl_page.py)."""
+    """The page's commands are on the method's page, where tests/unit/test_it_pfl_page.py tests them."""
     shown = re.findall(r"^    (hyperfl .*)$", (HOW_TO / "personalize.md").read_text(), re.MULTILINE)
     of_method = (DOCS / "methods" / "it-pfl.md").read_text().splitlines()
     assert len(shown) == 3

@@ -1,4 +1,4 @@
-"""Every command that the README shows is run, as it stands there."""
+"""Every command in the README is run as printed."""
 
 import json
 import os
@@ -18,7 +18,7 @@ HOME = ROOT / "docs" / "index.md"
 
 
 def test_every_command_is_covered() -> None:
-    """A new command in the README needs a test; these words occur in those below."""
+    """A new command in the README needs a test; these words occur in the commands tested below."""
     known = ("make run", "make test", "venv .venv", ".venv/bin/")
     assert not [command for command in commands(README) if not any(word in command for word in known)]
 
@@ -29,17 +29,17 @@ def test_the_home_page_has_no_other_commands() -> None:
 
 
 def test_make_test_calls_pytest() -> None:
-    """The tests cannot run themselves; make says what it would do."""
+    """The tests cannot run themselves, so `make -n` prints what it would do."""
     done = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ".venv/bin/python -m pytest" in done.stdout
 
 
 @pytest.mark.skipif(ENVIRONMENT.resolve() != (ROOT / ".venv").resolve(), reason="these tests do not run in .venv")
 def test_make_run(tmp_path: Path) -> None:
-    """Two rounds instead of ten; otherwise the README's first command, with the rates, the spread and the sizes."""
+    """The README's first command, with two rounds instead of ten, prints rates, accuracies with spread, and sizes."""
     output = tmp_path / "quickstart"
     command = ["make", "run", f"ARGS=--num-rounds 2 --output {output}"]
-    # The tests may themselves run below make, which would then tell of folders that it enters and leaves.
+    # If the tests themselves run below make, this make would print the folders that it enters and leaves.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

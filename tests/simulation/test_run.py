@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 HYPERFL = Path(sys.executable).with_name("hyperfl")
 
 PATIENCE = 400.0
-"""Seconds within which whatever is waited for happens, on a machine that does much else."""
+"""Seconds to wait for any event, on a busy machine."""
 
 NUM_ROUNDS = 8
 SETTINGS: dict[str, Scalar] = {
@@ -65,7 +65,7 @@ def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]
 
 
 def below(root: int, name: str) -> list[int]:
-    """Return the processes below a process whose command line holds a name."""
+    """Return the processes below a process whose command line contains a name."""
     return [process.pid for process in descendants([root], process_table()).values() if name in process.command]
 
 
@@ -80,7 +80,7 @@ def wait_for_round(output: Path, number: int, process: subprocess.Popen[str], ki
 
 
 def metrics(output: Path, kind: str) -> list[dict[str, object]]:
-    """Return the lines of a kind without what differs between runs: times and memory."""
+    """Return the lines of a kind without times and memory, which differ between runs."""
     file = output / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
     records = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -93,7 +93,7 @@ def metrics(output: Path, kind: str) -> list[dict[str, object]]:
 
 
 def results(output: Path) -> Mapping[str, object]:
-    """Return all that must be equal, bit for bit, in two equal runs."""
+    """Return everything that must be equal, bit for bit, in two equal runs."""
     arrays, _ = read_arrays(output / "checkpoints" / f"round-{NUM_ROUNDS:06d}.npz")
     kinds = ("train", "aggregate", "client", "client-aggregate")
     return {"arrays": arrays, **{kind: metrics(output, kind) for kind in kinds}}
@@ -105,7 +105,7 @@ def assert_equal(one: Mapping[str, object], other: Mapping[str, object]) -> None
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, object]:
-    """The same run in this process: neither Ray nor kills may change a bit of it."""
+    """Return the results of the same run in this process: neither Ray nor kills may change a bit of it."""
     output = tmp_path_factory.mktemp("straight") / "run"
     settings = default_settings() | SETTINGS | {"output": str(output)}
     run(InProcessGrid(app, 2, settings, {"simulated": True}), RunConfig.from_flat(settings))
@@ -119,7 +119,7 @@ def kill(pids: list[int]) -> None:
 
 
 def assert_failed_and_told_the_way_on(process: subprocess.Popen[str], output: Path, rounds: int) -> str:
-    """Wait for the end of a run after some rounds, and return what was said on standard error."""
+    """Check that a run ends with a hint on how to resume it; return its standard error."""
     _, complained = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert f"hyperfl run --resume {output}" in complained
@@ -127,13 +127,13 @@ def assert_failed_and_told_the_way_on(process: subprocess.Popen[str], output: Pa
     return complained
 
 
-@pytest.mark.timeout(1800)  # four times Ray
+@pytest.mark.timeout(1800)  # starts Ray four times
 def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:
-    """Kill -9 of an actor, of the server, of one node's actors twice, and of everything; between them it is resumed.
+    """An actor, the server, all actors repeatedly, and everything are killed with -9, and the run is resumed each time.
 
-    The in-process run is the expected value, bit for bit; and the run's folder is complete.
+    The results equal those of the in-process run bit for bit, and the run's folder is complete.
     """
     output = tmp_path / "run"
     resume = [str(HYPERFL), "run", "--resume", str(output)]
@@ -175,7 +175,7 @@ def listening(pids: list[int]) -> list[str]:
     accepting = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
     held = set()
     for file in (file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()):
-        with contextlib.suppress(FileNotFoundError):  # it was closed in between
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             held.add(str(file.readlink()))
     return [address for name, address in accepting.items() if name in held]
 
@@ -184,7 +184,7 @@ def listening(pids: list[int]) -> list[str]:
 def test_the_in_process_engine_opens_no_port_and_gives_the_same_numbers(
     tmp_path: Path, undisturbed: Mapping[str, object]
 ) -> None:
-    """It is killed in the middle and resumed; packages in the working directory with our names are left alone."""
+    """It is killed and resumed; packages with our names in the working directory are not imported."""
     output, foreign = tmp_path / "run", tmp_path / "experiments"
     foreign.mkdir()
     (foreign / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
@@ -209,7 +209,7 @@ def test_the_in_process_engine_opens_no_port_and_gives_the_same_numbers(
 
 def test_ctrl_c_stops_everything_and_names_the_way_on(tmp_path: Path) -> None:
     output = tmp_path / "run"
-    with started(arguments(output, num_rounds=1000), tmp_path) as process:  # too many to end by themselves
+    with started(arguments(output, num_rounds=1000), tmp_path) as process:  # too many to complete during the test
         wait_for_round(output, 1, process)
         assert_small(process.pid)
         family = below(process.pid, "")

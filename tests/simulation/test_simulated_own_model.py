@@ -1,4 +1,4 @@
-"""docs/how-to/own-network.md: its network and its command, from another folder, with Flower's engine on Ray."""
+"""The network and command of docs/how-to/own-network.md, run from another folder with Flower's engine on Ray."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def hyperfl(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_pages_example(tmp_path: Path) -> None:
-    """It is trained on the actors, recorded and kept; a changed one does not go on with the run, the kept one does."""
+    """The network is trained on the actors and kept; a changed source cannot resume the run, the kept one can."""
     (tmp_path / "mynet.py").write_text(example())
     (line,) = re.findall(r"^\$ hyperfl (run --model .*)$", PAGE.read_text(), re.MULTILINE)
     done = hyperfl(*line.split(), "--num-nodes", "2", "--set", "local-epochs=1", folder=tmp_path)

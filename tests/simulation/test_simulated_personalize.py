@@ -1,4 +1,4 @@
-"""A model on demand through Flower's simulation engine: the same messages, with a novel node in a process of Ray's."""
+"""A model on demand through Flower's simulation engine: the same messages, with a novel node in a Ray process."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ def predictions(folder: Path) -> list[list[str]]:
 
 
 def test_a_simulated_novel_node_gets_what_one_in_this_process_gets(tmp_path: Path) -> None:
-    """Same predictions; the server's log tells the vector of 2 numbers and names no file of the node."""
+    """Predictions are equal; the server's log mentions the vector of 2 numbers."""
     run = trained(small_settings(method="it-pfl", target="mlp", output=str(tmp_path / "run")))
     data = tmp_path / "private.npz"
     np.savez(data, images=np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8))

@@ -1,4 +1,4 @@
-"""The private SuperLink: how runs end, and that nothing outlives them. Starts Flower, without any client."""
+"""The private SuperLink: how runs end, and that no process outlives them. Starts Flower without any client."""
 
 import http.client
 import os
@@ -22,7 +22,7 @@ from hyperfl_flwr.launch.other_accounts import NOBODY
 pytestmark = pytest.mark.slow
 
 PATIENCE = 400.0
-"""Seconds within which whatever is waited for happens, on a machine that does much else."""
+"""Seconds to wait for any event, on a busy machine."""
 
 PYPROJECT = """
 [build-system]
@@ -173,7 +173,7 @@ def test_a_killed_simulation_is_a_failed_run_and_a_killed_supervisor_leaves_noth
 def status_as(user: int, port: int) -> int:
     """Return the HTTP status that another user of this machine gets from a port; 0 if it cannot connect.
 
-    The user is a forked process, since another one may not be allowed to read this Python's files.
+    The request comes from a forked process, since the other user may not be allowed to read this Python's files.
     """
     child = os.fork()
     if child == 0:
@@ -192,7 +192,7 @@ def status_as(user: int, port: int) -> int:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.skipif(bool(private_network.obstacle({})), reason="the kernel allows no network namespaces")
 def test_another_user_cannot_connect_to_the_superlink() -> None:
-    """Who can connect can submit an app, which runs as the user of the SuperLink."""
+    """Anyone who can connect can submit an app, which runs as the user of the SuperLink."""
     with LocalSuperLink(private=False) as reachable:
         assert status_as(NOBODY, reachable.port) == 200
     with LocalSuperLink() as superlink:
@@ -207,7 +207,7 @@ RAY_CLIENT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False
 
 
 def test_ray_of_a_shared_network_asks_for_a_token(app: Path, tmp_path: Path) -> None:
-    """Where the kernel offers no namespaces, Ray's ports can be reached, and its token is what protects them."""
+    """Without network namespaces Ray's ports are reachable, and its token protects them."""
     with LocalSuperLink(private=False) as superlink:
         superlink.submit(app, settings(tmp_path, "seconds = 600.0"), federation_config(1, 1))
         deadline = time.monotonic() + PATIENCE
@@ -244,7 +244,7 @@ def test_another_users_process_that_names_the_port_is_left_alone() -> None:
 
 @pytest.fixture
 def victim(app: Path, tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[str], Path, list[int]]]":
-    """A process that is in the middle of a run, its SuperLink's home and the processes that came of it."""
+    """Yield a process in the middle of a run, its SuperLink's home and its descendants."""
     command = [sys.executable, "-c", VICTIM, str(app), str(settings(tmp_path, "seconds = 600.0"))]
     root = str(Path(__file__).resolve().parents[2])
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:

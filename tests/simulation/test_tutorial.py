@@ -1,4 +1,4 @@
-"""The tutorial is done from its beginning to its end, in a copy of the checkout."""
+"""The tutorial is followed from beginning to end, in a copy of the checkout."""
 
 import json
 import re
@@ -19,27 +19,27 @@ ROWS = {
     "test_accuracy_worst": 100,
     "bytes_up_per_client_round": 1e-6,
 }
-"""The keys of the page's table, and the factors by which its numbers are those of summary.json."""
+"""Keys in the page's table, and the factors from summary.json's numbers to the page's."""
 
 
 def code(title: str) -> str:
-    """Return the page's code block of a title."""
+    """Return the page's code block with a title."""
     (found,) = re.findall(rf'```python title="{re.escape(title)}"\n(.*?)```', PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
 def add_method(checkout: Path) -> None:
-    """Add the method as the page says: two files."""
+    """Add the method's two files, as the page says."""
     for name in ("clients/clipped.py", "hyperfl_flwr/methods/clipped.py"):
         assert not (checkout / name).exists()
         (checkout / name).write_text(code(name))
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
-    """All commands but the installation; the page's numbers are those of the runs, up to rounding that has grown."""
+    """All commands but the installation work; the page's numbers are those of the runs, up to amplified rounding."""
     checkout = copy_checkout(tmp_path)
     todo = commands(PAGE)
-    assert todo.pop(0) == "make run"  # tests/simulation/test_readme.py
+    assert todo.pop(0) == "make run"  # tested in tests/simulation/test_readme.py
     number = todo.index("python scripts/generate_settings.py")
     variables = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HYPERFL_CORES": "2"}
     before = shell(script(todo[:number]), checkout, **variables)
@@ -59,7 +59,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     summaries = [json.loads((runs / name / "summary.json").read_text()) for name in ("fedavg", "hyperfl")]
     for key, factor in ROWS.items():
         (row,) = re.findall(rf"^\| .*: `{key}` \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
-        # A client has 17 test images; other processors round otherwise, which may change the class of a few of all 170.
+        # A client has 17 test images. Other processors may change the class of a few of all 170.
         tolerance = 0.005 if factor < 1 else 12 if "worst" in key else 3
         for printed, summary in zip(row, summaries, strict=True):
             assert float(printed) == pytest.approx(factor * summary[key], abs=tolerance), key
@@ -74,6 +74,6 @@ def test_the_tutorial(tmp_path: Path) -> None:
 
 
 def test_the_sentences_of_the_audit_are_printed_so() -> None:
-    """What the page shows of the audit has the form of what is printed; the numbers depend on the processor."""
+    """The audit's sentences on the page have the printed form; their numbers depend on the processor."""
     shown = re.findall(r"^    After one step on 1 image, ([\w-]+) recovered (\w+)", PAGE.read_text(), re.MULTILINE)
     assert shown == [("ig-paper", "nothing"), ("head-gradient", "the")]

@@ -1,4 +1,4 @@
-"""The wheel holds the whole app: `hyperfl run` works from it in an empty folder, and refuses foreign packages."""
+"""The wheel contains the whole app: `hyperfl run` works from it in an empty folder, and refuses foreign packages."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the project's wheel, and nothing else of it, is installed."""
+    """Return a folder in which only the project's wheel is installed."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]

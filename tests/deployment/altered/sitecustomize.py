@@ -1,8 +1,8 @@
-"""What an owner can do: alter the Python that is installed on a node, so that it waits, and so that it lies.
+"""Alter the Python that is installed on a node, as its owner could, so that training waits and replies are false.
 
 With this folder in PYTHONPATH, Python imports this file before a program begins. In client apps, training then waits in
-its first batch while its round is later than the number in the file that MAY_TRAIN names. Where LIES names a file, what
-was computed is sent with something done to it, once for each line of that file.
+its first batch while its round is later than the number in the file that MAY_TRAIN names. If LIES names a file, each of
+its lines alters one reply before it is sent.
 """
 
 import os
@@ -27,13 +27,13 @@ if Path(sys.argv[0]).name == "flwr-clientapp":
     in_training = [0]
 
     def waiting(*args: Tensor, **settings: object) -> Tensor:
-        """Compute a loss; in training, when it may."""
+        """Compute a loss; in training, wait until its round may train."""
         while int(MAY_TRAIN.read_text()) < in_training[0]:
             time.sleep(0.1)
         return compared(*args, **settings)
 
     def lying(self: ClientApp, message: Message, context: Context) -> Message:
-        """Answer a message, and training with the next lie."""
+        """Answer a message; alter a training reply by the next lie."""
         trains = message.metadata.message_type == "train"
         in_training[0] = message.content["config"]["round"] if trains else 0
         reply = answered(self, message, context)
