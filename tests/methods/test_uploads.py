@@ -57,7 +57,7 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
 
 
 def test_a_method_without_uploads_cannot_be_recorded(federate: Federate, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="audit.clients must be empty with local, got 0: its clients upload nothing"):
+    with pytest.raises(ConfigError, match=r"audit\.clients must be empty with local, got 0"):
         federate("local", num_rounds=1, **{"audit.clients": "0", "audit.rounds": "1"})
     assert not list(tmp_path.iterdir())
 
