@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from console import block_with, blocks, commands, copy_checkout, script, shell
+from console import block_with, blocks, commands, copy_checkout, script, shell, without_ray
 from sklearn.datasets import load_digits
 
 from hyperfl_flwr import ROOT
@@ -41,7 +41,7 @@ def test_every_page_with_commands_is_run() -> None:
 def run_page(page: Path, folder: Path) -> "tuple[subprocess.CompletedProcess[str], Path]":
     """Run all commands of a page in a new checkout."""
     checkout = copy_checkout(folder)
-    done = shell(script(commands(page)), checkout)
+    done = shell(script(without_ray(commands(page))), checkout)
     assert done.returncode == 0, done.stderr
     return done, checkout
 
@@ -51,7 +51,7 @@ def test_own_data(tmp_path: Path) -> None:
     page, checkout = HOW_TO / "own-data.md", copy_checkout(tmp_path)
     example = re.findall(r"```python\n(import.*?)```", page.read_text(), re.DOTALL)[0]
     subprocess.run([sys.executable, "-c", example], cwd=checkout, check=True)
-    done = shell(script(commands(page)), checkout)
+    done = shell(script(without_ray(commands(page))), checkout)
     assert done.returncode == 0, done.stderr
     manifests = [json.loads(path.read_text()) for path in checkout.glob("runs/*/manifest.json")]
     assert len(manifests) == 4
@@ -64,9 +64,14 @@ def test_own_data(tmp_path: Path) -> None:
 
 
 def test_engines(tmp_path: Path) -> None:
-    """All commands but Flower's own (tested separately below) work, including an estimate and a resumed run."""
+    """All commands but Flower's own (tested separately below) work, including an estimate and a resumed run.
+
+    The first run is on Ray, as printed; an interrupted run on Ray is resumed in test_run.py.
+    """
     page, checkout = HOW_TO / "engines.md", copy_checkout(tmp_path)
-    done = shell(script([command for command in commands(page) if command.startswith("hyperfl")]), checkout)
+    first, *others = [command for command in commands(page) if command.startswith("hyperfl")]
+    others = [command if "--engine" in command else without_ray([command])[0] for command in others]
+    done = shell(script([first, *others]), checkout)
     assert done.returncode == 0, done.stderr
     assert "estimate" in done.stdout
     checkpoints = sorted((checkout / "runs" / "short" / "checkpoints").iterdir())

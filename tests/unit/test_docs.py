@@ -176,3 +176,14 @@ def test_every_page_that_code_names_exists() -> None:
     named = {(name, path.name) for path in files for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
     assert len(named) > 10
     assert {(name, file) for name, file in named if not (ROOT / name).is_file()} == set()
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    """NAME stands for any name; the tutorial adds files of the method `clipped`."""
+    pages = [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    path = r"(?<![\w/.:-])((?:hyperfl_flwr|strategies|clients|experiments|tests|scripts|benchmarks)/[\w/.-]+\w)"
+    named = {(name, page.name) for page in pages for name in re.findall(path, page.read_text())}
+    assert len(named) > 20
+    added = ("NAME", "clipped.py")
+    missing = {(name, page) for name, page in named if not (ROOT / name).exists()}
+    assert {(name, page) for name, page in missing if not any(part in name for part in added)} == set()
