@@ -108,10 +108,12 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
     A setting that did not exist when the run was made counts as its default.
     """
     # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
-    asked, wanted = _of_the_study(cell.settings), _of_the_study(resolved(cell.config).flat() | cell.attack)
-    got = _of_the_study({**default_settings(), **trained_settings(manifest)})
-    wrong = [key for key in sorted({*wanted, *got}) if got.get(key) not in (asked.get(key), wanted.get(key))]
-    return [f"{key} {got.get(key)!r} instead of {wanted.get(key)!r}" for key in wrong]
+    given, expected = _of_the_study(cell.settings), _of_the_study(resolved(cell.config).flat() | cell.attack)
+    recorded = _of_the_study({**default_settings(), **trained_settings(manifest)})
+    differing = [
+        key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
+    ]
+    return [f"{key} {recorded.get(key)!r} instead of {expected.get(key)!r}" for key in differing]
 
 
 def run_cells(
@@ -203,8 +205,8 @@ class _Worker:
             return " | ".join(str(answer["problem"]).splitlines())
         self.process.wait()
         self._log.seek(0)
-        said = " | ".join(self._log.read().strip().splitlines()[-LAST_LINES:])
-        return f"its process died with exit status {self.process.returncode}: {said}"
+        last_lines = " | ".join(self._log.read().strip().splitlines()[-LAST_LINES:])
+        return f"its process died with exit status {self.process.returncode}: {last_lines}"
 
     def end(self) -> None:
         """Terminate the process; a pending `run` then reports its death."""

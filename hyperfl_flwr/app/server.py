@@ -60,15 +60,15 @@ def run(grid: Grid, config: RunConfig) -> Path:
     Raises:
         HyperFLError: If the run cannot start, or fails.
     """
-    said: list[logging.LogRecord] = []  # kept until the folder exists, then logged there
+    early_records: list[logging.LogRecord] = []  # kept until the folder exists, then logged there
 
     def say(line: str) -> None:
         announce(line)
-        said.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
+        early_records.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
 
     roster = _roster(grid, config, say)
     directory, last_round = _opened(config, roster)
-    with _recorded(directory, said):
+    with _recorded(directory, early_records):
         announce(in_words(read_manifest(directory.path)["resolved"]))
         _train(grid, resolved(config), roster, directory, last_round)
     return directory.path
@@ -117,11 +117,11 @@ def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirector
 
 
 @contextlib.contextmanager
-def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Iterator[None]:
+def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord]) -> Iterator[None]:
     """Log to the run's `server.log`, starting with earlier lines, and record the run's end in the manifest."""
     handler = logging.FileHandler(directory.path / "server.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for record in said:
+    for record in early_records:
         handler.handle(record)
     FLOWER_LOGGER.addHandler(handler)
     log(logging.INFO, "The run directory is %s", directory.path)

@@ -247,8 +247,8 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
         found, private = [np.concatenate(found)], [np.concatenate(private)]
     finds_images = row.finds_images and all(map(len, found))
     comparisons = _compared(target, found, private) if finds_images else []
-    told = settings.labels is not None and row.finds_images
-    labels_found = None if told else _labels_found(results, [labels for _, labels in truth])
+    labels_given = settings.labels is not None and row.finds_images
+    labels_found = None if labels_given else _labels_found(results, [labels for _, labels in truth])
     return AttackResult(
         attack=row,
         results=results,

@@ -37,19 +37,19 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
     noted = False
     while True:
         try:
-            said = ask_admission(f"{place.host}:{place.port}", folder / "ca.crt", key)
+            registration = ask_admission(f"{place.host}:{place.port}", folder / "ca.crt", key)
         except (httpx.TransportError, OSError):
             return
-        if said is Registration.UNKNOWN:
+        if registration is Registration.UNKNOWN:
             raise StateError(
                 "this node's key is not registered with the SuperLink; ask the operator to run "
                 "`hyperfl deploy register`"
             )
-        if said is Registration.REFUSED:
+        if registration is Registration.REFUSED:
             raise StateError(
                 f"the SuperLink refuses this node's signature; `hyperfl deploy check {folder}` compares the clocks"
             )
-        if said is not Registration.TAKEN:
+        if registration is not Registration.TAKEN:
             return
         if time.monotonic() > end:
             raise StateError(

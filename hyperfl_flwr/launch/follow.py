@@ -117,14 +117,14 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
     """
     directory = planned.directory
     rounds = _Rounds(directory)
-    told = -1
+    reported = -1
 
     def look() -> None:
-        nonlocal told
+        nonlocal reported
         rounds.read_on()
-        if rounds.last != told:
-            told = rounds.last
-            observer.on_round(told, planned.num_rounds, rounds.accuracy)
+        if rounds.last != reported:
+            reported = rounds.last
+            observer.on_round(reported, planned.num_rounds, rounds.accuracy)
 
     watch(superlink, run_id, observer, look)
     if not (directory / "summary.json").is_file():
@@ -155,8 +155,8 @@ def explained(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterato
         raise
     except RunFailedError as error:
         problem = str(error).replace(hint, "").replace(plain, "").rstrip()
-        told = [problem, hint] if (directory / "manifest.json").is_file() else [problem]
-        raise RunFailedError("\n".join(told)) from None
+        parts = [problem, hint] if (directory / "manifest.json").is_file() else [problem]
+        raise RunFailedError("\n".join(parts)) from None
 
 
 class _Rounds:

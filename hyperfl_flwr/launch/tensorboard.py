@@ -72,8 +72,8 @@ class EventFiles:
 
     def update(self) -> None:
         """Write the new lines of metrics.jsonl."""
-        records, is_anew = self._records.read()
-        if is_anew:
+        records, is_new_file = self._records.read()
+        if is_new_file:
             self._begin()
         if self._writer is None:
             return

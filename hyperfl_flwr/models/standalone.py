@@ -125,7 +125,7 @@ def write_model(
     facts = {name: getattr(recipe, name) for name in NAMES}
     metadata = {"format": "pt"} | {name: json.dumps(value) for name, value in facts.items()}
     text = script(recipe, parameters.name) if has_script(recipe) else None
-    told = {
+    description = {
         "parameters": parameters.name,
         "script": code.name if text else None,
         "samples": _range(recipe).strip(" ,") or "feature vectors",
@@ -134,7 +134,7 @@ def write_model(
     }
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     write_atomically(parameters, save(plain, metadata=metadata), mode=0o600)
-    write_atomically(document, (json.dumps(told, indent=2) + "\n").encode(), mode=0o600)
+    write_atomically(document, (json.dumps(description, indent=2) + "\n").encode(), mode=0o600)
     if text:
         write_atomically(code, text.encode(), mode=0o600)
     source = custom_source.source_of(recipe.target) if is_factory(recipe.target) else None
@@ -152,9 +152,9 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        facts = {name: json.loads(told[name]) for name in NAMES}
+        facts = {name: json.loads(metadata[name]) for name in NAMES}
         if is_factory(str(facts["target"])):
             custom_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
         recipe = TargetRecipe.of(facts)

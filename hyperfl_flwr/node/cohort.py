@@ -225,9 +225,9 @@ def _take(
 ) -> None:
     """Add one trained client to the result."""
     client, num_examples = part.clients[row], part.num_examples[row]
-    arrays, got = {key: value[row] for key, value in part.stacked.items()}, received.of(client)
+    arrays, before = {key: value[row] for key, value in part.stacked.items()}, received.of(client)
     try:
-        _check(arrays, got)
+        _check(arrays, before)
     except (ValueError, FloatingPointError) as error:
         result.failures.append(failure_of(client, error, send_details=send_details))
         return

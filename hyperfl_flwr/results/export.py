@@ -79,10 +79,10 @@ class Exported:
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        whose = "the global model" if self.client is None else f"client {self.client}'s model"
-        what = "after its local training in" if self.state == "personalized" else "as aggregated after"
+        model = "the global model" if self.client is None else f"client {self.client}'s model"
+        moment = "after its local training in" if self.state == "personalized" else "as aggregated after"
         known = "" if self.accuracy is None else f"; its test accuracy was {100 * self.accuracy:.2f} %"
-        return f"{whose} of {self.method}, {what} round {self.round}{known}"
+        return f"{model} of {self.method}, {moment} round {self.round}{known}"
 
 
 def model_of_run(

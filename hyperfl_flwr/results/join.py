@@ -134,9 +134,9 @@ def write_shared(shared: Shared, output: Path) -> None:
         problem = "exists" if output.exists() else "does not end with .safetensors"
         raise RunDirectoryError(f"the output {output} {problem}; choose another file")
     settings = {key: value for key, value in shared.config.flat().items() if _is_taken(key)}
-    told = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
+    entries = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
     tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
-    data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in told.items()}})
+    data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in entries.items()}})
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, data, mode=0o600)
@@ -147,14 +147,14 @@ def write_shared(shared: Shared, output: Path) -> None:
 def _read(path: Path) -> Shared:
     try:
         with safe_open(path, framework="np") as file:
-            told = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
+            entries = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         return Shared(
-            config=_config_of(told["settings"]),
+            config=_config_of(entries["settings"]),
             arrays=arrays,
-            recipe=TargetRecipe.of({field.name: told[field.name] for field in fields(TargetRecipe)}),
-            experiment=str(told["experiment"]),
-            round=int(told["round"]),
+            recipe=TargetRecipe.of({field.name: entries[field.name] for field in fields(TargetRecipe)}),
+            experiment=str(entries["experiment"]),
+            round=int(entries["round"]),
         )
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; write it with `hyperfl export RUN --shared`") from None

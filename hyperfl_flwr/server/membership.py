@@ -198,7 +198,7 @@ class Roster:
 
     def _tell(self, why: str) -> None:
         others = [(node.partition, node.other_versions) for node in self.federation.nodes]
-        warnings = [f"node {number} runs {said}: results may differ" for number, said in others if said]
+        warnings = [f"node {number} runs {versions}: results may differ" for number, versions in others if versions]
         for line in (notes := [*map(str, self.refused), *warnings]):
             if line not in self._told_notes:
                 self._say(line)

@@ -80,8 +80,8 @@ class RecordedStrategy(Strategy):
         return arrays
 
     def _save(self, arrays: ArrayRecord) -> None:
-        mine = {SERVER + key: value for key, value in self.inner.server_state().items()}
-        self.checkpoints.save(unpack_arrays(arrays) | mine, self.inner.progress)
+        server_state = {SERVER + key: value for key, value in self.inner.server_state().items()}
+        self.checkpoints.save(unpack_arrays(arrays) | server_state, self.inner.progress)
 
     def start(
         self,
@@ -167,18 +167,18 @@ class RecordedStrategy(Strategy):
 
     def _give_up_if_hopeless(self) -> None:
         config, progress = self.inner.context.config, self.inner.progress
-        failed, asked = progress.failed_trainings, progress.trainings
+        failed, trainings = progress.failed_trainings, progress.trainings
         where = f"see {self.directory.path}/failures"
         example = next((f": {failure.reason}" for failure in self.inner.outcome.failures), "")
         if progress.failed_rounds >= config.max_failed_rounds:
             rounds = f"{progress.failed_rounds} rounds in a row"
             raise RunFailedError(f"no sampled client finished in {rounds}{example}; {where}")
-        if failed > config.failure_budget * asked:
+        if failed > config.failure_budget * trainings:
             raise RunFailedError(
-                f"{failed} of {asked} client trainings failed, more than failure-budget = {config.failure_budget:g} of "
-                f"them{example}; {where}"
+                f"{failed} of {trainings} client trainings failed, more than failure-budget = {config.failure_budget:g} "
+                f"of them{example}; {where}"
             )
-        if failed == asked and progress.round == config.num_rounds:
+        if failed == trainings and progress.round == config.num_rounds:
             raise RunFailedError(f"every client failed{example}; {where}")
 
     def _record_training(self, current: int, seconds: float) -> None:
@@ -189,7 +189,7 @@ class RecordedStrategy(Strategy):
         away = sorted([*outcome.absent, *lost])
         config = self.inner.context.config
         missed = away if config.fraction_train == 1 or current == config.num_rounds else lost
-        asked = len(outcome.results) + len(outcome.failures) + len(missed)
+        sampled = len(outcome.results) + len(outcome.failures) + len(missed)
         means = _means(outcome.results, drop="aggregate-")
         phase = self.inner.phase(current)
         record: Record = {
@@ -214,7 +214,7 @@ class RecordedStrategy(Strategy):
         accuracy = "no client finished" if mean is None else f"personalized accuracy {mean:.4f}"
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
-            f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s{self._who()}"
+            f"{len(outcome.results)} of {sampled} clients, {seconds:.1f} s{self._who()}"
         )
 
     def _who(self) -> str:
@@ -293,8 +293,8 @@ def _renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
 def _means(results: Sequence[ClientResult], drop: str = " ") -> dict[str, float]:
     """Return unweighted means over clients; times and counts are left out, since only their sums are meaningful."""
     names = sorted({name for result in results for name in result.metrics})
-    wanted = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
+    averaged = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
     return {
         name.replace("-", "_"): statistics.fmean(result.metrics[name] for result in results if name in result.metrics)
-        for name in wanted
+        for name in averaged
     }

@@ -97,9 +97,9 @@ class _Pairs:
             Answers of novel clients and of training clients, by client; rows are in the order of the pairs kept.
         """
         per_client = {client: {CLASSIFIERS: self.weights[row]} for row, client in enumerate(self.novel)}
-        theirs = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
-        novel = self._asked(kind, per_client, self._corruption)
-        training = self._asked(kind, theirs, "none")  # only novel clients' samples are corrupted
+        per_training_client = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
+        novel = self._query(kind, per_client, self._corruption)
+        training = self._query(kind, per_training_client, "none")  # only novel clients' samples are corrupted
         self._count(per_client, novel, training)
         rows = [row for row, client in enumerate(self.novel) if client in novel]
         columns = [row for row, client in enumerate(self.training) if client in training]
@@ -109,7 +109,7 @@ class _Pairs:
         self.novel, self.training = sorted(novel), sorted(training)
         return kept, others
 
-    def _asked(self, kind: str, per_client: Mapping[int, SharedArrays], corruption: str) -> Mapping[int, SharedArrays]:
+    def _query(self, kind: str, per_client: Mapping[int, SharedArrays], corruption: str) -> Mapping[int, SharedArrays]:
         if not per_client or not next(iter(per_client.values()))[CLASSIFIERS].size:
             return {}
         expected = (

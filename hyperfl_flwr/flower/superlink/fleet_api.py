@@ -61,12 +61,12 @@ def ask_admission(address: str, root_certificates: Path, key: ec.EllipticCurvePr
         httpx.TransportError: If the connection fails, or the certificate is not trusted.
     """
     with _client(address, root_certificates, key) as client:
-        said = _activate(client, key, 0)
-        if said is not Registration.KNOWN:
-            return said
+        registration = _activate(client, key, 0)
+        if registration is not Registration.KNOWN:
+            return registration
         # The key is known, so a refusal of a valid interval means that another SuperNode is online with it.
-        said = _activate(client, key, HEARTBEAT_MIN_INTERVAL)
-        return Registration.TAKEN if said is Registration.UNKNOWN else said
+        registration = _activate(client, key, HEARTBEAT_MIN_INTERVAL)
+        return Registration.TAKEN if registration is Registration.UNKNOWN else registration
 
 
 def _client(address: str, root_certificates: Path, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
