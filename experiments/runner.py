@@ -54,7 +54,7 @@ def begin(folder: Path, begun: StudyManifest) -> None:
     Raises:
         RunDirectoryError: If it was created with other settings, or is not a study's folder.
     """
-    document = {"study": begun.study, "quick": begun.quick, "changes": _of_the_study(begun.changes)}
+    document = {"study": begun.study, "quick": begun.quick, "changes": _without_machine_settings(begun.changes)}
     if (folder / DESCRIPTION).is_file():
         if (before := json.loads((folder / DESCRIPTION).read_text())) != document:
             raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
@@ -76,7 +76,7 @@ def read_study_manifest(folder: Path) -> StudyManifest:
     return StudyManifest(**json.loads((folder / DESCRIPTION).read_text()))
 
 
-def _of_the_study(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _without_machine_settings(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     machines = RESUMABLE_CHANGES - {"num-rounds"}
     return {key: value for key, value in sorted(changes.items()) if key not in machines or key.startswith("novel.")}
 
@@ -108,8 +108,11 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
     A setting that did not exist when the run was made counts as its default.
     """
     # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
-    given, expected = _of_the_study(cell.settings), _of_the_study(resolved(cell.config).flat() | cell.attack)
-    recorded = _of_the_study({**default_settings(), **trained_settings(manifest)})
+    given, expected = (
+        _without_machine_settings(cell.settings),
+        _without_machine_settings(resolved(cell.config).flat() | cell.attack),
+    )
+    recorded = _without_machine_settings({**default_settings(), **trained_settings(manifest)})
     differing = [
         key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
     ]

@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a script's backgroun
 LONGEST = ("deployment", "experiments", "simulation")
 """Folders of tests that begin first, so that the processes of `make test` end at about the same time."""
 
-TOGETHER = ("deployment", "experiments")
+ENSEMBLE = ("deployment", "experiments")
 """Folders whose tests stay in one process: the first mostly wait for Flower's programs, and one process of those leaves
 the cores to the others; the second share the studies that they run."""
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Keep the tests of a file in one process of `make test`, for its fixtures, and those of the folders `TOGETHER`.
+    """Keep the tests of a file in one process of `make test`, for its fixtures, and those of the folders `ENSEMBLE`.
 
     (pytest-xdist's own marks for groups do nothing with pytest 9.2.)
     """
@@ -54,7 +54,7 @@ class Together(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
         folder = Path(file).parent.name
-        return folder if folder in TOGETHER else file
+        return folder if folder in ENSEMBLE else file
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -173,6 +173,6 @@ def _with_event_files(observer: RunCallbacks, directory: Path, *, wanted: bool) 
     """Return the run's callbacks, extended by a writer of TensorBoard's event files if `wanted`."""
     if not wanted:
         return nullcontext(observer)
-    from hyperfl_flwr.launch.tensorboard import written_along  # deferred: imports torch
+    from hyperfl_flwr.launch.tensorboard import write_during_run  # deferred: imports torch
 
-    return written_along(directory, observer)
+    return write_during_run(directory, observer)

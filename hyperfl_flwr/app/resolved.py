@@ -18,7 +18,7 @@ from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.federation import Federation
 
 LONGEST = 40
-"""Largest number of characters of a value in the line of `in_words`."""
+"""Largest number of characters of a value in the line of `resolution_text`."""
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -75,7 +75,7 @@ def _sizes(sizes: Mapping[int, int], num_clients: int) -> int | str:
     return "" if not known else max(known) if len(known) == 1 else f"{min(known)} to {max(known)}"
 
 
-def in_words(chosen: Mapping[str, Any]) -> str:
+def resolution_text(chosen: Mapping[str, Any]) -> str:
     """Format the result of `resolution` as one line for the log."""
     texts = {
         key: printable(str(value).replace(",", ", ")) for key, value in chosen.items()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Progress, Tensors, solve
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.models.layers.batchnorm import UNCOUNTED
+from hyperfl_flwr.models.layers.batchnorm import WITHOUT_COUNTER
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import ChannelsLast, build_target
 from hyperfl_flwr.runs.observation import Observation
@@ -190,7 +190,7 @@ def _callable(layer: nn.Module) -> nn.Module:
         return nn.Identity()
     if getattr(layer, "inplace", False) is True:
         setattr(layer, "inplace", False)  # noqa: B010 - mypy does not know the type of the activation
-    for plain in UNCOUNTED:
+    for plain in WITHOUT_COUNTER:
         if isinstance(layer, plain):
             with torch.device("meta"):
                 return plain(layer.num_features, layer.eps, affine=layer.affine, track_running_stats=False)

@@ -19,7 +19,7 @@ from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.attacks.scoring import Comparison, compare
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
-from hyperfl_flwr.audit.neighbour_view import attackable
+from hyperfl_flwr.audit.neighbour_view import attackable_clients
 from hyperfl_flwr.audit.record_round import (
     AttackedRound,
     ObservationFiles,
@@ -127,7 +127,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     }
     config = resolved(RunConfig.from_flat(wanted))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
-    clients = attackable(config) if options.by_neighbours else range(number)
+    clients = attackable_clients(config) if options.by_neighbours else range(number)
     target = AttackedRound(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
     )
@@ -227,7 +227,7 @@ def audit(
         for name in names:
             settings = AttackSettings(
                 labels=labels,
-                hidden=leaked_activations(target, recorded) if ATTACKS[name].told_hidden else None,
+                hidden=leaked_activations(target, recorded) if ATTACKS[name].gets_hidden else None,
                 optimisation=options.optimisation(ATTACKS[name]),
                 seed=target.config.seed,
                 device=resolve_device(target.config.device),

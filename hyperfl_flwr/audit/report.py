@@ -269,6 +269,6 @@ def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
         return "The attacks had what the first and the last client received and sent, and the settings."
     if not target.summed:
         return "The attacks had the server's messages and the settings."
-    informed = [name for name, finding in findings.items() if finding.attack.told_hidden]
+    informed = [name for name, finding in findings.items() if finding.attack.gets_hidden]
     also = f"; {', '.join(informed)} also had the clients' activations, which single uploads reveal" if informed else ""
     return f"The attacks had the sum of the clients' messages and the settings{also}."

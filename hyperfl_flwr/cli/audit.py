@@ -101,9 +101,9 @@ def run_audit(
     observed: ObservationFiles | None = None
     if by_neighbours:
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed}
-        _refuse_beside("--by-neighbours", others)
+        _refuse_combination("--by-neighbours", others)
     if recorded is not None:
-        _refuse_beside("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
+        _refuse_combination("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
@@ -140,7 +140,7 @@ def _fresh_target(
     from hyperfl_flwr.runs.run_directory import settings_of
 
     if checkpoint is not None:
-        _refuse_beside("--checkpoint", named)
+        _refuse_combination("--checkpoint", named)
         require_dataset(checkpoint)
         settings = settings_of(checkpoint)
     else:
@@ -204,7 +204,7 @@ def list_attacks() -> None:
     out.print(listed)
 
 
-def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+def _refuse_combination(option: str, others: Mapping[str, object]) -> None:
     if given := [name if name.startswith("-") else f"--{name}" for name, value in others.items() if value]:
         raise ConfigError(
             f"{', '.join(given)} cannot be given with {option}, which determines it; leave one of them out"

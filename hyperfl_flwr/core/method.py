@@ -39,13 +39,13 @@ class Upload:
     Attributes:
         part: What it is about.
         form: What is sent of it.
-        own_start: Whether clients start from different parameters, so that the sum of their uploads tells nothing.
+        separate_start: Whether clients start from different parameters, so that the sum of their uploads tells nothing.
         sent: Whether it is sent with some settings, in a round from 1 on.
     """
 
     part: Part
     form: Form
-    own_start: bool = False
+    separate_start: bool = False
     sent: Callable[[Settings, int], bool] = lambda settings, server_round: True
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
-from hyperfl_flwr.data.partition.assign import DataSettings, assign, held_back, hold_back, limited
+from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, split_client_validation, split_validation
 from hyperfl_flwr.data.registry import load_dataset
 
 __all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_local_data", "normalised"]
@@ -192,7 +192,7 @@ def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedDa
     test = limited(settings, len(dataset.test), settings.test_samples, "test")
     dataset = _as_used(settings, dataset)
     if settings.validation_fraction:
-        train, test = held_back(settings, client, train)
+        train, test = split_client_validation(settings, client, train)
     nothing = [np.arange(0) for _ in range(settings.num_clients)]
     of_train, of_test = list(nothing), list(nothing)
     of_train[client], of_test[client] = train, test
@@ -211,7 +211,7 @@ def _as_used(settings: DataSettings, dataset: Dataset) -> Dataset:
 def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
     if settings.validation_fraction:
-        train, test = hold_back(settings, train)
+        train, test = split_validation(settings, train)
     dataset = _as_used(settings, dataset)
     return FederatedData(dataset=dataset, partition=name, train=train, test=test)
 

@@ -12,7 +12,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
 from hyperfl_flwr.data.dataset import Dataset, Split, channel_statistics
 from hyperfl_flwr.data.dataset_spec import DatasetSpec
-from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading, agreed, is_local_data, located, placeholder_of
+from hyperfl_flwr.data.sample_format import UNCHANGED, Reading, agreed, is_local_data, located, placeholder_of
 from hyperfl_flwr.data.sources import torchvision
 from hyperfl_flwr.data.sources.cinic10 import CINIC10
 from hyperfl_flwr.data.sources.digits import DIGITS
@@ -55,7 +55,7 @@ def default_data_root() -> Path:
     return cache_directory() / "data"
 
 
-def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS_IT_IS) -> Dataset:
+def load_dataset(name: str, data_root: Path | None = None, reading: Reading = UNCHANGED) -> Dataset:
     """Load a data set; further calls in the same process return the same object.
 
     Args:

@@ -46,7 +46,7 @@ class Reading:
     has_owner: bool = False
 
 
-AS_IT_IS = Reading()
+UNCHANGED = Reading()
 """No agreement: samples are read unchanged."""
 
 

@@ -121,7 +121,7 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
 
     def look() -> None:
         nonlocal reported
-        rounds.read_on()
+        rounds.read_new()
         if rounds.last != reported:
             reported = rounds.last
             observer.on_round(reported, planned.num_rounds, rounds.accuracy)
@@ -133,7 +133,7 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
 
 
 @contextlib.contextmanager
-def explained(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
+def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
     """Add the command that resumes the run to a failure, and show it when the user interrupts.
 
     Args:
@@ -172,7 +172,7 @@ class _Rounds:
         self.last = 0
         self.accuracy: float | None = None
 
-    def read_on(self) -> None:
+    def read_new(self) -> None:
         """Read the lines that were added since the last call."""
         for record in self._records.read()[0]:
             if record["kind"] == "train":

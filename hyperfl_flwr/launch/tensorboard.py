@@ -127,7 +127,7 @@ class EventFiles:
 
 
 @contextlib.contextmanager
-def written_along(run: Path, observer: RunCallbacks) -> Iterator[RunCallbacks]:
+def write_during_run(run: Path, observer: RunCallbacks) -> Iterator[RunCallbacks]:
     """Write a run's event files during the run; yields the observer to follow the run with.
 
     Args:

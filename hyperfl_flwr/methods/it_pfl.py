@@ -59,7 +59,7 @@ METHOD = Method(
     paper="IT-PFL, under review at ICLR 2022",
     leaves="the change of the generated model, the encoder, and a descriptor of the data",
     uploads=(
-        Upload(part="model", form="decrease", own_start=True),
+        Upload(part="model", form="decrease", separate_start=True),
         Upload(part="encoder", form="values", sent=_trains_encoder),
     ),
     learning_rate=0.03,

@@ -84,7 +84,7 @@ METHOD = Method(
     paper="Najafi et al., PRIV-HFL",
     leaves="the change of the client's model; with distillation a gradient of the common generator, too",
     uploads=(
-        Upload(part="kept-model", form="increase", own_start=True),
+        Upload(part="kept-model", form="increase", separate_start=True),
         Upload(part="generator", form="gradient", sent=_distils),
     ),
     learning_rate=0.05,

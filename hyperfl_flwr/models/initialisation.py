@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Drawn(ABC):
+class SelfInitialised(ABC):
     """Interface of networks that draw their initial values themselves."""
 
     @abstractmethod
@@ -52,13 +52,13 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
     1/(3 fan_in). BatchNorm starts with a scale of 1 and a shift of 0.
 
     Args:
-        module: A network of Conv2d, Linear and BatchNorm2d layers, or one that is `Drawn`, on any device.
+        module: A network of Conv2d, Linear and BatchNorm2d layers, or one that is `SelfInitialised`, on any device.
         generator: A CPU generator.
 
     Returns:
         float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
     """
-    if isinstance(module, Drawn):
+    if isinstance(module, SelfInitialised):
         state = module.drawn(generator)
         return {name: state[name] for name, _ in module.named_parameters()}
     values: dict[str, Tensor] = {}
@@ -85,7 +85,7 @@ def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Te
     Returns:
         float32 CPU tensors by name, in the order of `module.state_dict()`.
     """
-    if isinstance(module, Drawn):
+    if isinstance(module, SelfInitialised):
         return module.drawn(generator)
     values = ordinary_parameters(module, generator)
     for name, buffer in module.named_buffers():
@@ -101,7 +101,7 @@ def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[
     by a factor sqrt(6) per layer.
 
     Args:
-        module: A network of Conv2d and Linear layers and of parts that are `Drawn`, which draw their values
+        module: A network of Conv2d and Linear layers and of parts that are `SelfInitialised`, which draw their values
             themselves, on any device.
         generator: A CPU generator.
 
@@ -109,7 +109,7 @@ def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[
         float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
     """
     values: dict[str, Tensor] = {}
-    parts = {name: part for name, part in module.named_modules() if isinstance(part, Drawn)}
+    parts = {name: part for name, part in module.named_modules() if isinstance(part, SelfInitialised)}
     for name, part in parts.items():
         values |= {f"{name}.{key}": value for key, value in part.drawn(generator).items()}
     for name, layer in weighted_layers(module, but=tuple(parts)).items():

@@ -6,7 +6,8 @@ clients and sends one reply, with the weighted sum of their shared parameters. S
 once per node and not once per client. The number of nodes does not change any bit of the sum, see
 `hyperfl_flwr.protocol.reproducible_sum`. A client that fails is reported and left out; the node continues.
 
-A `Trainer` decides how to train the clients: one after another (`OneByOne`), or together, with stacked parameters.
+A `Trainer` decides how to train the clients: one after another (`SequentialTrainer`), or together, with stacked
+parameters.
 """
 
 import traceback
@@ -111,7 +112,7 @@ class Trainer(Protocol):
         """
 
 
-class OneByOne:
+class SequentialTrainer:
     """Train one client after another, with the parameters of only one client in memory.
 
     Args:

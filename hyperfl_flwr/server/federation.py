@@ -227,7 +227,7 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     return ""
 
 
-def refuse_strange_model(federation: Federation, target: str) -> None:
+def refuse_other_source(federation: Federation, target: str) -> None:
     """Check that all nodes have the same source of the network as the server.
 
     Raises:

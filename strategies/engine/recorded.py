@@ -144,7 +144,7 @@ class RecordedStrategy(Strategy):
             for node, refused in outcome.blamed.items():
                 for_good, is_failure = refused.is_harmful, refused.is_failure
                 self.roster.exclude(node, refused.reason, for_good=for_good, is_failure=is_failure)
-            self.roster.lose(outcome.away)
+            self.roster.mark_away(outcome.away)
             self._use(self.roster.federation)
 
     def _use(self, federation: Federation) -> None:
@@ -175,8 +175,8 @@ class RecordedStrategy(Strategy):
             raise RunFailedError(f"no sampled client finished in {rounds}{example}; {where}")
         if failed > config.failure_budget * trainings:
             raise RunFailedError(
-                f"{failed} of {trainings} client trainings failed, more than failure-budget = {config.failure_budget:g} "
-                f"of them{example}; {where}"
+                f"{failed} of {trainings} client trainings failed, more than failure-budget = "
+                f"{config.failure_budget:g} of them{example}; {where}"
             )
         if failed == trainings and progress.round == config.num_rounds:
             raise RunFailedError(f"every client failed{example}; {where}")

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import Failure
-from hyperfl_flwr.protocol.queries import ASSESS, CORRECT, DESCRIPTOR, TOGETHER, QuerySpec
+from hyperfl_flwr.protocol.queries import ASSESS, CORRECT, DESCRIPTOR, ENSEMBLE, QuerySpec
 from hyperfl_flwr.runs.novel_results import NovelRecord, described
 from hyperfl_flwr.runs.run_directory import RunDirectory
 from strategies.engine.base import BaseStrategy
@@ -167,7 +167,7 @@ class _Assessment:
         """Return the counts by client; clients with impossible counts are added to the failures."""
         counts = {}
         for client, arrays in sorted(answers.arrays.items()):
-            total, correct, (together,) = answers.num_examples[client], arrays[CORRECT].tolist(), arrays[TOGETHER]
+            total, correct, (together,) = answers.num_examples[client], arrays[CORRECT].tolist(), arrays[ENSEMBLE]
             if all(0 <= count <= total for count in (*correct, together)):
                 counts[client] = _Counts(correct=correct, together=int(together), total=total)
             else:
@@ -178,7 +178,7 @@ class _Assessment:
 
 def _expected(number: int) -> SharedArrays:
     """Return the expected layout of a client's counts for a number of models."""
-    return {CORRECT: np.zeros(number, np.int64), TOGETHER: np.zeros(1, np.int64)}
+    return {CORRECT: np.zeros(number, np.int64), ENSEMBLE: np.zeros(1, np.int64)}
 
 
 def _chosen(way: str, client: int, corruption: str, found: _Counts, size: int) -> NovelRecord:

@@ -30,7 +30,7 @@ def test_a_row_names_the_shared_groups(method: str) -> None:
     assert sorted([*named, *(set(NO_PARAMETERS) & set(client.shared))]) == sorted(client.shared)
     for upload in row.uploads:
         if upload.part in client.shared:
-            assert upload.own_start == (client.shared[upload.part] == Reduction.PER_CLIENT)
+            assert upload.separate_start == (client.shared[upload.part] == Reduction.PER_CLIENT)
 
 
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.uploads])

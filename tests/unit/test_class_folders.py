@@ -14,7 +14,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
+from hyperfl_flwr.data.sample_format import UNCHANGED, Reading
 from hyperfl_flwr.data.sources import image_folder
 
 DIGITS = load_dataset("digits")
@@ -45,7 +45,7 @@ def save(path: Path, mode: str = "L", size: tuple[int, int] = (8, 8), value: int
     return path
 
 
-def read(path: Path, reading: Reading = AS_IT_IS) -> Dataset:
+def read(path: Path, reading: Reading = UNCHANGED) -> Dataset:
     return load_dataset(f"folder:{path}", None, reading)
 
 
@@ -132,22 +132,22 @@ LISTED = Reading(classes=("0", "1"))
 @pytest.mark.parametrize(
     ("change", "reading", "parts"),
     [
-        (lambda f: shutil.rmtree(f), AS_IT_IS, ["must be an existing folder", "check the path after folder:"]),
-        (lambda f: [shutil.rmtree(f / n) for n in "012"], AS_IT_IS, ["a folder of images for each class", "add them"]),
-        (lambda f: [shutil.rmtree(f / n) for n in "02"], AS_IT_IS, ["two or more classes, got 1"]),
+        (lambda f: shutil.rmtree(f), UNCHANGED, ["must be an existing folder", "check the path after folder:"]),
+        (lambda f: [shutil.rmtree(f / n) for n in "012"], UNCHANGED, ["a folder of images for each class", "add them"]),
+        (lambda f: [shutil.rmtree(f / n) for n in "02"], UNCHANGED, ["two or more classes, got 1"]),
         (
             lambda f: write_digits(f / "train", "01"),
-            AS_IT_IS,
+            UNCHANGED,
             ["must have both folders train and test, or neither, but has only train"],
         ),
-        (lambda f: save(f / "a.png"), AS_IT_IS, ["a.png: an image must lie in a folder named after its class"]),
-        (lambda f: (f / "9").mkdir(), AS_IT_IS, ["9 must contain images", "or list the federation's classes"]),
+        (lambda f: save(f / "a.png"), UNCHANGED, ["a.png: an image must lie in a folder named after its class"]),
+        (lambda f: (f / "9").mkdir(), UNCHANGED, ["9 must contain images", "or list the federation's classes"]),
         (lambda f: None, LISTED, ["data.classes, 0,1, but also has 2", "rename or remove them"]),
-        (lambda f: broken(f / "1" / "0003.png"), AS_IT_IS, ["1/0003.png must be an image", "replace it"]),
-        (lambda f: save(f / "1" / "x.png", size=(8, 9)), AS_IT_IS, ["1 of ", "1/x.png, 9x8 with 1 channels", "1x8x8"]),
+        (lambda f: broken(f / "1" / "0003.png"), UNCHANGED, ["1/0003.png must be an image", "replace it"]),
+        (lambda f: save(f / "1" / "x.png", size=(8, 9)), UNCHANGED, ["1 of ", "1/x.png, 9x8 with 1 channels", "1x8x8"]),
         (
             lambda f: save(f / "2" / "x.png", "RGB"),
-            AS_IT_IS,
+            UNCHANGED,
             ["x.png, 8x8 with 3 channels", "data.input-shape=1x8x8"],
         ),
         (

@@ -11,7 +11,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.dataset import Dataset, IntArray
 from hyperfl_flwr.data.partition import registry as partitions
 from hyperfl_flwr.data.partition.allocation import class_counts
-from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
+from hyperfl_flwr.data.sample_format import UNCHANGED, Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class DataSettings:
     augmentation: Literal["auto", "none"]
     validation_fraction: float
     novel_clients: int = 0
-    reading: Reading = AS_IT_IS
+    reading: Reading = UNCHANGED
 
     def __post_init__(self) -> None:
         if self.partition not in partitions.PARTITIONS:
@@ -102,7 +102,7 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
     return name, train, test
 
 
-def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
+def split_validation(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
     """Divide every client's training samples into training and validation samples.
 
     Args:
@@ -117,14 +117,14 @@ def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[I
     """
     kept, held = [], []
     for client, indices in enumerate(train):
-        of_client = held_back(settings, client, indices)
+        of_client = split_client_validation(settings, client, indices)
         kept.append(of_client[0])
         held.append(of_client[1])
     return kept, held
 
 
-def held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
-    """Divide one client's training samples, see `hold_back`."""
+def split_client_validation(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
+    """Divide one client's training samples, see `split_validation`."""
     count = round(settings.validation_fraction * len(indices))
     if not 0 < count < len(indices):
         raise DataError(

@@ -44,7 +44,7 @@ def top_level(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
 
 
-class OnePackage:
+class PackageFinder:
     """An import finder for one package or module in one folder; it finds nothing else there.
 
     Args:
@@ -88,7 +88,7 @@ def find(name: str, folders: Sequence[Path]) -> Path | None:
         files_of(path)  # raises if the source is too large for an app
         # A finder of an earlier call may point to another folder, such as the copy of another run.
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "name", None) != top]
-        sys.meta_path.append(OnePackage(top, folder))
+        sys.meta_path.append(PackageFinder(top, folder))
         return path
     return None
 
