@@ -48,13 +48,17 @@ class StudyManifest:
     changes: Mapping[str, Scalar]
 
 
-def begin(folder: Path, begun: StudyManifest) -> None:
+def open_study_folder(folder: Path, study_manifest: StudyManifest) -> None:
     """Create a study's folder, or check that an existing one was created with the same settings.
 
     Raises:
         RunDirectoryError: If it was created with other settings, or is not a study's folder.
     """
-    document = {"study": begun.study, "quick": begun.quick, "changes": _without_machine_settings(begun.changes)}
+    document = {
+        "study": study_manifest.study,
+        "quick": study_manifest.quick,
+        "changes": _without_machine_settings(study_manifest.changes),
+    }
     if (folder / DESCRIPTION).is_file():
         if (before := json.loads((folder / DESCRIPTION).read_text())) != document:
             raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
@@ -77,8 +81,10 @@ def read_study_manifest(folder: Path) -> StudyManifest:
 
 
 def _without_machine_settings(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    machines = RESUMABLE_CHANGES - {"num-rounds"}
-    return {key: value for key, value in sorted(changes.items()) if key not in machines or key.startswith("novel.")}
+    machine_settings = RESUMABLE_CHANGES - {"num-rounds"}
+    return {
+        key: value for key, value in sorted(changes.items()) if key not in machine_settings or key.startswith("novel.")
+    }
 
 
 def seeds_in(folder: Path) -> int:

@@ -101,10 +101,10 @@ def _caption(collected: Collected) -> str:
         parts.append("the best of each grid in bold")
     if sources:
         parts.append(f"after the slash {study.beside} ({'; '.join(sources)})")
-    if collected.begun.quick:
+    if collected.study_manifest.quick:
         parts.append("QUICK settings, which do not allow conclusions about the methods")
-    if collected.begun.changes:
-        parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.begun.changes.items()))
+    if collected.study_manifest.changes:
+        parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.study_manifest.changes.items()))
     return "; ".join([*parts, f"commit {', '.join(collected.commits)}"]) + "."
 
 
@@ -120,7 +120,7 @@ def _spread(study: Study) -> str:
 def _headings(collected: Collected) -> list[str]:
     study = collected.study
     own = {column.name: f" ({unit_of(column.metric)})" if column.metric else "" for column in study.columns}
-    return [study.heading(column, quick=collected.begun.quick) + own[column.name] for column in study.columns]
+    return [study.heading(column, quick=collected.study_manifest.quick) + own[column.name] for column in study.columns]
 
 
 def _is_shown(collected: Collected, row: str) -> bool:

@@ -69,13 +69,13 @@ def assess(member: BaseClient, received: SharedArrays, question: QuerySpec) -> t
         raise ValueError(f"only novel clients are assessed, client {member.context.client} is a training client")
     labels = member.context.data.test_labels
     images = _corrupted(member.context, member.context.data.test_images, question.corruption, "test")
-    each, total = [], torch.zeros(())
+    correct, total = [], torch.zeros(())
     for logits in _logits(member, received, images):
-        each.append(int((logits.argmax(dim=1) == labels).sum()))
+        correct.append(int((logits.argmax(dim=1) == labels).sum()))
         total = total + logits.double()
     # The sum of the logits has the same maximum as their mean.
-    together = int((total.argmax(dim=1) == labels).sum())
-    return {CORRECT: np.array(each, np.int64), ENSEMBLE: np.array([together], np.int64)}, len(labels)
+    ensemble = int((total.argmax(dim=1) == labels).sum())
+    return {CORRECT: np.array(correct, np.int64), ENSEMBLE: np.array([ensemble], np.int64)}, len(labels)
 
 
 def classifier_gradients(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:

@@ -213,9 +213,9 @@ class ToyFederation:
             force = self.force(i).numpy()
             self.theta[i] = local_steps(self.problem, i, before, force, self.rate, self.steps)
             if self.clients:
-                self.clients[i].move(torch.from_numpy(self.theta[i] - self.problem.start))
+                self.clients[i].record_change(torch.from_numpy(self.theta[i] - self.problem.start))
             if i in lost:
-                self.lose(i, before, kept)
+                self.restore(i, before, kept)
             else:
                 increments[i], self.last[i] = torch.from_numpy(self.theta[i] - before), self.rounds + 1
         self.rounds += 1
@@ -224,7 +224,7 @@ class ToyFederation:
         else:
             self.server.advance(sum(increments.values(), _zeros(len(self.problem.start))), self.num_clients)
 
-    def lose(self, client: int, theta: Array, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def restore(self, client: int, theta: Array, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Restore a client after the loss of its reply: its model [m], and its change and total, if any."""
         self.theta[client] = theta
         for change, total in kept:

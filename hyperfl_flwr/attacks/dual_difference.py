@@ -124,7 +124,7 @@ def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tenso
         # The multiplier is called for its effect: it updates the accumulated state for missed rounds, as on the client.
         client.multiplier(_array(seen, key, sent=True), seen.round - 1 - version)
         moved = moved + _array(seen, key)
-        client.move(moved)
+        client.record_change(moved)
         version = seen.round
     received = _array(observation, key, sent=True)
     if rule.realisation == "chain":

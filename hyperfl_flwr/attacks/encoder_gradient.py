@@ -43,7 +43,7 @@ def encoder_gradient(
     phi = vmap_ready(build_encoder(knowledge.target, knowledge.input_shape, 1, form.pooling)).body
 
     def read(observation: Observation) -> Readout:
-        return _of_phi(observation, form.steps)
+        return _phi_readout(observation, form.steps)
 
     return invert(observations, read, knowledge, settings, phi)
 
@@ -69,7 +69,7 @@ def encoder_arrays(arrays: Arrays) -> dict[str, Tensor]:
     return {k.removeprefix(ENCODER): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(ENCODER)}
 
 
-def _of_phi(observation: Observation, steps: LocalSteps) -> Readout:
+def _phi_readout(observation: Observation, steps: LocalSteps) -> Readout:
     """Return a readout with parameters and gradient of phi under an extractor's names."""
     both = encoder_arrays(observation.received), read_encoder(observation, steps)
     parameters, gradient = (

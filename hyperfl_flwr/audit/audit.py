@@ -112,7 +112,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
     fresh = {"num-clients": number, "data.partition": "iid", "num-rounds": 1, **_strategy(settings).only_round()}
-    wanted: dict[str, Scalar] = {
+    attacked: dict[str, Scalar] = {
         **settings,
         **(fresh if trained is None else _numbers_of(trained, settings)),
         "output": "",
@@ -125,7 +125,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "audit.clients": ",".join(map(str, range(number))),
         "audit.rounds": "all",
     }
-    config = resolved(RunConfig.from_flat(wanted))
+    config = resolved(RunConfig.from_flat(attacked))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
     clients = attackable_clients(config) if options.by_neighbours else range(number)
     target = AttackedRound(
@@ -135,7 +135,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     return target
 
 
-def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
+def local_epochs_setting(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
     """Return the method's setting with which a client takes `local-epochs` epochs over its images, if it has one."""
     batch_size = int(settings["batch-size"])
     num_steps = int(settings["local-epochs"]) * math.ceil((options.samples or batch_size) / batch_size)
@@ -181,7 +181,7 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     """
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     row = METHODS[target.config.method]
-    uploads = row.sent(target.config, target.round)
+    uploads = row.active_uploads(target.config, target.round)
     able = attacks_on(uploads, summed=target.summed)
     possible = [name for name in able if ATTACKS[name].by_neighbours or not target.by_neighbours]
     if missing := [upload.part for upload in row.uploads if upload not in uploads]:

@@ -236,7 +236,7 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
     state = "a trained model" if document["trained"] else "fresh parameters"
     clients, samples = counted(document["clients"], "client"), counted(document["samples_per_client"], "image")
     return (
-        f"{clients} with {samples} each, {state}. What leaves a client: {METHODS[document['method']].leaves}. {known} "
+        f"{clients} with {samples} each, {state}. What leaves a client: {METHODS[document['method']].sends}. {known} "
         f"Reconstructions were assigned to the private images afterwards. Controls: as many unrelated images, and the "
         f"mean image."
     )

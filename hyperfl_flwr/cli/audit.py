@@ -134,7 +134,7 @@ def _fresh_target(
         options: See `hyperfl_flwr.audit.audit`.
         checkpoint: Folder of the run to start from; None for the initial model.
     """
-    from hyperfl_flwr.audit.audit import make_target, passes
+    from hyperfl_flwr.audit.audit import local_epochs_setting, make_target
     from hyperfl_flwr.config.run_config import default_settings
     from hyperfl_flwr.runs.run_data import require_dataset
     from hyperfl_flwr.runs.run_directory import settings_of
@@ -146,7 +146,11 @@ def _fresh_target(
     else:
         settings = default_settings() | {key: value for key, value in named.items() if value is not None}
     merged = {**settings, **local, **changes}
-    merged = {**merged, **passes(merged, options), **changes}  # the derived epochs must not override --set
+    merged = {
+        **merged,
+        **local_epochs_setting(merged, options),
+        **changes,
+    }  # the derived epochs must not override --set
     return make_target(merged, options, checkpoint and checkpoint.absolute())
 
 

@@ -175,7 +175,7 @@ def methods() -> None:
 
     table = Table("name", "what it does", "leaves the client", "learning rate", "paper")
     for name, method in METHODS.items():
-        table.add_row(name, method.title, method.leaves, f"{method.learning_rate:g}", method.paper)
+        table.add_row(name, method.title, method.sends, f"{method.learning_rate:g}", method.paper)
     out.print(table)
 
 

@@ -18,7 +18,7 @@ from hyperfl_flwr.deploy.keys import read_certificate
 from hyperfl_flwr.deploy.provision import VERSIONS
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 
-SOON = timedelta(days=30)
+RENEWAL_PERIOD = timedelta(days=30)
 """Remaining validity below which a certificate gets a warning."""
 
 ERROR_BYTES, WARNING_BYTES = 200 * 2**20, 5 * 2**30
@@ -58,14 +58,14 @@ def authority(folder: Path) -> Iterator[Finding]:
 
 
 def validity(subject: str, certificate: x509.Certificate, remedy: str) -> Iterator[Finding]:
-    """Check that a certificate is valid now and for the next days, see `SOON`."""
+    """Check that a certificate is valid now and for the next days, see `RENEWAL_PERIOD`."""
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
     if now < certificate.not_valid_before_utc:
         text = f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         yield error(subject, text, "set this machine's clock")
     elif now > end:
         yield error(subject, f"the certificate expired on {end:%Y-%m-%d}", remedy)
-    elif now > end - SOON:
+    elif now > end - RENEWAL_PERIOD:
         yield warning(subject, f"the certificate expires on {end:%Y-%m-%d}", remedy)
     else:
         yield ok(subject, f"the certificate is valid until {end:%Y-%m-%d}")

@@ -59,7 +59,7 @@ METHOD = Method(
     name="pfedhn",
     title="a hypernetwork on the server generates every client's model",
     paper="Shamsian et al., ICML 2021",
-    leaves="the change of the generated model",
+    sends="the change of the generated model",
     uploads=(Upload(part="model", form="decrease", separate_start=True),),
     learning_rate=0.03,
     client="clients.pfedhn:PFedHNClient",

@@ -7,7 +7,7 @@ METHOD = Method(
     name="pfedhn-pc",
     title="a hypernetwork on the server generates feature extractors; the classifier stays private",
     paper="Shamsian et al., ICML 2021",
-    leaves="the change of the generated feature extractor",
+    sends="the change of the generated feature extractor",
     uploads=(Upload(part="extractor", form="decrease", separate_start=True),),
     learning_rate=0.03,
     client="clients.pfedhn:PFedHNPCClient",

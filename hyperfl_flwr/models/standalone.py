@@ -92,7 +92,7 @@ _SEQUENCE = """    extractor = nn.Sequential(
         )
     )"""
 
-_OWN = """    sys.path.insert(0, str(Path(__file__).with_name("{folder}")))
+_IMPORT_FACTORY = """    sys.path.insert(0, str(Path(__file__).with_name("{folder}")))
     from {module} import {factory}
 
     network = {factory}(INPUT_SHAPE, len(CLASSES))
@@ -221,7 +221,9 @@ def _extractor(name: str, target: Target, stem: str) -> str:
     if isinstance(target, CustomTarget):
         module, _, factory = name.partition(":")
         parent, _, leaf = target.classifier_name.rpartition(".")
-        return _OWN.format(folder=source_folder(stem), module=module, factory=factory, parent=parent, leaf=leaf)
+        return _IMPORT_FACTORY.format(
+            folder=source_folder(stem), module=module, factory=factory, parent=parent, leaf=leaf
+        )
     if name == "resnet18":
         return _RESNET.format(first=extractor.get_submodule("conv1"))
     if not isinstance(extractor, nn.Sequential):

@@ -37,7 +37,7 @@ from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
-TAKEN = (
+INHERITED = (
     "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
     "hyperfl.", "fedrep.",
 )  # fmt: skip
@@ -50,7 +50,7 @@ class Shared:
     """Shared parameters of a run, with all that a new client needs to join it.
 
     Attributes:
-        config: The run's settings in `TAKEN`; all other settings have their defaults.
+        config: The run's settings in `INHERITED`; all other settings have their defaults.
         arrays: Arrays of the shared groups, keyed `group/name`.
         recipe: Network, input and classes of the models.
         experiment: Identity of the run.
@@ -114,13 +114,13 @@ def _refuse_others(found: Restored) -> None:
         )
 
 
-def _is_taken(key: str) -> bool:
-    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in TAKEN)
+def _is_inherited(key: str) -> bool:
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in INHERITED)
 
 
 def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
-    """Return the settings of a joining client: the run's settings in `TAKEN`, and defaults for all others."""
-    taken = {key: value for key, value in settings.items() if _is_taken(key)}
+    """Return the settings of a joining client: the run's settings in `INHERITED`, and defaults for all others."""
+    taken = {key: value for key, value in settings.items() if _is_inherited(key)}
     return resolved(RunConfig.from_flat(default_settings() | taken))
 
 
@@ -133,7 +133,7 @@ def write_shared(shared: Shared, output: Path) -> None:
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"
         raise RunDirectoryError(f"the output {output} {problem}; choose another file")
-    settings = {key: value for key, value in shared.config.flat().items() if _is_taken(key)}
+    settings = {key: value for key, value in shared.config.flat().items() if _is_inherited(key)}
     entries = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
     tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
     data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in entries.items()}})

@@ -146,7 +146,7 @@ class BaseStrategy(Hooks, Strategy):
         parts = (
             (node, hosted)
             for node in self.context.federation.nodes
-            for hosted in self._apart(kind, [client for client in node.clients if client in chosen])
+            for hosted in self._split_audited(kind, [client for client in node.clients if client in chosen])
         )
         for node, hosted in parts:
             request = Request(
@@ -170,11 +170,11 @@ class BaseStrategy(Hooks, Strategy):
             self._sent_clients.append(hosted)
         return self._sent
 
-    def _apart(self, kind: str, clients: list[int]) -> list[list[int]]:
+    def _split_audited(self, kind: str, clients: list[int]) -> list[list[int]]:
         """Divide a node's clients into messages: each audited client alone, so that its upload is not summed."""
         alone = [client for client in clients if kind == MessageType.TRAIN and self._is_audited(client)]
-        together = [client for client in clients if client not in alone]
-        return [*([client] for client in alone), *([together] if together else [])]
+        rest = [client for client in clients if client not in alone]
+        return [*([client] for client in alone), *([rest] if rest else [])]
 
     def _is_audited(self, client: int) -> bool:
         return self.context.config.audit.covers(client, self.progress.round)
@@ -227,7 +227,7 @@ class BaseStrategy(Hooks, Strategy):
         self._begin_outcome()
         for answer, clients in zip(exchanges, self._sent_clients, strict=True):
             if answer.away:
-                self.outcome.leave(answer.node, clients)
+                self.outcome.add_away(answer.node, clients)
                 continue
             if (content := self._content(answer, clients)) is None:
                 continue
@@ -236,7 +236,7 @@ class BaseStrategy(Hooks, Strategy):
                 refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
                 self.outcome.add(answer.node, report, is_deployed=answer.is_deployed)
             except ValueError as error:
-                self._leave_out(answer, clients, str(error))
+                self._record_refusal(answer, clients, str(error))
 
     def _bounds(self) -> Bounds:
         return Bounds(
@@ -265,7 +265,7 @@ class BaseStrategy(Hooks, Strategy):
     ) -> None:
         """Add a reply's sums to `total` and its per-client arrays to `per_client`, in place; record its report."""
         if answer.away:
-            self.outcome.leave(answer.node, clients)
+            self.outcome.add_away(answer.node, clients)
             return
         if (content := self._content(answer, clients)) is None:
             return
@@ -273,7 +273,7 @@ class BaseStrategy(Hooks, Strategy):
             reply = read_training(content, clients, self._current, self._per_client_sent)
             bounds.check(reply)
         except ValueError as error:
-            self._leave_out(answer, clients, str(error))
+            self._record_refusal(answer, clients, str(error))
             return
         self.outcome.add(answer.node, reply.report, is_deployed=answer.is_deployed)
         if self._is_audited(clients[0]) and reply.report.results:
@@ -285,12 +285,12 @@ class BaseStrategy(Hooks, Strategy):
     def _content(self, answer: Exchange, clients: list[int]) -> RecordDict | None:
         """Return a reply's content and count its bytes; without content, record the reason and return None."""
         if answer.content is None:
-            self._leave_out(answer, clients, answer.problem, is_refused=answer.refused)
+            self._record_refusal(answer, clients, answer.problem, is_refused=answer.refused)
         else:
             self.outcome.bytes_on_wire += content_bytes([answer.content])
         return answer.content
 
-    def _leave_out(self, answer: Exchange, clients: list[int], problem: str, *, is_refused: bool = True) -> None:
+    def _record_refusal(self, answer: Exchange, clients: list[int], problem: str, *, is_refused: bool = True) -> None:
         """Record that all clients of a reply are left out; `is_refused` if the reply itself is invalid."""
         self.outcome.fail(clients, f"node {self.context.federation.number_of(answer.node)}: {problem}")
         if is_refused:

@@ -114,7 +114,7 @@ class RecordedStrategy(Strategy):
             arrays = arrays if reduced is None else reduced
             self._drop_nodes()
             self._record_training(current, time.perf_counter() - began)
-            self._give_up_if_hopeless()
+            self._abort_if_failing()
             if self._is_checkpoint(current):
                 self._save(arrays)
                 # Nodes may delete older private state only once the server can no longer go back to it.
@@ -135,7 +135,7 @@ class RecordedStrategy(Strategy):
     def _refresh_nodes(self, current: int) -> None:
         """Update the setting to the nodes that are present now."""
         if self.roster:
-            self._use(self.roster.refresh(current))
+            self._set_federation(self.roster.refresh(current))
 
     def _drop_nodes(self) -> None:
         """Remove from the setting the nodes that are gone, and the nodes to blame for refused replies."""
@@ -145,9 +145,9 @@ class RecordedStrategy(Strategy):
                 for_good, is_failure = refused.is_harmful, refused.is_failure
                 self.roster.exclude(node, refused.reason, for_good=for_good, is_failure=is_failure)
             self.roster.mark_away(outcome.away)
-            self._use(self.roster.federation)
+            self._set_federation(self.roster.federation)
 
-    def _use(self, federation: Federation) -> None:
+    def _set_federation(self, federation: Federation) -> None:
         if federation.nodes != self.inner.context.federation.nodes:
             self.inner.context = replace(self.inner.context, federation=federation)
             if self.roster:
@@ -165,7 +165,7 @@ class RecordedStrategy(Strategy):
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
         return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
-    def _give_up_if_hopeless(self) -> None:
+    def _abort_if_failing(self) -> None:
         config, progress = self.inner.context.config, self.inner.progress
         failed, trainings = progress.failed_trainings, progress.trainings
         where = f"see {self.directory.path}/failures"
@@ -214,10 +214,10 @@ class RecordedStrategy(Strategy):
         accuracy = "no client finished" if mean is None else f"personalized accuracy {mean:.4f}"
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
-            f"{len(outcome.results)} of {sampled} clients, {seconds:.1f} s{self._who()}"
+            f"{len(outcome.results)} of {sampled} clients, {seconds:.1f} s{self._nodes_text()}"
         )
 
-    def _who(self) -> str:
+    def _nodes_text(self) -> str:
         """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""
         if self.roster is None or self.roster.simulated:
             return ""

@@ -31,7 +31,7 @@ MOST_METRICS = 100
 LARGEST_METRIC = 1e100
 """Largest magnitude of a metric, so that sums over all clients are finite; plus infinity is also allowed (a loss)."""
 
-TAKEN = frozenset({"kind", "round", "phase", "client", "clients", "failed", "away", "num-examples"})
+RESERVED_NAMES = frozenset({"kind", "round", "phase", "client", "clients", "failed", "away", "num-examples"})
 """Names that metrics cannot have, as the lines of metrics.jsonl use them."""
 
 
@@ -97,8 +97,8 @@ def _check_metrics(report: Report) -> None:
     found = {name: value for result in report.results for name, value in result.metrics.items()}
     if len(found) > MOST_METRICS:
         raise ValueError(f"the reply has {len(found)} metrics, more than {MOST_METRICS}")
-    if strange := [name for name in found if name in TAKEN or not re.fullmatch("[a-z][a-z0-9-]{0,99}", name)]:
-        raise ValueError(f"a metric cannot have the name {strange[0]!r}")
+    if bad := [name for name in found if name in RESERVED_NAMES or not re.fullmatch("[a-z][a-z0-9-]{0,99}", name)]:
+        raise ValueError(f"a metric cannot have the name {bad[0]!r}")
     for result in report.results:
         for name, value in result.metrics.items():
             if not (abs(value) <= LARGEST_METRIC or value == math.inf):

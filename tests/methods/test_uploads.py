@@ -38,7 +38,7 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
     """After a short round, parameters are near to what was received, and changes are small; nothing else is sent."""
     run: Path = federate(method, num_rounds=2, num_clients=2, **{"audit.clients": "0", "audit.rounds": "1"})
     config = RunConfig.from_flat(settings_of(run))
-    sent = {upload.part: upload for upload in METHODS[method].sent(config, 1)}
+    sent = {upload.part: upload for upload in METHODS[method].active_uploads(config, 1)}
     seen = load_observation(observation_path(run, 1, 0))
     assert {group_of(key) for key in seen.reply} - set(NO_PARAMETERS) <= {
         group for part in sent for group in GROUPS.get(part, (part,))
