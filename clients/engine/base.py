@@ -226,10 +226,10 @@ class BaseClient(LocalTraining, NumPyClient):
         """
         module = self.groups[group]
         expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
-        got = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
-        if problem := layout_problem(expected, got):
+        received = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
+        if problem := layout_problem(expected, received):
             raise ValueError(problem)
-        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in got}
+        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in received}
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
@@ -266,9 +266,9 @@ class BaseClient(LocalTraining, NumPyClient):
         images, labels = self.context.global_test
         predict, device = self.predictor(), self.context.device
         parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
-        each = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
-        sums = sum(each, ClassificationSums())
-        return {f"{kind}-global-accuracy": sums.accuracy}
+        sums = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
+        total = sum(sums, ClassificationSums())
+        return {f"{kind}-global-accuracy": total.accuracy}
 
 
 def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:

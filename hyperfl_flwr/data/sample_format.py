@@ -161,9 +161,9 @@ def agreed(dataset: Dataset, reading: Reading) -> Dataset:
         DataError: If it does not match the agreement.
     """
     if reading.input_shape not in (None, dataset.input_shape):
-        wanted, given = shape_text(reading.input_shape or ()), shape_text(dataset.input_shape)
+        expected, given = shape_text(reading.input_shape or ()), shape_text(dataset.input_shape)
         raise DataError(
-            f"samples of {dataset.name} must have the shape {wanted} (data.input-shape), got {given}; convert them "
+            f"samples of {dataset.name} must have the shape {expected} (data.input-shape), got {given}; convert them "
             f"(only images of folder: data are converted automatically)",
             public=f"its samples have the shape {given}, not that of data.input-shape",
         )

@@ -65,8 +65,8 @@ def load_model(path=Path(__file__).with_name("{parameters}")):
 @torch.no_grad()
 def predict(model, samples):
     """Return the names of the predicted classes and their confidences, for samples [n, *INPUT_SHAPE]{range}."""
-    wanted = [-1] + [1] * (len(INPUT_SHAPE) - 1)
-    normalised = (samples - torch.tensor(MEAN).reshape(wanted)) / torch.tensor(STD).reshape(wanted)
+    per_channel = [-1] + [1] * (len(INPUT_SHAPE) - 1)
+    normalised = (samples - torch.tensor(MEAN).reshape(per_channel)) / torch.tensor(STD).reshape(per_channel)
     confidences, labels = model(normalised).softmax(dim=1).max(dim=1)
     return [CLASSES[label] for label in labels], confidences.tolist()
 

@@ -99,8 +99,8 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        who = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
-        return f"{who} is refused: {self.reason}"
+        name = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
+        return f"{name} is refused: {self.reason}"
 
 
 def introduce(answer: Exchange) -> Node | Refusal:

@@ -23,7 +23,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.cache import Arrays, fingerprint, load_or_build
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split, split_train_test
 from hyperfl_flwr.data.sample_format import HALF, Reading
-from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
+from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, describe_shape, files_below, is_image
 
 Images = Mapping[str, Sequence[Path]]
 """Image files by the name of their class."""
@@ -186,7 +186,7 @@ def _refusal(path: Path, shape: Shape, refused: Sequence[str], count: int, *, gi
         )
     sized = f"data.input-shape={'x'.join(map(str, shape))}"
     return (
-        f"{path}: all images must have the same size and channels as the first, {wanted(shape)}; {len(refused)} of "
-        f"{count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and resize them "
+        f"{path}: all images must have the same size and channels as the first, {describe_shape(shape)}; "
+        f"{len(refused)} of {count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and resize them "
         f"automatically"
     )

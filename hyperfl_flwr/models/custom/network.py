@@ -76,8 +76,8 @@ class Factory:
         module, _, attribute = self.name.partition(":")
         found: object = getattr(self._module(module), attribute, None)
         if not callable(found):
-            what = "does not exist" if found is None else f"is of type {type(found).__name__}"
-            raise self.problem(f"{attribute} in module {module} {what}; name a callable")
+            problem = "does not exist" if found is None else f"is of type {type(found).__name__}"
+            raise self.problem(f"{attribute} in module {module} {problem}; name a callable")
         return found
 
     def _module(self, module: str) -> ModuleType:
@@ -276,9 +276,11 @@ def _ours(layer: nn.Module, name: str, factory: Factory) -> nn.Module:
         raise factory.problem(f"{name} needs a momentum: cumulative averages are not supported; pass a number")
     if not layer.track_running_stats:
         return layer
-    mine = WITHOUT_COUNTER[type(layer)](layer.num_features, layer.eps, layer.momentum or 0.1, layer.affine)
-    mine.load_state_dict({key: value for key, value in layer.state_dict().items() if key != "num_batches_tracked"})
-    return mine
+    replacement = WITHOUT_COUNTER[type(layer)](layer.num_features, layer.eps, layer.momentum or 0.1, layer.affine)
+    replacement.load_state_dict(
+        {key: value for key, value in layer.state_dict().items() if key != "num_batches_tracked"}
+    )
+    return replacement
 
 
 def seed_of(generator: torch.Generator) -> int:
