@@ -98,7 +98,7 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
             continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
         # A resumed cell may have been run by several commits.
-        commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
+        commits.update(map(_commit, [manifest["code"], *(resume["code"] for resume in manifest["resumed"])]))
         summaries.setdefault((cell.row, cell.column), []).append(json.loads((path / "summary.json").read_text()))
         rounds.add(cell.config.num_rounds)
     if not summaries:
@@ -148,7 +148,7 @@ def _entries(
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
     """Return the pair with the highest mean, for each column and each row that a grid has expanded."""
-    means = {pair: statistics.fmean(each) for pair, each in values.items()}
+    means = {pair: statistics.fmean(numbers) for pair, numbers in values.items()}
     best = set()
     for column in study.columns:
         for family in {row.family for row in study.rows if row.family != row.name}:

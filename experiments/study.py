@@ -120,9 +120,11 @@ class Study:
     @property
     def paper(self) -> dict[tuple[str, str], Expected]:
         """The numbers to compare the study's shown numbers with, by (row, column)."""
-        shown = {(row.name, each.name): self.metric_of(row, each) for row in self.rows for each in self.columns}
+        shown = {(row.name, column.name): self.metric_of(row, column) for row in self.rows for column in self.columns}
         found = self.expected.items()
-        return {(row, column): each for (row, column, metric), each in found if shown.get((row, column)) == metric}
+        return {
+            (row, column): expected for (row, column, metric), expected in found if shown.get((row, column)) == metric
+        }
 
     def cells(
         self,
@@ -152,7 +154,7 @@ class Study:
         chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
         chosen_rows, chosen_columns = runs_of(chosen_rows, self.rows), runs_of(chosen_columns, self.columns)
         lines = (*chosen_rows, *chosen_columns)
-        changed = [line.settings for line in lines] + [each for line in lines for each in line.on.values()]
+        changed = [line.settings for line in lines] + [settings for line in lines for settings in line.on.values()]
         own = {"seed", "output", "resume"}.union(*changed)
         if wrong := sorted(own & set(changes or {})):
             raise ConfigError(

@@ -67,7 +67,7 @@ def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     lines = []
     for name, table in tables.items():
         words = {key: str(table.get(key, "")) for key in NON_SETTINGS}
-        on = {column: flatten(each) for column, each in table.get("on", {}).items()}
+        on = {column: flatten(settings) for column, settings in table.get("on", {}).items()}
         settings = flatten({key: value for key, value in table.items() if key not in (*NON_SETTINGS, "on")})
         texts = words | {"label": words["label"] or name, "run": words["run"] or name}
         lines.append(Line(name=name, settings=settings, family=name, on=on, **texts))

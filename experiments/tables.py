@@ -65,7 +65,7 @@ def comma_separated(collected: Collected) -> str:
     study = collected.study
     for row, column in itertools.product(study.rows, study.columns):
         entry, metric = collected.entries[row.name, column.name], study.metric_of(row, column)
-        ours = [_digits(each) for each in (entry.mean, entry.deviation, entry.error)]
+        ours = [_digits(number) for number in (entry.mean, entry.deviation, entry.error)]
         paper = [_digits(entry.paper.value), _digits(entry.paper.error)] if entry.paper else ["", ""]
         source, unit = entry.paper.source if entry.paper else "", unit_of(metric) if column.metric else study.unit
         writer.writerow([row.name, column.name, metric, unit, *ours, len(entry.values), *paper, source, entry.missing])

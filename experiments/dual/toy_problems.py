@@ -65,10 +65,10 @@ class Problem(ABC):
         theta = np.zeros((self.num_clients, size))
         for _ in range(NEWTON_STEPS):
             slope, system = coupling @ theta.ravel(), coupling.copy()
-            for i, each in enumerate(theta):
+            for i, model in enumerate(theta):
                 block = slice(i * size, (i + 1) * size)
-                slope[block] += self.gradient(i, each)
-                system[block, block] += self.hessian(i, each)
+                slope[block] += self.gradient(i, model)
+                system[block, block] += self.hessian(i, model)
             theta = theta - np.linalg.solve(system, slope).reshape(theta.shape)
         return theta
 
@@ -209,7 +209,7 @@ class ToyFederation:
         increments = {}
         # `kept` holds the state before the round, for lost replies; it is empty for the chain.
         for i in range(self.num_clients) if present is None else present:
-            before, kept = self.theta[i].copy(), [(each.change, each.total) for each in self.clients[i : i + 1]]
+            before, kept = self.theta[i].copy(), [(client.change, client.total) for client in self.clients[i : i + 1]]
             force = self.force(i).numpy()
             self.theta[i] = local_steps(self.problem, i, before, force, self.rate, self.steps)
             if self.clients:

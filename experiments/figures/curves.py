@@ -178,4 +178,4 @@ def _final(cell: Cell, folder: Path, number: str, setting: str) -> dict[float, f
 def _band(curves: Sequence[dict[float, float]]) -> tuple[list[float], list[float], list[float], list[float]]:
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     columns = [[curve[number] for curve in curves] for number in rounds]
-    return rounds, [statistics.fmean(each) for each in columns], list(map(min, columns)), list(map(max, columns))
+    return rounds, [statistics.fmean(column) for column in columns], list(map(min, columns)), list(map(max, columns))

@@ -108,9 +108,9 @@ def separation(vectors: Vectors, groups: Groups, rng: np.random.Generator) -> Se
         clients=len(groups),
         groups=len(np.unique(groups)),
         silhouette=value,
-        p_value=(1 + sum(silhouette_score(vectors, each) >= value for each in shuffled)) / (1 + SHUFFLES),
+        p_value=(1 + sum(silhouette_score(vectors, permuted) >= value for permuted in shuffled)) / (1 + SHUFFLES),
         neighbours=float(np.mean(groups[nearest] == groups)),
-        neighbours_by_chance=float(np.mean([each[nearest] == each for each in shuffled])),
+        neighbours_by_chance=float(np.mean([permuted[nearest] == permuted for permuted in shuffled])),
         spread=float(np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).mean()),
         norm=float(np.linalg.norm(vectors, axis=1).mean()),
     )

@@ -40,7 +40,7 @@ def nearest_divergence(novel: Sequence[int], training: Counts) -> float:
     Returns:
         The smallest KL(novel || training client) in nats.
     """
-    p, q = (np.asarray(each, dtype=np.float64) + 1 for each in (novel, training))
+    p, q = (np.asarray(counts, dtype=np.float64) + 1 for counts in (novel, training))
     p, q = p / p.sum(), q / q.sum(axis=1, keepdims=True)
     return float(np.min(np.sum(p * np.log(p / q), axis=1)))
 

@@ -113,7 +113,9 @@ def _lines_with_data(study: Study, found: Mapping[str, Mapping[str, object]]) ->
     if not found:
         raise RunDirectoryError("no finished cell has assessed novel clients in the way of its row; set novel.clients")
     names = {column for columns in found.values() for column in columns}
-    return [row for row in study.rows if row.name in found], [each for each in study.columns if each.name in names]
+    return [row for row in study.rows if row.name in found], [
+        column for column in study.columns if column.name in names
+    ]
 
 
 def _draw_points(panel: Axes, found: Mapping[str, Points], headings: Mapping[str, str]) -> None:

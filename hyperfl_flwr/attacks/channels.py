@@ -179,7 +179,7 @@ def _unmixing(basis: Tensor, seed: int) -> Tensor:
             warnings.simplefilter("ignore", ConvergenceWarning)  # an attacker would use the best iterate, too
             components = analysis.fit_transform(samples)
         found.append((float(np.abs(components).mean()), analysis.components_))
-    best = min(found, key=lambda each: each[0])[1] if found else np.ones((1, 1))
+    best = min(found, key=lambda candidate: candidate[0])[1] if found else np.ones((1, 1))
     return torch.from_numpy(best).to(basis)
 
 

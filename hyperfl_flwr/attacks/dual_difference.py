@@ -47,12 +47,12 @@ def dual_difference(
         knowledge: Public knowledge, with the dual rule and the seed.
         settings: Settings of the attack; without labels, `recover_labels` estimates them.
     """
-    if settings.labels is not None or not all(_halves(each, knowledge) for each in observations):
+    if settings.labels is not None or not all(_halves(observation, knowledge) for observation in observations):
         return invert(observations, knowledge, settings, read_change)
-    doubled = [replace(each, num_examples=2 * each.num_examples) for each in observations]
+    doubled = [replace(observation, num_examples=2 * observation.num_examples) for observation in observations]
     steps = knowledge.steps
-    twice = replace(steps, batch_size=2 * steps.batch_size, clip_norm=steps.clip_norm / 2)
-    results = invert(doubled, knowledge.with_steps(twice), settings, _read_halves)
+    doubled_steps = replace(steps, batch_size=2 * steps.batch_size, clip_norm=steps.clip_norm / 2)
+    results = invert(doubled, knowledge.with_steps(doubled_steps), settings, _read_halves)
     return [replace(result, labels=None) for result in results]  # they include the labels of the pseudo-data
 
 

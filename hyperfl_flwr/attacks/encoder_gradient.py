@@ -38,7 +38,7 @@ def encoder_gradient(
         ValueError: If no encoder was sent, or it has not changed.
     """
     form = knowledge.training.encoder
-    if form is None or not all(encoder_arrays(each.reply) for each in observations):
+    if form is None or not all(encoder_arrays(observation.reply) for observation in observations):
         raise ValueError("the clients' replies hold no encoder; encoder-gradient needs one")
     phi = vmap_ready(build_encoder(knowledge.target, knowledge.input_shape, 1, form.pooling)).body
 

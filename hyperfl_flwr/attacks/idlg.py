@@ -38,10 +38,10 @@ def idlg(
     Raises:
         ValueError: If the classifier is private.
     """
-    nothing = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
+    no_images = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
     return [
         Reconstruction(
-            images=nothing, labels=recover_labels(read_out(observation, knowledge), observation.num_examples)
+            images=no_images, labels=recover_labels(read_out(observation, knowledge), observation.num_examples)
         )
         for observation in observations
     ]

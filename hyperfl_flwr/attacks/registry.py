@@ -52,7 +52,7 @@ class Attack:
         """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads."""
         if not (self.on_sums if summed else self.on_uploads):
             return False
-        return any(each.part in self.needs and not (summed and each.separate_start) for each in uploads)
+        return any(upload.part in self.needs and not (summed and upload.separate_start) for upload in uploads)
 
 
 ATTACKS: Mapping[str, Attack] = {

@@ -269,7 +269,7 @@ def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[
     ]
     unrelated, mean_image = controls(target, sum(map(len, found)))
     parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
-    return [compare(*each, mean_image) for each in zip(found, private, parts, strict=True)]
+    return [compare(*pair, mean_image) for pair in zip(found, private, parts, strict=True)]
 
 
 def images_of(target: AttackedRound, client: int) -> tuple[Images, IntArray]:

@@ -220,5 +220,5 @@ def recorded_round(
     config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes)))
     find_kept(config.target, run)
     observed = ObservationFiles(last)
-    clients, number = [each.client for each in observed], observed[0].round
+    clients, number = [observation.client for observation in observed], observed[0].round
     return AttackedRound(config=config, clients=clients, summed=summed, recorded_round=number), observed

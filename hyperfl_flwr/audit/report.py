@@ -206,7 +206,9 @@ def write_audit(
     heading = f"{document['method']} on {document['dataset']}: {document['threat']}"
     sentences = [sentence(document, name) for name in document["attacks"]]
     facts, (names, cells) = _facts(document, _known(target, findings)), table(document)
-    text = "\n".join([f"# {heading}", "", facts, "", *(f"- {each}" for each in sentences), "", _markdown(names, cells)])
+    text = "\n".join(
+        [f"# {heading}", "", facts, "", *(f"- {sentence}" for sentence in sentences), "", _markdown(names, cells)]
+    )
     write_atomically(paths[0], json.dumps(document, indent=2).encode())
     write_atomically(paths[1], text.encode())
     draw_rows(rows).savefig(paths[2], dpi=100)
@@ -218,7 +220,7 @@ def write_audit(
         facts=facts,
         verdicts=sorted(
             ((name, *_verdict(document["attacks"][name]), sentence(document, name)) for name in findings),
-            key=lambda each: each[1] != "alarm",
+            key=lambda item: item[1] != "alarm",
         ),
         num_images=document["clients"] * document["samples_per_client"],
         pictures=[_picture(row) for row in rows],

@@ -31,14 +31,14 @@ def list_settings(
     from hyperfl_flwr.core.settings import declared
     from hyperfl_flwr.core.similar_names import nearest
 
-    found = [(topic, [each for each in declared(topic) if word in each.key]) for topic in topics()]
+    found = [(topic, [setting for setting in declared(topic) if word in setting.key]) for topic in topics()]
     if not any(settings for _, settings in found):
         raise ConfigError(f"no setting has {word!r} in its key{nearest(word, all_settings())}")
     for topic, settings in found:
         if settings:
             out.print(f"{topic.title}\n", style="bold", markup=False)
-        for each in settings:
-            out.print(described(each, min(out.width, WIDEST)), markup=False)
+        for setting in settings:
+            out.print(described(setting, min(out.width, WIDEST)), markup=False)
 
 
 def described(setting: Setting, width: int) -> str:

@@ -91,8 +91,8 @@ class FederationConfig(Section):
             return _in(value, DATASETS)
         # The path itself is checked on loading: data-root, where it is looked up, may differ from node to node.
         if str(local_data_path(value)) in (".", "PATH"):
-            what = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
-            raise ValueError(f"{what}, absolute or in data-root; got {value!r}")
+            requirement = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
+            raise ValueError(f"{requirement}, absolute or in data-root; got {value!r}")
         return value
 
 

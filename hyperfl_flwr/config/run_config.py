@@ -40,22 +40,22 @@ def topics() -> Sequence[type[Section]]:
 
 def all_settings() -> Mapping[str, Setting]:
     """Return all settings by key, in the order of `topics`."""
-    return {each.key: each for topic in topics() for each in declared(topic)}
+    return {setting.key: setting for topic in topics() for setting in declared(topic)}
 
 
 def default_settings() -> dict[str, Scalar]:
     """Return the default settings as a flat dict."""
-    return {key: each.default for key, each in all_settings().items()}
+    return {key: setting.default for key, setting in all_settings().items()}
 
 
-RESUMABLE_CHANGES = frozenset(key for key, each in all_settings().items() if each.resumable)
+RESUMABLE_CHANGES = frozenset(key for key, setting in all_settings().items() if setting.resumable)
 """Settings that a resumed run may change; `num-rounds` may only grow. All others determine the training."""
 
 TRAINING_AUTOS = frozenset(
-    each.key
+    setting.key
     for topic in topics()
-    for each in declared(topic)
-    if each.of_method or (each.is_auto and topic in method_sections())
+    for setting in declared(topic)
+    if setting.of_method or (setting.is_auto and topic in method_sections())
 )
 """Settings of which `auto` is replaced by a number of the method; they determine the training."""
 

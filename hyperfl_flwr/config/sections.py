@@ -125,13 +125,13 @@ class DataConfig(Section):
         return value
 
 
-def _texts(what: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
+def _texts(requirement: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
     """Return a check that all comma-separated parts are allowed and that none occurs twice."""
 
     def check(text: str) -> str:
         parts = text.split(",")
         if not all(map(allowed, parts)) or len(set(parts)) < len(parts):
-            raise ValueError(f"must be {what}, each once, with commas between them; got {text!r}")
+            raise ValueError(f"must be {requirement}, each once, with commas between them; got {text!r}")
         return text
 
     return check

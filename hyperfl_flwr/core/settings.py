@@ -127,10 +127,10 @@ def _words(kind: Any, constraints: Sequence[Any]) -> Iterator[str]:  # noqa: ANN
         yield ", ".join(f"`{value}`" for value in get_args(kind))
     elif get_origin(kind) is Annotated:
         base, *more = get_args(kind)
-        yield from _words(base, [one for each in more for one in getattr(each, "metadata", [each])])
+        yield from _words(base, [one for constraint in more for one in getattr(constraint, "metadata", [constraint])])
     elif alternatives := get_args(kind):
-        for each in alternatives:
-            yield from _words(each, ())
+        for alternative in alternatives:
+            yield from _words(alternative, ())
     elif kind is bool:
         yield "`true`, `false`"
     elif kind in (int, float):
@@ -142,7 +142,9 @@ def _words(kind: Any, constraints: Sequence[Any]) -> Iterator[str]:  # noqa: ANN
 
 def _bounds(constraints: Sequence[Any]) -> dict[str, float]:
     names = ("gt", "ge", "lt", "le")
-    return {name: getattr(each, name) for each in constraints for name in names if hasattr(each, name)}
+    return {
+        name: getattr(constraint, name) for constraint in constraints for name in names if hasattr(constraint, name)
+    }
 
 
 def _range(bounds: Mapping[str, float]) -> str:

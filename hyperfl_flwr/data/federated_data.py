@@ -193,8 +193,8 @@ def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedDa
     dataset = _with_settings(settings, dataset)
     if settings.validation_fraction:
         train, test = split_client_validation(settings, client, train)
-    nothing = [np.arange(0) for _ in range(settings.num_clients)]
-    of_train, of_test = list(nothing), list(nothing)
+    no_indices = [np.arange(0) for _ in range(settings.num_clients)]
+    of_train, of_test = list(no_indices), list(no_indices)
     of_train[client], of_test[client] = train, test
     return FederatedData(dataset=dataset, partition="own", train=of_train, test=of_test)
 

@@ -117,15 +117,16 @@ def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape, *, convert:
     if refused:
         raise DataError(
             f"{folder}: images must have {describe_shape(input_shape)}, like those of the run; "
-            f"{len(refused)} of {len(paths)} do not, the first is {refused[0]}; convert them, since images are not resized here"
+            f"{len(refused)} of {len(paths)} do not, the first is {refused[0]}; convert them, since images are "
+            f"not resized here"
         )
     return found
 
 
 def _read_npz(path: Path, input_shape: tuple[int, ...], *, labelled: bool) -> Unlabelled:
     if path.suffix != ".npz":
-        what = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
-        raise DataError(f"{path} {what}; give a folder of images or an .npz file")
+        problem = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+        raise DataError(f"{path} {problem}; give a folder of images or an .npz file")
     samples, others = read_samples(path)
     if samples.shape[1:] != input_shape:
         raise DataError(

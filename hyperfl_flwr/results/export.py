@@ -151,10 +151,10 @@ def _refuse_absent(found: Restored, client: int) -> None:
 
 def restored_client(found: Restored, client: int) -> BaseClient:
     """Build a client of a run on the CPU, without data, to restore its model."""
-    shape, nobody = found.recipe.input_shape, torch.zeros(0, dtype=torch.int64)
-    nothing = torch.zeros(0, *shape)
+    shape, no_labels = found.recipe.input_shape, torch.zeros(0, dtype=torch.int64)
+    no_images = torch.zeros(0, *shape)
     data = ClientData(
-        train_images=nothing, train_labels=nobody, test_images=nothing, test_labels=nobody, augmentation=None,
+        train_images=no_images, train_labels=no_labels, test_images=no_images, test_labels=no_labels, augmentation=None,
         num_classes=len(found.recipe.classes),
     )  # fmt: skip
     return client_of(found.config.method)(

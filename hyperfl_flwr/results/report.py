@@ -72,7 +72,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
             default_settings(),
             trained_settings(manifest) | manifest.get("resolved", {}),
         ),
-        left_out=[(each.round, each.phase, each.client, each.reason) for each in read_failures(path)],
+        left_out=[(failure.round, failure.phase, failure.client, failure.reason) for failure in read_failures(path)],
         most_failures=MOST_FAILURES,
         left_out_nodes=list(_left_out_nodes(manifest)),
         nodes=list(_nodes(manifest)),

@@ -68,7 +68,7 @@ class Federation:
 
     def number_of(self, node: int) -> int:
         """Return the number of the node with the given Flower id."""
-        return next(each.partition for each in self.nodes if each.id == node)
+        return next(host.partition for host in self.nodes if host.id == node)
 
     def label_counts(self) -> dict[str, dict[int, list[int]]]:
         """Return the number of samples of each class [K] by split (`train`, `test`) and client.

@@ -145,7 +145,7 @@ class Roster:
             for_good: True to exclude it for the rest of the run.
             is_failure: True if the node only failed; its first failure does not exclude it.
         """
-        number = next((each.partition for each in self.federation.nodes if each.id == node), None)
+        number = next((host.partition for host in self.federation.nodes if host.id == node), None)
         if self.simulated or number is None:
             return
         exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)

@@ -184,10 +184,10 @@ def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
     count = int(dataset.train.clients.max()) + 1
     novel = settings.novel_clients
     if settings.num_clients != count:
-        what = "num-clients + novel.clients" if novel else "num-clients"
+        names = "num-clients + novel.clients" if novel else "num-clients"
         advice = f"set num-clients to {count - novel}" if count > novel else f"lower novel.clients = {novel}"
         raise DataError(
-            f"{what} must be the number of client ids in {dataset.name}, which is {count}, "
+            f"{names} must be the number of client ids in {dataset.name}, which is {count}, "
             f"got {settings.num_clients}; {advice}"
         )
     return _numbered(dataset.train.clients, settings)

@@ -153,9 +153,9 @@ def _split(path: Path, files: Sequence[Path], labels: IntArray, seed: int) -> di
 
 def _decoded(path: Path, files: Mapping[str, Sequence[Path]], reading: Reading) -> Arrays:
     """Return the images of each part, from the cache if unchanged; deletes older states of the folder from it."""
-    form = repr((reading.input_shape, [len(each) for each in files.values()]))
+    form = repr((reading.input_shape, [len(paths) for paths in files.values()]))
     family = f"folder-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}-"
-    state = fingerprint([file for each in files.values() for file in each])
+    state = fingerprint([file for paths in files.values() for file in paths])
     return load_or_build(
         f"{family}{hashlib.sha256(form.encode()).hexdigest()[:8]}-{state}",
         lambda: _decode(path, files, reading.input_shape),
@@ -187,6 +187,6 @@ def _refusal(path: Path, shape: Shape, refused: Sequence[str], count: int, *, gi
     sized = f"data.input-shape={'x'.join(map(str, shape))}"
     return (
         f"{path}: all images must have the same size and channels as the first, {describe_shape(shape)}; "
-        f"{len(refused)} of {count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and resize them "
-        f"automatically"
+        f"{len(refused)} of {count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and "
+        f"resize them automatically"
     )
