@@ -58,11 +58,11 @@ def new_strategy(config: RunConfig, federation: Federation, *, experiment: str, 
 
 
 def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Refuse settings that do not go together with the data, or with each other.
+    """Refuse settings that do not fit the data or each other.
 
     Args:
         config: The run's settings.
-        input_shape: Of a sample: (channels, height, width), or (D,) of feature vectors.
+        input_shape: Shape of a sample: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes.
 
     Raises:

@@ -54,7 +54,7 @@ def read_encoder(observation: Observation, steps: LocalSteps) -> dict[str, Tenso
     Raises:
         ValueError: If the encoder has not changed.
     """
-    kept, weights = sgd_scalars(steps, steps.number(observation.num_examples))
+    kept, weights = sgd_scalars(steps, steps.num_steps(observation.num_examples))
     before, after = encoder_arrays(observation.received), encoder_arrays(observation.reply)
     found = {
         name: ((after[name].double() - kept * value.double()) / weights.sum()).float() for name, value in before.items()
@@ -79,6 +79,6 @@ def _phi_readout(observation: Observation, steps: LocalSteps) -> Readout:
     return Readout(
         parameters=parameters,
         gradient=gradient,
-        num_steps=steps.number(observation.num_examples),
+        num_steps=steps.num_steps(observation.num_examples),
         num_examples=observation.num_examples,
     )

@@ -1,4 +1,4 @@
-"""The command line's list of settings: what each is, and what it is if nobody sets it."""
+"""The `hyperfl settings` command: list the settings with their descriptions and defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 listings = typer.Typer()
 
 WIDEST = 100
-"""Most columns of a line of text."""
+"""Maximum width of a line of text, in columns."""
 
 INDENT = "    "
 

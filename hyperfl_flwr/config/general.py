@@ -107,7 +107,7 @@ class LocalTrainingConfig(Section):
         "auto",
         "Learning rate of the shared parameters (HyperFL's η_h). `auto`: the method's, which `hyperfl methods` "
         "lists; it was chosen on held-back training data.",
-        of_method=True,
+        resolved_by_method=True,
     )
     momentum: ShareBelowOne = setting(0.5, "Momentum of SGD; its buffers start empty in every round.")
     weight_decay: NonNegativeFloat = setting(5e-4, "Weight decay of SGD.")

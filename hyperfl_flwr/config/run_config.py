@@ -55,7 +55,7 @@ TRAINING_AUTOS = frozenset(
     setting.key
     for topic in topics()
     for setting in declared(topic)
-    if setting.of_method or (setting.is_auto and topic in method_sections())
+    if setting.resolved_by_method or (setting.is_auto and topic in method_sections())
 )
 """Settings of which `auto` is replaced by a number of the method; they determine the training."""
 

@@ -27,7 +27,7 @@ def deployment(folder: Path | str) -> Platform:
     """Return the platform of a deployment's SuperLink and nodes.
 
     Args:
-        folder: What `hyperfl deploy init` has made.
+        folder: Folder that `hyperfl deploy init` has created.
 
     Raises:
         ConfigError: If the folder is not a deployment.

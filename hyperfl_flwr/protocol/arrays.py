@@ -18,7 +18,7 @@ MOST_HEADER = 512
 """Maximum size in bytes of the header of a received array; `pack_arrays` writes about a hundred."""
 
 NUMPY_TYPE = Array(np.zeros(0)).stype
-"""What Flower calls an array that is serialised in numpy's format."""
+"""Flower's name of numpy's format for serialised arrays."""
 
 BLOCK = 1 << 16
 """Number of array elements to process at a time, so that intermediate results stay in the processor's cache."""
