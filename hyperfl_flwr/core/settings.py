@@ -58,8 +58,7 @@ def setting(
         meaning: Description of its effect in sentences; paragraphs are separated by an empty line.
         values: Description of the allowed values; empty if the type describes them.
         resumable: Whether a resumed run may change it; all other settings affect the training.
-        resolved_by_method: Whether its `auto` is replaced by a value of the method; in a method's section this holds for
-            every `auto`.
+        resolved_by_method: Whether its `auto` is replaced by a value of the method; always true in a method's section.
     """
     extra = {"values": values, "resumable": resumable, "resolved_by_method": resolved_by_method}
     return Field(default=default, description=meaning, json_schema_extra=cast(Any, extra))
