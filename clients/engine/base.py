@@ -151,7 +151,7 @@ class BaseClient(LocalTraining, NumPyClient):
         self._store(config["round"], {config["version"], config["kept-version"]})
         if context.keeps_model:
             keep_model(context, self.target_state(), config["round"], metrics)
-        arrays = [_to_numpy(t) for group in self.travelling() for t in self.groups[group].state_dict().values()]
+        arrays = [_to_numpy(t) for group in self.exchanged_groups() for t in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
         return self.reply(parameters, arrays), len(context.data.train_labels), metrics
 
@@ -173,13 +173,13 @@ class BaseClient(LocalTraining, NumPyClient):
         """
         raise ValueError(f"{self.context.config.method} has no encoder")
 
-    def travelling(self) -> tuple[str, ...]:
+    def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups that are exchanged in this round; by default all."""
         return tuple(self.shared)
 
     def keys(self) -> list[str]:
         """Return the keys `group/name` of the exchanged arrays, in the order of Flower's lists of arrays."""
-        return [f"{group}/{name}" for group in self.travelling() for name in self.groups[group].state_dict()]
+        return [f"{group}/{name}" for group in self.exchanged_groups() for name in self.groups[group].state_dict()]
 
     def shared_bytes(self) -> int:
         """Return the size of the shared arrays in bytes."""
@@ -215,7 +215,7 @@ class BaseClient(LocalTraining, NumPyClient):
             stored = self.context.state.load(version) if self.private else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: torch.tensor(value) for key, value in received.items()} | private
-        for group in (*self.travelling(), *self.private):
+        for group in (*self.exchanged_groups(), *self.private):
             self.load_group(group, tensors)
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:

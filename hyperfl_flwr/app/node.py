@@ -87,8 +87,8 @@ class NodeApp:
         if not self.node.has_local_data:
             return load_federated_data(settings)
         cache = None if self.simulated else state_folder(self.node.state_dir, "", simulated=False)
-        reading = replace(settings.reading, has_owner=True, cache=cache)
-        return load_local_data(replace(settings, reading=reading), self.partition)
+        sample_format = replace(settings.sample_format, has_owner=True, cache=cache)
+        return load_local_data(replace(settings, sample_format=sample_format), self.partition)
 
     def cohort(self, request: Request) -> adapter.Cohort:
         """Return the cohort that trains or evaluates the clients of a request.

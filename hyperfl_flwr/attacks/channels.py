@@ -192,7 +192,7 @@ def _invert(
         for name in ("head_weight", "head_bias")
     }
     theta = hidden @ start["head_weight"] + start["head_bias"]
-    readings = [
+    readouts = [
         Readout(
             parameters=named_extractor(own, knowledge),
             gradient=named_extractor(gradient, knowledge),
@@ -203,4 +203,4 @@ def _invert(
         )
         for activation, own, gradient in zip(hidden, theta, gradients, strict=True)
     ]
-    return invert(readings, lambda reading: reading, knowledge, settings)
+    return invert(readouts, lambda readout: readout, knowledge, settings)

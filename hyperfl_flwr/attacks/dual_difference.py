@@ -65,9 +65,9 @@ def _halves(observation: Observation, knowledge: PublicKnowledge) -> bool:
 
 def _read_halves(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     """Return the mean gradient of images and pseudo-data together."""
-    reading = read_change(observation, knowledge)
-    gradient = {name: value / 2 for name, value in reading.gradient.items()}
-    return replace(reading, gradient=gradient, findings={**reading.findings, "mixture": 0.0})
+    readout = read_change(observation, knowledge)
+    gradient = {name: value / 2 for name, value in readout.gradient.items()}
+    return replace(readout, gradient=gradient, findings={**readout.findings, "mixture": 0.0})
 
 
 def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout:

@@ -162,8 +162,8 @@ def view(target: AttackedRound, recorded: ObservationFiles) -> View:
 def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> list[Tensor]:
     """Read HyperFL's activation z [p] of each client off its upload, as a server does that sees single uploads."""
     knowledge = target.knowledge()
-    readings = (read_out(observation, knowledge).hidden for observation in recorded)
-    return [hidden for hidden in readings if hidden is not None]
+    activations = (read_out(observation, knowledge).hidden for observation in recorded)
+    return [hidden for hidden in activations if hidden is not None]
 
 
 def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:

@@ -171,10 +171,10 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         rows.append(
             [
                 f"{found['title']} ({name})",
-                _two(found["psnr"]),
-                _one(found["ssim"]),
-                *([_one(found["lpips"])] if with_lpips else []),
-                f"{others['psnr']['mean']:.1f} dB, SSIM {_one(others['ssim'])}",
+                _mean_and_median(found["psnr"]),
+                _mean_text(found["ssim"]),
+                *([_mean_text(found["lpips"])] if with_lpips else []),
+                f"{others['psnr']['mean']:.1f} dB, SSIM {_mean_text(others['ssim'])}",
                 f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
                 str(found["iterations"]),
                 found["verdict"],
@@ -189,11 +189,11 @@ def _markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
 
-def _one(values: Mapping[str, Any] | None) -> str:
+def _mean_text(values: Mapping[str, Any] | None) -> str:
     return NOTHING if values is None or values["mean"] is None else f"{values['mean']:.2f}"
 
 
-def _two(values: Mapping[str, Any]) -> str:
+def _mean_and_median(values: Mapping[str, Any]) -> str:
     return f"{values['mean']:.1f} ({values['median']:.1f})"
 
 

@@ -234,11 +234,11 @@ class _Bars:
         """Add a bar for an attack and return the callback that advances it."""
         task = self.bar.add_task(name, total=None)
 
-        def moved(done: int, total: int) -> None:
+        def on_progress(done: int, total: int) -> None:
             self.bar.update(task, completed=done, total=total)
 
         self.tasks[name] = task
-        return moved
+        return on_progress
 
     def done(self, name: str, finding: AttackResult) -> None:
         """Fill the bar of an attack that has finished, also if it stopped early."""

@@ -25,7 +25,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.custom.source import is_factory
 
 
-def _in(value: str, known: Collection[str]) -> str:
+def _check_known(value: str, known: Collection[str]) -> str:
     if value not in known:
         raise ValueError(f"must be one of {', '.join(known)}; got {value!r}{nearest(value, known)}")
     return value
@@ -69,7 +69,7 @@ class FederationConfig(Section):
     @field_validator("method")
     @classmethod
     def _method(cls, value: str) -> str:
-        return _in(value, METHODS)
+        return _check_known(value, METHODS)
 
     @field_validator("target")
     @classmethod
@@ -77,7 +77,7 @@ class FederationConfig(Section):
         from hyperfl_flwr.models.targets import TARGETS  # deferred: imports torch, which listing settings does not need
 
         if ":" not in value:
-            return _in(value, TARGETS)
+            return _check_known(value, TARGETS)
         if not is_factory(value):
             raise ValueError(f"must name a function as package.module:factory, or be a built-in one; got {value!r}")
         return value
@@ -88,7 +88,7 @@ class FederationConfig(Section):
         from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
 
         if not is_local_data(value):
-            return _in(value, DATASETS)
+            return _check_known(value, DATASETS)
         # The path itself is checked on loading: data-root, where it is looked up, may differ from node to node.
         if str(local_data_path(value)) in (".", "PATH"):
             requirement = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"

@@ -18,7 +18,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section, Setting, declared
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import Reading, parse_classes, parse_normalisation, parse_shape
+from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape
 from hyperfl_flwr.methods import method_sections
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             shards_per_client=self.data.shards_per_client,
             augmentation=self.data.augmentation,
             validation_fraction=self.data.validation_fraction,
-            reading=Reading(
+            sample_format=SampleFormat(
                 input_shape=parse_shape(self.data.input_shape),
                 classes=parse_classes(self.data.classes),
                 normalisation=parse_normalisation(self.data.normalisation),

@@ -166,7 +166,7 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
         DataError: If the data set cannot be loaded or is too small for the federation.
     """
     root = Path(settings.data_root) if settings.data_root else None
-    return _partitioned(settings, load_dataset(settings.dataset, root, settings.reading))
+    return _partitioned(settings, load_dataset(settings.dataset, root, settings.sample_format))
 
 
 def load_local_data(settings: DataSettings, client: int) -> FederatedData:
@@ -183,7 +183,7 @@ def load_local_data(settings: DataSettings, client: int) -> FederatedData:
         DataError: If the data cannot be loaded.
     """
     root = Path(settings.data_root) if settings.data_root else None
-    return _local(settings, client, load_dataset(settings.dataset, root, settings.reading))
+    return _local(settings, client, load_dataset(settings.dataset, root, settings.sample_format))
 
 
 @lru_cache(maxsize=8)

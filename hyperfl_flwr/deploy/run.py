@@ -109,7 +109,7 @@ def _wait_for_a_node(
     """
     end = time.monotonic() + timeout
     while True:
-        for line in superlink.news():
+        for line in superlink.new_notes():
             observer.on_note(line)
         if any(superlink.nodes().values()):
             return

@@ -75,7 +75,7 @@ class DeployedSuperLink:
         online = {number for number, node in registered.items() if node.online}
         return {number: number in online for number in range(self._deployment.num_nodes)}
 
-    def news(self) -> Iterable[str]:
+    def new_notes(self) -> Iterable[str]:
         """Return notes about nodes that went online or offline since the last call; at first, about all nodes."""
         before, now = self._last_announced, self.nodes()
         self._last_announced = now

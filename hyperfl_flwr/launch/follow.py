@@ -24,7 +24,7 @@ class SuperLink(Protocol):
     def status(self, run_id: int) -> RunStatus:
         """Return the status of a run."""
 
-    def news(self) -> Iterable[str]:
+    def new_notes(self) -> Iterable[str]:
         """Return new notes for the user since the last call."""
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
@@ -72,7 +72,7 @@ Platform = Callable[[Mapping[str, Scalar]], ReadyRun]
 
 
 def watch(superlink: SuperLink, run_id: int, observer: RunCallbacks, look: Callable[[], None] = lambda: None) -> None:
-    """Report a run's log lines and its SuperLink's news to an observer until the run has ended.
+    """Report a run's log lines and new notes of its SuperLink to an observer until the run has ended.
 
     Args:
         superlink: SuperLink or process that executes the run.
@@ -89,7 +89,7 @@ def watch(superlink: SuperLink, run_id: int, observer: RunCallbacks, look: Calla
         lines, position = superlink.read_log(run_id, position)
         if lines:
             observer.on_log(lines)
-        for note in superlink.news():
+        for note in superlink.new_notes():
             observer.on_note(note)
         look()
         if status.finished:

@@ -68,7 +68,7 @@ class PrivHFLConfig(Section):
 
     @field_validator("projection")
     @classmethod
-    def _of_a_chain(cls, value: bool, info: ValidationInfo) -> bool:
+    def _needs_chain(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("realisation") == "mean":
             raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
         return value

@@ -11,7 +11,7 @@ class SelfInitialised(ABC):
     """Interface of networks that draw their initial values themselves."""
 
     @abstractmethod
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw initial values from a CPU generator: CPU tensors by name, in the order of `state_dict()`."""
 
 
@@ -59,7 +59,7 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
         float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
     """
     if isinstance(module, SelfInitialised):
-        state = module.drawn(generator)
+        state = module.draw_values(generator)
         return {name: state[name] for name, _ in module.named_parameters()}
     values: dict[str, Tensor] = {}
     for name, layer in weighted_layers(module).items():
@@ -86,7 +86,7 @@ def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Te
         float32 CPU tensors by name, in the order of `module.state_dict()`.
     """
     if isinstance(module, SelfInitialised):
-        return module.drawn(generator)
+        return module.draw_values(generator)
     values = ordinary_parameters(module, generator)
     for name, buffer in module.named_buffers():
         values[name] = torch.full(buffer.shape, float(name.endswith("running_var")))
@@ -111,7 +111,7 @@ def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[
     values: dict[str, Tensor] = {}
     parts = {name: part for name, part in module.named_modules() if isinstance(part, SelfInitialised)}
     for name, part in parts.items():
-        values |= {f"{name}.{key}": value for key, value in part.drawn(generator).items()}
+        values |= {f"{name}.{key}": value for key, value in part.draw_values(generator).items()}
     for name, layer in weighted_layers(module, but=tuple(parts)).items():
         drawn = torch.randn(layer.weight.shape, generator=generator) * math.sqrt(2 / fan_in(layer))
         values |= {f"{name}.weight": drawn, f"{name}.bias": torch.zeros(layer.weight.shape[0])}

@@ -40,12 +40,12 @@ class LedgerApp(ClientApp):
     Flower serialises the return value of `__call__` and adds nothing, so the recorded reply is what leaves the node.
 
     Args:
-        book_of: Function that returns the recording settings of a node; None to record nothing.
+        ledger_for: Function that returns the recording settings of a node; None to record nothing.
     """
 
-    def __init__(self, book_of: Callable[[Message, Context], LedgerHandle | None]) -> None:
+    def __init__(self, ledger_for: Callable[[Message, Context], LedgerHandle | None]) -> None:
         super().__init__()
-        self._book_of = book_of
+        self._book_of = ledger_for
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Process a message and return the reply; a reply without a ledger entry is not sent."""

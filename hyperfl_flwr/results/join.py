@@ -28,7 +28,7 @@ from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import ClientData, normalised
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import Reading, title_of
+from hyperfl_flwr.data.sample_format import SampleFormat, title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -219,13 +219,13 @@ def _data_of(shared: Shared, name: str) -> ClientData:
     recipe = shared.recipe
     shape = recipe.input_shape
     is_image = len(shape) == 3
-    reading = Reading(
+    sample_format = SampleFormat(
         input_shape=(shape[0], shape[1], shape[2]) if is_image else None,
         classes=recipe.classes,
         normalisation=(recipe.mean, recipe.std),
         has_owner=True,
     )
-    dataset = load_dataset(name, None, reading)
+    dataset = load_dataset(name, None, sample_format)
     if dataset.input_shape != shape:
         raise StateError(
             f"samples of {name} must have the shape {shape}, as those of the run, got {dataset.input_shape}"

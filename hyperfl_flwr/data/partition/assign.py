@@ -11,7 +11,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.dataset import Dataset, IntArray
 from hyperfl_flwr.data.partition import registry as partitions
 from hyperfl_flwr.data.partition.allocation import class_counts
-from hyperfl_flwr.data.sample_format import UNCHANGED, Reading
+from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class DataSettings:
         validation_fraction: Share in [0, 1) of each client's training samples that replaces its test samples.
         novel_clients: Number of novel clients, which are the last ones and not trained. In the partition natural, they
             are drawn among the data set's clients; in the other partitions all clients are alike.
-        reading: Agreed classes, shape and normalisation of samples.
+        sample_format: Agreed classes, shape and normalisation of samples.
     """
 
     dataset: str
@@ -49,7 +49,7 @@ class DataSettings:
     augmentation: Literal["auto", "none"]
     validation_fraction: float
     novel_clients: int = 0
-    reading: Reading = UNCHANGED
+    sample_format: SampleFormat = UNCHANGED
 
     def __post_init__(self) -> None:
         if self.partition not in partitions.PARTITIONS:
@@ -98,7 +98,7 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
     else:
         cap = dataset.test_samples if name in partitions.EQUAL_SIZES else None
         counts = class_counts(train, dataset.train.labels, dataset.num_classes)
-        test = partitions.follow(counts, dataset.test.labels, rng, samples=samples, cap=cap)
+        test = partitions.match_class_shares(counts, dataset.test.labels, rng, samples=samples, cap=cap)
     return name, train, test
 
 

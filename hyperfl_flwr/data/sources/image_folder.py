@@ -22,7 +22,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.cache import Arrays, fingerprint, load_or_build
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split, split_train_test
-from hyperfl_flwr.data.sample_format import HALF, Reading
+from hyperfl_flwr.data.sample_format import HALF, SampleFormat
 from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, describe_shape, files_below, is_image
 
 Images = Mapping[str, Sequence[Path]]
@@ -32,13 +32,13 @@ Labelled = tuple[Sequence[Path], IntArray]
 """Image files and their labels."""
 
 
-def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
+def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
     """Read a folder of class folders.
 
     Args:
         name: The data set's name.
         path: The folder.
-        reading: Agreed shape and classes, the seed of the split, and the folder for decoded images.
+        sample_format: Agreed shape and classes, the seed of the split, and the folder for decoded images.
 
     Returns:
         The data set, without augmentation and recommended sizes; images are normalised to [-1, 1].
@@ -48,13 +48,13 @@ def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
             an image is damaged or does not fit.
     """
     parts = _parts(path)
-    _check_classes(path, parts, reading.classes)
-    classes = reading.classes or tuple(sorted({label for images in parts.values() for label in images}))
+    _check_classes(path, parts, sample_format.classes)
+    classes = sample_format.classes or tuple(sorted({label for images in parts.values() for label in images}))
     labelled = {part: _labelled(images, classes) for part, images in parts.items()}
     if "all" in labelled:
-        labelled = _split(path, *labelled["all"], reading.seed)
+        labelled = _split(path, *labelled["all"], sample_format.seed)
     # The labels come from the folders on every call; only the images, which are slow to decode, are cached.
-    arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, reading)
+    arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, sample_format)
     train, test = (
         Split(images=arrays[f"{part}_images"], labels=labels) for part, (_, labels) in sorted(labelled.items())[::-1]
     )
@@ -151,16 +151,16 @@ def _split(path: Path, files: Sequence[Path], labels: IntArray, seed: int) -> di
     }
 
 
-def _decoded(path: Path, files: Mapping[str, Sequence[Path]], reading: Reading) -> Arrays:
+def _decoded(path: Path, files: Mapping[str, Sequence[Path]], sample_format: SampleFormat) -> Arrays:
     """Return the images of each part, from the cache if unchanged; deletes older states of the folder from it."""
-    form = repr((reading.input_shape, [len(paths) for paths in files.values()]))
+    form = repr((sample_format.input_shape, [len(paths) for paths in files.values()]))
     family = f"folder-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}-"
     state = fingerprint([file for paths in files.values() for file in paths])
     return load_or_build(
         f"{family}{hashlib.sha256(form.encode()).hexdigest()[:8]}-{state}",
-        lambda: _decode(path, files, reading.input_shape),
+        lambda: _decode(path, files, sample_format.input_shape),
         [f"{part}_images" for part in files],
-        base=reading.cache,
+        base=sample_format.cache,
         family=family,
     )
 

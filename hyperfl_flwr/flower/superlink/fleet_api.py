@@ -43,8 +43,8 @@ def ask_registration(
         address: Address of the SuperLink, HOST:PORT.
         root_certificates: PEM file of the authority that has signed the SuperLink's certificate.
         key: The node's private key; it is not sent.
-        activate: Whether to also activate the node for a moment, which the SuperLink refuses with `IN_USE` while another
-            SuperNode with this key counts as online.
+        activate: Whether to also activate the node for a moment, which the SuperLink refuses with `IN_USE` while
+            another SuperNode with this key counts as online.
 
     Raises:
         httpx.TransportError: If the connection fails, or the certificate is not trusted.

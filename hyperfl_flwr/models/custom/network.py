@@ -147,7 +147,7 @@ class CustomExtractor(nn.Module, SelfInitialised):
         features: Tensor = self.network(images)
         return features
 
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the factory's values."""
         return _detached(new_target(self._factory, seed_of(generator)).extractor)
 
@@ -172,7 +172,7 @@ class CustomClassifier(nn.Linear, SelfInitialised):
         self.weight, self.bias = layer.weight, layer.bias
         self._factory = factory
 
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the factory's values."""
         return _detached(new_target(self._factory, seed_of(generator)).classifier)
 
@@ -193,7 +193,7 @@ class CustomTarget(Target, SelfInitialised):
         super().__init__(extractor, classifier)
         self._factory, self.classifier_name = factory, classifier_name
 
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the factory's values."""
         return _detached(new_target(self._factory, seed_of(generator)))
 
