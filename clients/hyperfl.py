@@ -66,8 +66,8 @@ class HyperFLClient(BaseClient):
 
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
-    generated: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
+    is_generated: ClassVar[bool] = True
+    can_join: ClassVar[bool] = True
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:

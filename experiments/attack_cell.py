@@ -131,7 +131,7 @@ def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
     If the attack follows clients over the rounds, the server's observations of them are recorded.
     """
     rounds: dict[str, Any] = {"num_rounds": cell.rounds_before, "checkpoint_every": cell.rounds_before}
-    if ATTACKS[cell.name].follows:
+    if ATTACKS[cell.name].needs_history:
         rounds["audit"] = AuditConfig(clients="all", rounds="all")
     changed = config.model_copy(update={"output": str(folder), **rounds})
     return run(InProcessGrid(app, 1, changed.flat(), {"simulated": True}), changed)

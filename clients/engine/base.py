@@ -39,14 +39,14 @@ class BaseClient(LocalTraining, NumPyClient):
     Attributes:
         shared: Names of the shared groups, and the reduction of each on the server.
         private: Names of the groups that never leave the node.
-        generated: Whether a hypernetwork generates parameters of the target network.
-        joins: Whether a client that joins later can train its private groups alone, see `join`.
+        is_generated: Whether a hypernetwork generates parameters of the target network.
+        can_join: Whether a client that joins later can train its private groups alone, see `join`.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
     private: ClassVar[tuple[str, ...]] = ()
-    generated: ClassVar[bool] = False
-    joins: ClassVar[bool] = False
+    is_generated: ClassVar[bool] = False
+    can_join: ClassVar[bool] = False
 
     def __init__(self, context: ClientContext) -> None:
         self.context = context
@@ -74,7 +74,7 @@ class BaseClient(LocalTraining, NumPyClient):
         """Train the private groups in place for some rounds, with constant shared groups.
 
         Raises:
-            ValueError: If the method's clients cannot join (`joins` is false).
+            ValueError: If the method's clients cannot join (`can_join` is false).
         """
         raise ValueError(f"clients of {self.context.config.method} cannot join by training private groups alone")
 

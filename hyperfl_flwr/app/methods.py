@@ -81,7 +81,7 @@ def _check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
         raise ConfigError(f"{error}; choose another target or other data") from None
     if is_factory(config.target):
         check_custom(config.target, input_shape, num_classes)
-    if has_statistics(target) and client_of(config.method).generated:
+    if has_statistics(target) and client_of(config.method).is_generated:
         raise ConfigError(
             f"target = {config.target} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
             f"with {config.method} take cnn, lenet, mlp or mlp-500"

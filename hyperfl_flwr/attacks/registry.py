@@ -29,7 +29,7 @@ class Attack:
         run: Function that runs the attack.
         on_uploads: Whether it applies to the upload of one client.
         on_sums: Whether it applies to the sum of the uploads of clients that start from the same parameters.
-        follows: Whether it needs the observations of a client in all earlier rounds.
+        needs_history: Whether it needs the observations of a client in all earlier rounds.
         by_neighbours: Whether a client can run it on its neighbour in a chain.
         gets_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
         defaults: Default optimisation; None if the attack does not optimise.
@@ -42,7 +42,7 @@ class Attack:
     run: AttackFunction
     on_uploads: bool = True
     on_sums: bool = False
-    follows: bool = False
+    needs_history: bool = False
     by_neighbours: bool = False
     gets_hidden: bool = False
     defaults: Optimisation | None = None
@@ -96,7 +96,7 @@ ATTACKS: Mapping[str, Attack] = {
         title="Gradient inversion on followed models",
         source="this project",
         needs=("kept-model",),
-        follows=True,
+        needs_history=True,
         by_neighbours=True,
         run=dual_difference.dual_difference,
         defaults=ig.DEFAULTS,
@@ -105,7 +105,7 @@ ATTACKS: Mapping[str, Attack] = {
         title="Pseudo-data and label counts from the generator's gradient",
         source="Zhu et al., NeurIPS 2019; the reading: this project",
         needs=("generator",),
-        follows=True,
+        needs_history=True,
         run=generator_dlg.generator_dlg,
         defaults=generator_dlg.DEFAULTS,
     ),

@@ -214,14 +214,14 @@ def audit(
         progress: Returns the progress callback for an attack's name.
     """
     names = chosen_attacks(options.attacks, target)
-    follows = any(ATTACKS[name].follows for name in names)
-    if follows:
+    needs_history = any(ATTACKS[name].needs_history for name in names)
+    if needs_history:
         require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
         recorded = observed or record_round(target, Path(folder))
-        if follows:
+        if needs_history:
             recorded = ObservationHistory(recorded.paths, target.trained or recorded.paths[0].parents[1])
         seen = view(target, recorded)
         for name in names:

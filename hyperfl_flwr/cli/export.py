@@ -88,8 +88,8 @@ def run_join(
     shared = shared_of(source.absolute(), _changes(data_root))
     done = join(shared, name, output.absolute(), rounds, resolve_device(device))
     out.print(
-        f"accuracy {100 * done.before:.2f} % before and {100 * done.after:.2f} % after {done.seconds:.1f} s of "
-        f"training on {done.train_examples} samples, of {done.test_examples} test samples",
+        f"accuracy {100 * done.accuracy_before:.2f} % before and {100 * done.accuracy_after:.2f} % after "
+        f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",
         markup=False,
     )
     for file in done.files:

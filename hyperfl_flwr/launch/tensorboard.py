@@ -74,7 +74,7 @@ class EventFiles:
         """Write the new lines of metrics.jsonl."""
         records, is_new_file = self._records.read()
         if is_new_file:
-            self._begin()
+            self._open_writer()
         if self._writer is None:
             return
         for record in records:
@@ -93,7 +93,7 @@ class EventFiles:
         self._writer.close()
         self._writer = None
 
-    def _begin(self) -> None:
+    def _open_writer(self) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter  # needs the optional package tensorboard
 
         if self._writer is not None:

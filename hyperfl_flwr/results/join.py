@@ -69,16 +69,16 @@ class Joined:
     """Result of joining a run.
 
     Attributes:
-        before: Accuracy on the client's test data with initial private parts.
-        after: Accuracy on the client's test data after training them.
+        accuracy_before: Accuracy on the client's test data with initial private parts.
+        accuracy_after: Accuracy on the client's test data after training them.
         train_examples: Number of training samples.
         test_examples: Number of test samples.
         seconds: Duration of the training.
         files: Paths of the model's files.
     """
 
-    before: float
-    after: float
+    accuracy_before: float
+    accuracy_after: float
     train_examples: int
     test_examples: int
     seconds: float
@@ -106,8 +106,8 @@ def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shar
 
 
 def _refuse_others(found: Restored) -> None:
-    if not client_of(found.config.method).joins:
-        able = ", ".join(name for name in METHODS if client_of(name).joins)
+    if not client_of(found.config.method).can_join:
+        able = ", ".join(name for name in METHODS if client_of(name).can_join)
         raise RunDirectoryError(
             f"{found.run} is a run of {found.config.method}, which a client cannot join by training private parts "
             f"only; use a run of {able}"
@@ -205,8 +205,8 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         "seconds": seconds,
     }  # fmt: skip
     return Joined(
-        before=before,
-        after=after,
+        accuracy_before=before,
+        accuracy_after=after,
         train_examples=len(data.train_labels),
         test_examples=len(data.test_labels),
         seconds=seconds,
