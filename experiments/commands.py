@@ -50,7 +50,7 @@ def study(
     open_study_folder(folder, StudyManifest(study=name, quick=quick, changes=changes))
     config = cells[0].config
     threads = 1 if config.threads == "auto" else config.threads
-    number = jobs or suitable_jobs(Machine.here(resolve_device(config.device)), len(cells), threads)
+    number = jobs or suitable_jobs(Machine.detect(resolve_device(config.device)), len(cells), threads)
     with _cells_progress(found.title, len(cells)) as (on_finished, on_note):
         run_cells(found, cells, folder, number, on_finished, quick=quick, on_note=on_note)
     out.print(str(folder), markup=False)

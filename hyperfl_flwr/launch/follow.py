@@ -71,14 +71,16 @@ Platform = Callable[[Mapping[str, Scalar]], ReadyRun]
 """Where runs train: checks changes of settings and returns a run with them that can start."""
 
 
-def watch(superlink: SuperLink, run_id: int, observer: RunCallbacks, look: Callable[[], None] = lambda: None) -> None:
+def watch(
+    superlink: SuperLink, run_id: int, observer: RunCallbacks, on_poll: Callable[[], None] = lambda: None
+) -> None:
     """Report a run's log lines and new notes of its SuperLink to an observer until the run has ended.
 
     Args:
         superlink: SuperLink or process that executes the run.
         run_id: Flower's id of the run.
         observer: Receives log lines and notes.
-        look: Called every `POLL_SECONDS`.
+        on_poll: Called every `POLL_SECONDS`.
 
     Raises:
         RunFailedError: If the run failed.
@@ -91,7 +93,7 @@ def watch(superlink: SuperLink, run_id: int, observer: RunCallbacks, look: Calla
             observer.on_log(lines)
         for note in superlink.new_notes():
             observer.on_note(note)
-        look()
+        on_poll()
         if status.finished:
             break
         time.sleep(POLL_SECONDS)
@@ -119,14 +121,14 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
     rounds = _Rounds(directory)
     reported = -1
 
-    def look() -> None:
+    def on_poll() -> None:
         nonlocal reported
         rounds.read_new()
         if rounds.last != reported:
             reported = rounds.last
             observer.on_round(reported, planned.num_rounds, rounds.accuracy)
 
-    watch(superlink, run_id, observer, look)
+    watch(superlink, run_id, observer, on_poll)
     if not (directory / "summary.json").is_file():
         raise RunFailedError(f"Flower reports the run as completed, but there is no summary.json in {directory}")
     return directory
