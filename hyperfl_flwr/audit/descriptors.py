@@ -76,9 +76,9 @@ def measure_descriptors(run: Path, changes: Mapping[str, Scalar]) -> dict[str, A
 
 def _public_images(data: FederatedData, trained: int, seed: int) -> Tensor:
     """Return test images [m, ...] of the training clients, none of them a novel client's."""
-    training_indices = np.unique(np.concatenate([data.test_indices(client) for client in range(trained)]))
+    used = np.unique(np.concatenate([data.test_indices(client) for client in range(trained)]))
     novel = np.concatenate([data.test_indices(client) for client in range(trained, data.num_clients)])
-    indices = np.setdiff1d(training_indices, novel)
+    indices = np.setdiff1d(used, novel)
     rng = numpy_generator(seed, "audit", "descriptors")
     chosen = np.sort(rng.choice(indices, min(len(indices), IMAGES), replace=False))
     dataset = data.dataset

@@ -146,11 +146,8 @@ def _fresh_target(
     else:
         settings = default_settings() | {key: value for key, value in named.items() if value is not None}
     merged = {**settings, **local, **changes}
-    merged = {
-        **merged,
-        **local_epochs_setting(merged, options),
-        **changes,
-    }  # the derived epochs must not override --set
+    # The derived epochs must not override --set.
+    merged = {**merged, **local_epochs_setting(merged, options), **changes}
     return make_target(merged, options, checkpoint and checkpoint.absolute())
 
 

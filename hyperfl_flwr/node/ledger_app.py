@@ -45,11 +45,11 @@ class LedgerApp(ClientApp):
 
     def __init__(self, ledger_for: Callable[[Message, Context], LedgerHandle | None]) -> None:
         super().__init__()
-        self._book_of = ledger_for
+        self._ledger_for = ledger_for
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Process a message and return the reply; a reply without a ledger entry is not sent."""
-        book = self._book_of(message, context)
+        book = self._ledger_for(message, context)
         if book is None:
             return super().__call__(message, context)
         origin = _origin(message, context, book.method)
