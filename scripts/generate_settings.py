@@ -1,4 +1,4 @@
-"""Writes what is generated from the settings' declarations: `python scripts/generate_settings.py`.
+"""Generate files from the settings' declarations: `python scripts/generate_settings.py`.
 
 These are the table of defaults in pyproject.toml, from which Flower takes them, and docs/reference/settings.md. A test
 compares both with the declarations.
@@ -113,7 +113,7 @@ def project_text() -> str:
 
 
 def settings_page() -> str:
-    """Return docs/reference/settings.md: every setting by topic, each under a heading of its own to link to."""
+    """Return docs/reference/settings.md: every setting by topic, each under a separate heading to link to."""
     parts = [INTRODUCTION]
     for topic in topics():
         parts += [*_heading(topic), *_entries(topic)]

@@ -42,7 +42,7 @@ def list_settings(
 
 
 def described(setting: Setting, width: int) -> str:
-    """Return a setting with its default, possible values and meaning, in lines of so many columns."""
+    """Return a setting with its default, possible values and meaning, in lines of at most `width` columns."""
     resumable = "; may change when a run is resumed" if setting.resumable else ""
     lines = [f"{setting.key} = {toml_value(setting.default)}"]
     for paragraph in (f"({setting.values}{resumable})", *setting.meaning.split("\n\n")):

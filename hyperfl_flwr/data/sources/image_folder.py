@@ -105,8 +105,8 @@ def _parts(path: Path) -> dict[str, Images]:
 def _by_class(folder: Path) -> Images:
     """Return the images below each class folder of `folder`, by class."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if beside := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
-        raise DataError(f"{beside[0]}: an image must lie in a folder named after its class, below {folder}; move it")
+    if misplaced := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
+        raise DataError(f"{misplaced[0]}: an image must lie in a folder named after its class, below {folder}; move it")
     if not names:
         raise DataError(f"{folder} must contain a folder of images for each class, but has no folders; add them")
     return {name: [file for file in files_below(folder / name) if is_image(file)] for name in names}
