@@ -91,7 +91,7 @@ class Study:
         rows: The rows, expanded by the grid.
         columns: The columns.
         expected: Numbers to compare with, by (row, column, metric).
-        beside: Description of these numbers.
+        reference: Description of these numbers.
         standard_error: The units that standard errors are over; empty if there are none.
         figures: Default figures.
     """
@@ -109,7 +109,7 @@ class Study:
     rows: Sequence[Line]
     columns: Sequence[Line]
     expected: Mapping[tuple[str, str, str], Expected]
-    beside: str
+    reference: str
     standard_error: str
     figures: Sequence[str]
 
@@ -225,7 +225,7 @@ def load_study(name: str) -> Study:
         rows=with_grid(read_lines(document["rows"]), flatten(document.get("grid", {}))),
         columns=read_lines(document["columns"]),
         expected={},
-        beside=document.get("beside", "the paper's number"),
+        reference=document.get("beside", "the paper's number"),
         standard_error=document.get("standard-error", ""),
         figures=document.get("figures", ("personalized_accuracy",)),
     )

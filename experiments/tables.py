@@ -100,7 +100,7 @@ def _caption(collected: Collected) -> str:
     if any(entry.is_best for entry in collected.entries.values()):
         parts.append("the best of each grid in bold")
     if sources:
-        parts.append(f"after the slash {study.beside} ({'; '.join(sources)})")
+        parts.append(f"after the slash {study.reference} ({'; '.join(sources)})")
     if collected.study_manifest.quick:
         parts.append("QUICK settings, which do not allow conclusions about the methods")
     if collected.study_manifest.changes:
