@@ -74,7 +74,7 @@ def test_every_number_of_a_paper_has_its_place_and_its_source(name):
     for (row, column), expected in study.paper.items():
         assert row in rows
         assert column in columns
-        assert "Table" in expected.source or (study.beside, expected.source[:8]) == ("the computed number", "computed")
+        assert "Table" in expected.source or (study.reference, expected.source[:8]) == ("the computed number", "computed")
         assert expected.value > 0
 
 
