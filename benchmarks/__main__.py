@@ -31,10 +31,10 @@ def main() -> None:
     def note(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def sized(work: Workload) -> Workload:
+    def quick_version(work: Workload) -> Workload:
         return dataclasses.replace(work, train=100, test=50, epochs=1, clients=4) if options.quick else work
 
-    clients, federated = [[sized(work) for work in group] for group in (CLIENT_WORK, FEDERATED_WORK)]
+    clients, federated = [[quick_version(work) for work in group] for group in (CLIENT_WORK, FEDERATED_WORK)]
     results = Results(
         circumstances=_circumstances(),
         command=_command(options),

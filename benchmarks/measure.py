@@ -154,14 +154,14 @@ def measure_clients(work: Workload, repetitions: int, note: Note = print) -> lis
 
 
 def _client_timing(row: int, turns: Sequence[Sequence[Any]]) -> Timing:
-    variant, mine = CLIENT_VARIANTS[row], [turn[row] for turn in turns]
+    variant, results = CLIENT_VARIANTS[row], [turn[row] for turn in turns]
     return Timing(
         variant=variant,
-        cpu=statistics.median(one["cpu"] for one in mine),
-        wall=statistics.median(one["wall"] for one in mine),
-        cpu_ratio=statistics.median(one["cpu"] / turn[0]["cpu"] for one, turn in zip(mine, turns, strict=True)),
-        loss=mine[-1]["loss"],
-        private=mine[-1]["private"],
+        cpu=statistics.median(one["cpu"] for one in results),
+        wall=statistics.median(one["wall"] for one in results),
+        cpu_ratio=statistics.median(one["cpu"] / turn[0]["cpu"] for one, turn in zip(results, turns, strict=True)),
+        loss=results[-1]["loss"],
+        private=results[-1]["private"],
     )
 
 
@@ -221,7 +221,7 @@ def _on_ray(work: Workload, variant: Variant, rounds: int, dataset: Path, folder
     seen: dict[int, dict[str, float]] = {}
 
     def on_round(number: int, total: int, accuracy: float | None) -> None:
-        seen[number] = _look()
+        seen[number] = _resource_usage()
 
     launch(plan(settings, NUM_NODES), RunCallbacks(on_round=on_round, on_note=note))
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
@@ -239,7 +239,7 @@ def _on_ray(work: Workload, variant: Variant, rounds: int, dataset: Path, folder
     }
 
 
-def _look() -> dict[str, float]:
+def _resource_usage() -> dict[str, float]:
     """Return CPU seconds of all descendants of this process, and the private memory of the server and a node."""
     found = descendants([os.getpid()], process_table())
     nodes = [private_memory(pid) for pid, process in found.items() if process.command.startswith("ray::ClientApp")]

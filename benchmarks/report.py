@@ -76,8 +76,8 @@ def render(results: Results) -> str:
     parts += [
         "## Transport",
         _text(
-            """What happens to a hypernetwork's arrays on their way: the most memory that is held at once beyond the
-            arrays themselves, in copies of them, and the time. Replies are fetched one by one in the order of the nodes
+            """Steps in the transport of a hypernetwork's arrays: peak memory beyond the arrays themselves, in copies of
+            them, and time. Replies are fetched one by one in the order of the nodes
             and added in place, so that the server holds the sum, in float64, and the reply in hand, however many nodes
             there are. A reply of several clients is a sum, too, and one of a single client its arrays in float32.
             (Replies that have come before their turn wait with Flower: in a simulation in the server's process too.)"""

@@ -31,7 +31,7 @@ def main() -> None:
     work = Workload.from_json(specification["work"])
     start = {"private": private_memory(os.getpid()), "peak": peak_memory()}
     if specification["kind"] == "transport":
-        for _ in _asked(answers):
+        for _ in _requests(answers):
             steps = [dataclasses.asdict(step) for step in measure_transport(work)]
             print(json.dumps({"steps": steps}), file=answers, flush=True)
         return
@@ -39,13 +39,13 @@ def main() -> None:
         if specification["kind"] == "client":
             one = client_round(work, specification["program"], Path(folder))
             one()  # warm-up
-            for _ in _asked(answers):
+            for _ in _requests(answers):
                 cpu, wall = time.process_time(), time.perf_counter()
                 loss = one()
                 result = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "loss": loss}
                 print(json.dumps(result | _memory(start)), file=answers, flush=True)
             return
-        for _ in _asked(answers):
+        for _ in _requests(answers):
             dataset = Path(specification["dataset"])
             if specification["program"] == "plain":
                 rounds = plain_rounds(work, specification["rounds"], dataset)
@@ -54,7 +54,7 @@ def main() -> None:
             print(json.dumps(dataclasses.asdict(rounds) | _memory(start)), file=answers, flush=True)
 
 
-def _asked(answers: TextIO) -> Iterator[str]:
+def _requests(answers: TextIO) -> Iterator[str]:
     """Report that the process is ready, and yield once per requested measurement."""
     print("ready", file=answers, flush=True)
     yield from sys.stdin

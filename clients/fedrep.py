@@ -18,7 +18,7 @@ class FedRepClient(SplitClient):
     """Trains the classifier on the received extractor, then the extractor under the new classifier."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
-    joins: ClassVar[bool] = True
+    can_join: ClassVar[bool] = True
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clients.engine.base import BaseClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.setting_types import number
+from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
 from hyperfl_flwr.models.initialisation import ordinary_parameters
@@ -54,8 +54,8 @@ def hyperfl_rates(config: RunConfig) -> HyperFLRates:
     method = config.section(HyperFLConfig)
     return HyperFLRates(
         classifier=method.classifier_learning_rate,
-        hypernetwork=number(config.learning_rate),
-        embedding=number(method.embedding_learning_rate),
+        hypernetwork=resolved_number(config.learning_rate),
+        embedding=resolved_number(method.embedding_learning_rate),
         clip_norm=method.clip_norm,
         factored=method.head_optimiser == "factored",
     )
@@ -66,8 +66,8 @@ class HyperFLClient(BaseClient):
 
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
-    generated: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
+    is_generated: ClassVar[bool] = True
+    can_join: ClassVar[bool] = True
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:

@@ -38,8 +38,8 @@ class HyperFLFrozenClient(SplitClient):
     """Trains the classifier, then the extractor theta."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"extractor": Reduction.MEAN_BY_EXAMPLES}
-    generated: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
+    is_generated: ClassVar[bool] = True
+    can_join: ClassVar[bool] = True
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:

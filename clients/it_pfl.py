@@ -67,7 +67,7 @@ class ITPFLClient(PFedHNClient):
         self.embedding = nn.Embedding.from_pretrained(torch.empty(1, dimension, device="meta"), freeze=False)  # type: ignore[no-untyped-call]
         return {"encoder": self.encoder, **super().build_groups(), "embedding": self.embedding}
 
-    def travelling(self) -> tuple[str, ...]:
+    def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups of the round, without the encoder in the second phase, in which it is constant."""
         config = self.context.config
         frozen = config.section(ITPFLConfig).fine_tunes(self.context.round, config.num_rounds)
@@ -80,7 +80,7 @@ class ITPFLClient(PFedHNClient):
         |g(D) - t|^2 / d between the received encoder's descriptor and its target t.
         """
         numbers = super().train(rng)
-        if "encoder" not in self.travelling():
+        if "encoder" not in self.exchanged_groups():
             return numbers
         steps, seed = encoder_steps(self.context.config), self.context.config.seed
         embedding, data = self.embedding.weight[0].detach(), self.context.data

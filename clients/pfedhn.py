@@ -20,7 +20,7 @@ class PFedHNClient(BaseClient):
     """Trains all layers with one learning rate and uploads the model's change, before minus after."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.PER_CLIENT}
-    generated: ClassVar[bool] = True
+    is_generated: ClassVar[bool] = True
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:

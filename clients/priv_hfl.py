@@ -108,14 +108,14 @@ class PrivHFLClient(BaseClient):
         is_mean = self.rule.realisation == "mean"
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
-        config, data, nothing = self.context.config, self.context.data, Vector(0)
+        config, data, empty = self.context.config, self.context.data, Vector(0)
         if config.section(PrivHFLConfig).distill:
             shape = tuple(data.train_images.shape[1:])
             self.generator = Generator(shape, data.num_classes, config.section(PrivHFLConfig).generator_width)
         return {
-            "changes": self.received if is_mean else nothing,
-            "force": nothing if is_mean else self.received,
-            "generator": self.generator if config.section(PrivHFLConfig).distill else nothing,
+            "changes": self.received if is_mean else empty,
+            "force": empty if is_mean else self.received,
+            "generator": self.generator if config.section(PrivHFLConfig).distill else empty,
             "model": self.model,
             "accumulated": self.accumulated,
         }
@@ -141,12 +141,12 @@ class PrivHFLClient(BaseClient):
         before, received = self._theta(), self._mixed(self.received.theta, back=True)
         if self.rule.realisation == "mean":
             start = self._start_vector()
-            total = self.accumulated.theta - self._of_start(start, self._version)
+            total = self.accumulated.theta - self._start_share(start, self._version)
             dual = MeanClient(rule=self.rule, change=before - start, total=total)
             force = dual.multiplier(received, self._round - 1 - self._version).float()
             change, numbers = self._train_along(force, before, rng)
-            dual.move(self._theta() - start)
-            self.accumulated.theta = dual.total + self._of_start(start, self._round)
+            dual.record_change(self._theta() - start)
+            self.accumulated.theta = dual.total + self._start_share(start, self._round)
         else:
             change, numbers = self._train_along(received, before, rng)
         self.received.theta = self._mixed(change)
@@ -235,6 +235,6 @@ class PrivHFLClient(BaseClient):
     def _start(self, target: nn.Module) -> Mapping[str, Tensor]:
         return initial_state(target, torch_generator(self.context.config.seed, "model"))
 
-    def _of_start(self, start: Tensor, rounds: int) -> Tensor:
+    def _start_share(self, start: Tensor, rounds: int) -> Tensor:
         """Return the difference between A of models and A of changes after some rounds: the share of the start."""
         return self.rule.accumulated(torch.zeros_like(start), start, rounds)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Po
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.server import run
 from hyperfl_flwr.attacks.registry import ATTACKS
-from hyperfl_flwr.audit.audit import Options, audit, make_target, passes
+from hyperfl_flwr.audit.audit import Options, audit, local_epochs_setting, make_target
 from hyperfl_flwr.audit.report import measure, write_audit
 from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.config.sections import AuditConfig
@@ -109,7 +109,7 @@ def run_attack(config: RunConfig, settings: Mapping[str, Scalar], folder: Path) 
     start = manifest.now()
     trained = _train(config, cell, folder / "trained") if cell.rounds_before else None
     base = config.flat() | {"batch-size": cell.batch_size, "local-epochs": cell.epochs}
-    target = make_target(base | passes(base, cell.options()), cell.options(), trained)
+    target = make_target(base | local_epochs_setting(base, cell.options()), cell.options(), trained)
     lpips = Lpips(Path(cell.lpips_weights), resolve_device(config.device)) if cell.lpips_weights else None
     findings = audit(target, cell.options())
     write_audit(target, findings, folder, lpips)
@@ -131,7 +131,7 @@ def _train(config: RunConfig, cell: AttackedCell, folder: Path) -> Path:
     If the attack follows clients over the rounds, the server's observations of them are recorded.
     """
     rounds: dict[str, Any] = {"num_rounds": cell.rounds_before, "checkpoint_every": cell.rounds_before}
-    if ATTACKS[cell.name].follows:
+    if ATTACKS[cell.name].needs_history:
         rounds["audit"] = AuditConfig(clients="all", rounds="all")
     changed = config.model_copy(update={"output": str(folder), **rounds})
     return run(InProcessGrid(app, 1, changed.flat(), {"simulated": True}), changed)

@@ -57,25 +57,25 @@ class Collected:
 
     Attributes:
         study: The study.
-        begun: The settings that its folder was created with.
+        study_manifest: The settings that its folder was created with.
         entries: Entries by (row, column).
         commits: Commits of the code that ran the cells.
         rounds: Numbers of rounds of the runs.
     """
 
     study: Study
-    begun: StudyManifest
+    study_manifest: StudyManifest
     entries: Mapping[tuple[str, str], Entry]
     commits: Sequence[str]
     rounds: Sequence[int]
 
 
-def collect(study: Study, begun: StudyManifest, folder: Path, *, mix: bool = False) -> Collected:
+def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: bool = False) -> Collected:
     """Read the finished cells of a study's folder.
 
     Args:
-        study: The study; see `showing` for another metric than its default.
-        begun: The settings that the folder was created with.
+        study: The study; see `with_metric` for another metric than its default.
+        study_manifest: The settings that the folder was created with.
         folder: The study's folder.
         mix: Whether to accept cells of different commits, or with other settings than the study's.
 
@@ -87,7 +87,7 @@ def collect(study: Study, begun: StudyManifest, folder: Path, *, mix: bool = Fal
     rounds: set[int] = set()
     problems: list[str] = []
     failed: dict[tuple[str, str], str] = {}
-    for cell in study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes):
+    for cell in study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes):
         path = cell.folder(folder)
         if not (path / "manifest.json").is_file():
             continue
@@ -98,7 +98,7 @@ def collect(study: Study, begun: StudyManifest, folder: Path, *, mix: bool = Fal
             continue
         problems += [f"{cell}: {text}" for text in differences(cell, manifest)]
         # A resumed cell may have been run by several commits.
-        commits.update(map(_commit, [manifest["code"], *(each["code"] for each in manifest["resumed"])]))
+        commits.update(map(_commit, [manifest["code"], *(resume["code"] for resume in manifest["resumed"])]))
         summaries.setdefault((cell.row, cell.column), []).append(json.loads((path / "summary.json").read_text()))
         rounds.add(cell.config.num_rounds)
     if not summaries:
@@ -109,7 +109,7 @@ def collect(study: Study, begun: StudyManifest, folder: Path, *, mix: bool = Fal
         raise RunDirectoryError("\n  - ".join(["the cells differ; pass --mix to accept that:", *problems]))
     return Collected(
         study=study,
-        begun=begun,
+        study_manifest=study_manifest,
         entries=_entries(study, summaries, failed),
         commits=sorted(commits),
         rounds=sorted(rounds),
@@ -148,7 +148,7 @@ def _entries(
 
 def _best(study: Study, values: Mapping[tuple[str, str], Sequence[float]]) -> set[tuple[str, str]]:
     """Return the pair with the highest mean, for each column and each row that a grid has expanded."""
-    means = {pair: statistics.fmean(each) for pair, each in values.items()}
+    means = {pair: statistics.fmean(numbers) for pair, numbers in values.items()}
     best = set()
     for column in study.columns:
         for family in {row.family for row in study.rows if row.family != row.name}:
@@ -185,7 +185,7 @@ def unit_of(metric: str) -> str:
     return "dB" if "psnr" in metric else "s" if "seconds" in metric else ""
 
 
-def showing(study: Study, metric: str) -> Study:
+def with_metric(study: Study, metric: str) -> Study:
     """Return a copy of a study with tables of another number of summary.json."""
     columns = [replace(column, metric="") for column in study.columns]
     return replace(study, metric=metric, unit=unit_of(metric), columns=columns)

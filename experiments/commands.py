@@ -36,7 +36,7 @@ def study(
 ) -> None:
     """Run a study's unfinished cells; the last line printed is the study's folder."""
     # Deferred, here and below: importing torch would delay every command.
-    from experiments.runner import StudyManifest, begin, default_folder, run_cells
+    from experiments.runner import StudyManifest, default_folder, open_study_folder, run_cells
     from experiments.study import load_study
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.launch.sizing import Machine, suitable_jobs
@@ -47,10 +47,10 @@ def study(
         changes["data-root"] = str(data_root.absolute())
     cells = found.cells(quick=quick, rows=methods or (), columns=datasets or (), seeds=seeds, changes=changes)
     folder = output.absolute() if output else default_folder(name, quick=quick)
-    begin(folder, StudyManifest(study=name, quick=quick, changes=changes))
+    open_study_folder(folder, StudyManifest(study=name, quick=quick, changes=changes))
     config = cells[0].config
     threads = 1 if config.threads == "auto" else config.threads
-    number = jobs or suitable_jobs(Machine.here(resolve_device(config.device)), len(cells), threads)
+    number = jobs or suitable_jobs(Machine.detect(resolve_device(config.device)), len(cells), threads)
     with _cells_progress(found.title, len(cells)) as (on_finished, on_note):
         run_cells(found, cells, folder, number, on_finished, quick=quick, on_note=on_note)
     out.print(str(folder), markup=False)
@@ -65,13 +65,13 @@ def table(
     metric: Annotated[str, typer.Option(help="Number of summary.json to show; default: the study's.")] = "",
 ) -> None:
     """Print a study's table, and write it to its folder as Markdown, CSV and LaTeX."""
-    from experiments.collect import collect, showing
+    from experiments.collect import collect, with_metric
     from experiments.runner import default_folder, read_study_manifest
     from experiments.study import load_study
     from experiments.tables import markdown, write_tables
 
     folder = output.absolute() if output else default_folder(name, quick=quick)
-    found = showing(load_study(name), metric) if metric else load_study(name)
+    found = with_metric(load_study(name), metric) if metric else load_study(name)
     collected = collect(found, read_study_manifest(folder), folder, mix=mix)
     written = write_tables(collected, folder)
     out.print(markdown(collected), markup=False)
@@ -101,8 +101,8 @@ def figure(
     from experiments.study import load_study
 
     folder, found = output.absolute() if output else default_folder(name, quick=quick), load_study(name)
-    for what in number or found.figures:
-        for picture in draw(found, read_study_manifest(folder), folder, what, open_private_state=open_private_state):
+    for kind in number or found.figures:
+        for picture in draw(found, read_study_manifest(folder), folder, kind, open_private_state=open_private_state):
             out.print(str(picture), markup=False)
 
 

@@ -48,13 +48,17 @@ class StudyManifest:
     changes: Mapping[str, Scalar]
 
 
-def begin(folder: Path, begun: StudyManifest) -> None:
+def open_study_folder(folder: Path, study_manifest: StudyManifest) -> None:
     """Create a study's folder, or check that an existing one was created with the same settings.
 
     Raises:
         RunDirectoryError: If it was created with other settings, or is not a study's folder.
     """
-    document = {"study": begun.study, "quick": begun.quick, "changes": _of_the_study(begun.changes)}
+    document = {
+        "study": study_manifest.study,
+        "quick": study_manifest.quick,
+        "changes": _without_machine_settings(study_manifest.changes),
+    }
     if (folder / DESCRIPTION).is_file():
         if (before := json.loads((folder / DESCRIPTION).read_text())) != document:
             raise RunDirectoryError(f"{folder} was created with {before}, not {document}; choose another --output")
@@ -76,9 +80,11 @@ def read_study_manifest(folder: Path) -> StudyManifest:
     return StudyManifest(**json.loads((folder / DESCRIPTION).read_text()))
 
 
-def _of_the_study(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    machines = RESUMABLE_CHANGES - {"num-rounds"}
-    return {key: value for key, value in sorted(changes.items()) if key not in machines or key.startswith("novel.")}
+def _without_machine_settings(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    machine_settings = RESUMABLE_CHANGES - {"num-rounds"}
+    return {
+        key: value for key, value in sorted(changes.items()) if key not in machine_settings or key.startswith("novel.")
+    }
 
 
 def seeds_in(folder: Path) -> int:
@@ -108,10 +114,15 @@ def differences(cell: Cell, manifest: Mapping[str, Any]) -> list[str]:
     A setting that did not exist when the run was made counts as its default.
     """
     # A run may record a setting as given (`auto`) or as resolved: both are equal to the cell's.
-    asked, wanted = _of_the_study(cell.settings), _of_the_study(resolved(cell.config).flat() | cell.attack)
-    got = _of_the_study({**default_settings(), **trained_settings(manifest)})
-    wrong = [key for key in sorted({*wanted, *got}) if got.get(key) not in (asked.get(key), wanted.get(key))]
-    return [f"{key} {got.get(key)!r} instead of {wanted.get(key)!r}" for key in wrong]
+    given, expected = (
+        _without_machine_settings(cell.settings),
+        _without_machine_settings(resolved(cell.config).flat() | cell.attack),
+    )
+    recorded = _without_machine_settings({**default_settings(), **trained_settings(manifest)})
+    differing = [
+        key for key in sorted({*expected, *recorded}) if recorded.get(key) not in (given.get(key), expected.get(key))
+    ]
+    return [f"{key} {recorded.get(key)!r} instead of {expected.get(key)!r}" for key in differing]
 
 
 def run_cells(
@@ -203,8 +214,8 @@ class _Worker:
             return " | ".join(str(answer["problem"]).splitlines())
         self.process.wait()
         self._log.seek(0)
-        said = " | ".join(self._log.read().strip().splitlines()[-LAST_LINES:])
-        return f"its process died with exit status {self.process.returncode}: {said}"
+        last_lines = " | ".join(self._log.read().strip().splitlines()[-LAST_LINES:])
+        return f"its process died with exit status {self.process.returncode}: {last_lines}"
 
     def end(self) -> None:
         """Terminate the process; a pending `run` then reports its death."""

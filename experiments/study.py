@@ -91,7 +91,7 @@ class Study:
         rows: The rows, expanded by the grid.
         columns: The columns.
         expected: Numbers to compare with, by (row, column, metric).
-        beside: Description of these numbers.
+        reference: Description of these numbers.
         standard_error: The units that standard errors are over; empty if there are none.
         figures: Default figures.
     """
@@ -109,7 +109,7 @@ class Study:
     rows: Sequence[Line]
     columns: Sequence[Line]
     expected: Mapping[tuple[str, str, str], Expected]
-    beside: str
+    reference: str
     standard_error: str
     figures: Sequence[str]
 
@@ -120,9 +120,11 @@ class Study:
     @property
     def paper(self) -> dict[tuple[str, str], Expected]:
         """The numbers to compare the study's shown numbers with, by (row, column)."""
-        shown = {(row.name, each.name): self.metric_of(row, each) for row in self.rows for each in self.columns}
+        shown = {(row.name, column.name): self.metric_of(row, column) for row in self.rows for column in self.columns}
         found = self.expected.items()
-        return {(row, column): each for (row, column, metric), each in found if shown.get((row, column)) == metric}
+        return {
+            (row, column): expected for (row, column, metric), expected in found if shown.get((row, column)) == metric
+        }
 
     def cells(
         self,
@@ -152,7 +154,7 @@ class Study:
         chosen_columns = _chosen(self.columns, columns, "column", lambda line: {line.name, self._dataset(line)})
         chosen_rows, chosen_columns = runs_of(chosen_rows, self.rows), runs_of(chosen_columns, self.columns)
         lines = (*chosen_rows, *chosen_columns)
-        changed = [line.settings for line in lines] + [each for line in lines for each in line.on.values()]
+        changed = [line.settings for line in lines] + [settings for line in lines for settings in line.on.values()]
         own = {"seed", "output", "resume"}.union(*changed)
         if wrong := sorted(own & set(changes or {})):
             raise ConfigError(
@@ -223,7 +225,7 @@ def load_study(name: str) -> Study:
         rows=with_grid(read_lines(document["rows"]), flatten(document.get("grid", {}))),
         columns=read_lines(document["columns"]),
         expected={},
-        beside=document.get("beside", "the paper's number"),
+        reference=document.get("beside", "the paper's number"),
         standard_error=document.get("standard-error", ""),
         figures=document.get("figures", ("personalized_accuracy",)),
     )

@@ -12,7 +12,7 @@ from hyperfl_flwr.core.toml_files import flatten
 
 Settings = dict[str, Scalar]
 
-WORDS = ("label", "missing", "metric", "run", "way")
+NON_SETTINGS = ("label", "missing", "metric", "run", "way")
 """Keys of a row or column that are not settings."""
 
 
@@ -66,9 +66,9 @@ def read_lines(tables: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     """
     lines = []
     for name, table in tables.items():
-        words = {key: str(table.get(key, "")) for key in WORDS}
-        on = {column: flatten(each) for column, each in table.get("on", {}).items()}
-        settings = flatten({key: value for key, value in table.items() if key not in (*WORDS, "on")})
+        words = {key: str(table.get(key, "")) for key in NON_SETTINGS}
+        on = {column: flatten(settings) for column, settings in table.get("on", {}).items()}
+        settings = flatten({key: value for key, value in table.items() if key not in (*NON_SETTINGS, "on")})
         texts = words | {"label": words["label"] or name, "run": words["run"] or name}
         lines.append(Line(name=name, settings=settings, family=name, on=on, **texts))
     owners = {line.name for line in lines if line.run == line.name}
@@ -100,8 +100,8 @@ def with_grid(rows: Sequence[Line], grid: Mapping[str, Any]) -> Sequence[Line]:
 
 def runs_of(chosen: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
     """Return the lines that provide the runs of the chosen lines, each once."""
-    wanted = {line.run for line in chosen}
-    return [line for line in lines if line.name in wanted]
+    run_lines = {line.run for line in chosen}
+    return [line for line in lines if line.name in run_lines]
 
 
 def read_expected(file: Path, metric_of: Callable[[str, str], str]) -> dict[tuple[str, str, str], Expected]:

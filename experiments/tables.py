@@ -65,7 +65,7 @@ def comma_separated(collected: Collected) -> str:
     study = collected.study
     for row, column in itertools.product(study.rows, study.columns):
         entry, metric = collected.entries[row.name, column.name], study.metric_of(row, column)
-        ours = [_digits(each) for each in (entry.mean, entry.deviation, entry.error)]
+        ours = [_digits(number) for number in (entry.mean, entry.deviation, entry.error)]
         paper = [_digits(entry.paper.value), _digits(entry.paper.error)] if entry.paper else ["", ""]
         source, unit = entry.paper.source if entry.paper else "", unit_of(metric) if column.metric else study.unit
         writer.writerow([row.name, column.name, metric, unit, *ours, len(entry.values), *paper, source, entry.missing])
@@ -100,11 +100,11 @@ def _caption(collected: Collected) -> str:
     if any(entry.is_best for entry in collected.entries.values()):
         parts.append("the best of each grid in bold")
     if sources:
-        parts.append(f"after the slash {study.beside} ({'; '.join(sources)})")
-    if collected.begun.quick:
+        parts.append(f"after the slash {study.reference} ({'; '.join(sources)})")
+    if collected.study_manifest.quick:
         parts.append("QUICK settings, which do not allow conclusions about the methods")
-    if collected.begun.changes:
-        parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.begun.changes.items()))
+    if collected.study_manifest.changes:
+        parts.append("with " + ", ".join(f"{key} = {value}" for key, value in collected.study_manifest.changes.items()))
     return "; ".join([*parts, f"commit {', '.join(collected.commits)}"]) + "."
 
 
@@ -120,7 +120,7 @@ def _spread(study: Study) -> str:
 def _headings(collected: Collected) -> list[str]:
     study = collected.study
     own = {column.name: f" ({unit_of(column.metric)})" if column.metric else "" for column in study.columns}
-    return [study.heading(column, quick=collected.begun.quick) + own[column.name] for column in study.columns]
+    return [study.heading(column, quick=collected.study_manifest.quick) + own[column.name] for column in study.columns]
 
 
 def _is_shown(collected: Collected, row: str) -> bool:

@@ -65,8 +65,8 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
         config = RunConfig.from_flat(document["settings"])
         find_model(config.target, Path(config.resume) if config.resume else None)
         with CoreSlots() as slots:
-            wanted = 1 if config.threads == "auto" else config.threads
-            slots.acquire(wanted, lambda: on_note(f"{WAITING} for one"))
+            threads = 1 if config.threads == "auto" else config.threads
+            slots.acquire(threads, lambda: on_note(f"{WAITING} for one"))
             if document["attack"]:
                 folder = Path(config.output)
                 run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)

@@ -1,4 +1,4 @@
-"""Writes the generated reference pages from the code: `python scripts/generate_docs.py`.
+"""Generate the reference pages from the code: `python scripts/generate_docs.py`.
 
 `PAGES` has a function for each page. A test compares the pages with what these functions return.
 """
@@ -66,7 +66,7 @@ def _signature(option: click.Option, context: click.Context) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return a text of the command line as Markdown: what stands in backticks stays as it is."""
+    """Escape a help text for Markdown; text in backticks is not changed."""
     parts = text.split("`")
     for index in range(0, len(parts), 2):
         for mark in "\\*_<|":

@@ -1,4 +1,4 @@
-"""Writes what is generated from the settings' declarations: `python scripts/generate_settings.py`.
+"""Generate files from the settings' declarations: `python scripts/generate_settings.py`.
 
 These are the table of defaults in pyproject.toml, from which Flower takes them, and docs/reference/settings.md. A test
 compares both with the declarations.
@@ -78,7 +78,7 @@ def default_tables() -> str:
             lines += [f"# {topic.title}"]
         else:
             lines += ["", f"[{TABLE}.{topic.key}]"]
-        lines += [f"{each.key.rpartition('.')[2]} = {toml_value(each.default)}" for each in declared(topic)]
+        lines += [f"{setting.key.rpartition('.')[2]} = {toml_value(setting.default)}" for setting in declared(topic)]
     return "\n".join(lines) + "\n"
 
 
@@ -96,7 +96,7 @@ def project_text() -> str:
 
 
 def settings_page() -> str:
-    """Return docs/reference/settings.md: every setting by topic, each under a heading of its own to link to."""
+    """Return docs/reference/settings.md: every setting by topic, each under a separate heading to link to."""
     parts = [INTRODUCTION]
     for topic in topics():
         parts += [*_heading(topic), *_entries(topic)]
@@ -110,13 +110,13 @@ def _heading(topic: type[Section]) -> Iterator[str]:
 
 
 def _entries(topic: type[Section]) -> Iterator[str]:
-    for each in declared(topic):
-        yield f"### `{each.key}`\n"
-        yield f"{_facts(each)}\n"
-        for paragraph in each.meaning.split("\n\n"):
+    for setting in declared(topic):
+        yield f"### `{setting.key}`\n"
+        yield f"{_facts(setting)}\n"
+        for paragraph in setting.meaning.split("\n\n"):
             yield f"{textwrap.fill(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False)}\n"
-        if each.key in MORE:
-            yield f"See {MORE[each.key]}.\n"
+        if setting.key in MORE:
+            yield f"See {MORE[setting.key]}.\n"
 
 
 def _facts(setting: Setting) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.setting_types import Scalar, resolved_number
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, initial_hypernetwork
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -36,7 +36,7 @@ class WithEmbedding(BaseStrategy):
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
         """Return the embedding's learning rate, which equals that of the hypernetwork."""
-        return {"hyperfl.embedding-learning-rate": number(config.learning_rate)}
+        return {"hyperfl.embedding-learning-rate": resolved_number(config.learning_rate)}
 
 
 class HyperFL(WithEmbedding):

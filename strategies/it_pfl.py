@@ -65,7 +65,7 @@ class ITPFL(PFedHN):
         self._frozen: SharedArrays = {}
         self.descriptors: dict[int, Tensor] = {}
         self.descriptor_dimension = self.server.hypernetwork.embedding_dim
-        self._asked_for = Answers()
+        self._query_answers = Answers()
         config = context.config
         encoder = build_encoder(
             config.target,
@@ -159,8 +159,8 @@ class ITPFL(PFedHN):
         round has all clients or only one.
         """
         embeddings = self.server.embeddings.detach()
-        mine = embeddings[list(clients)]
-        return mine - mine.mean(dim=0) + embeddings.mean(dim=0) if 1 < len(clients) < len(embeddings) else mine
+        targets = embeddings[list(clients)]
+        return targets - targets.mean(dim=0) + embeddings.mean(dim=0) if 1 < len(clients) < len(embeddings) else targets
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -178,22 +178,24 @@ class ITPFL(PFedHN):
 
     def _prepare(self, server_round: int, encoder: ArrayRecord, grid: Grid, clients: Sequence[int]) -> None:
         """Query the missing descriptors of some clients, or of all present ones when the second phase begins."""
-        self._asked_for = Answers()
+        self._query_answers = Answers()
         if self.phase(server_round) == EMBEDDINGS:
             return
-        wanted: Iterable[int] = clients
+        described: Iterable[int] = clients
         if not self.kept:
             self._begin_fine_tuning(server_round)
-            wanted = self.present
-        if missing := set(wanted) - set(self.descriptors):
+            described = self.present
+        if missing := set(described) - set(self.descriptors):
             query = descriptors_of(missing, encoder, self.descriptor_dimension, QuerySpec())
             found = ask(grid, self.context, server_round, query)
             self.descriptors |= {client: torch.tensor(arrays[DESCRIPTOR][0]) for client, arrays in found.arrays.items()}
             # This round's outcome must mention only clients that take part in it, and each of them once.
-            gone = {client for mine in found.away.values() for client in mine}
-            found.away = {node: [each for each in mine if each in clients] for node, mine in found.away.items()}
-            found.failures = [each for each in found.failures if each.client in clients and each.client not in gone]
-            self._asked_for = found
+            gone = {client for node_clients in found.away.values() for client in node_clients}
+            found.away = {node: [client for client in away if client in clients] for node, away in found.away.items()}
+            found.failures = [
+                failure for failure in found.failures if failure.client in clients and failure.client not in gone
+            ]
+            self._query_answers = found
 
     def _begin_fine_tuning(self, server_round: int) -> None:
         hypernetwork = self.server.hypernetwork.named_parameters()
@@ -210,12 +212,12 @@ class ITPFL(PFedHN):
 
     def _begin_outcome(self) -> None:
         super()._begin_outcome()
-        self.outcome.failures += self._asked_for.failures
-        for node, refused in self._asked_for.refused.items():
+        self.outcome.failures += self._query_answers.failures
+        for node, refused in self._query_answers.refused.items():
             self.outcome.refuse(node, refused)
-        for node, mine in self._asked_for.away.items():
-            self.outcome.away[node] = [client for client in mine if client not in self.descriptors]
-        self.outcome.bytes_on_wire += self._asked_for.bytes_on_wire
+        for node, clients in self._query_answers.away.items():
+            self.outcome.away[node] = [client for client in clients if client not in self.descriptors]
+        self.outcome.bytes_on_wire += self._query_answers.bytes_on_wire
 
     def advance(self, means: SharedArrays) -> SharedArrays:
         """Return the encoder after the server's step; in the second phase the frozen encoder."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.setting_types import Scalar, resolved_number
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.target import Target
@@ -48,20 +48,20 @@ class PFedHN(BaseStrategy):
             hidden_layers=method.hidden_layers,
         )
         rates = ServerRates(
-            learning_rate=number(method.server_learning_rate),
+            learning_rate=resolved_number(method.server_learning_rate),
             momentum=method.server_momentum,
             weight_decay=method.server_weight_decay,
             clip_norm=method.server_clip_norm,
             combine=method.combine,
-            embedding_learning_rate=number(method.embedding_learning_rate),
-            embedding_weight_decay=number(method.embedding_weight_decay),
+            embedding_learning_rate=resolved_number(method.embedding_learning_rate),
+            embedding_weight_decay=resolved_number(method.embedding_weight_decay),
         )
         self.server = ServerHypernetwork(
             network,
             config.num_clients,
             rates,
             torch_generator(config.seed, "pfedhn"),
-            number(method.embedding_std),
+            resolved_number(method.embedding_std),
         )
 
     @classmethod

@@ -21,7 +21,7 @@ from torch import Tensor
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.core.setting_types import Scalar, number
+from hyperfl_flwr.core.setting_types import Scalar, resolved_number
 from hyperfl_flwr.core.storage import write_arrays
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator, kept_generator_path
@@ -53,7 +53,7 @@ class PrivHFL(BaseStrategy):
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
         """Return the dual's step size, and the sigma that reduces a multiplier by a tenth in each round."""
-        rate = effective_rate(number(config.learning_rate), config.momentum)
+        rate = effective_rate(resolved_number(config.learning_rate), config.momentum)
         step, sigma = default_dual(config.section(PrivHFLConfig), rate, config.fraction_train)
         return {"priv-hfl.dual-step": step, "priv-hfl.sigma": sigma}
 
@@ -78,7 +78,7 @@ class PrivHFL(BaseStrategy):
     @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return a warning for each setting with which errors grow from round to round."""
-        rate = effective_rate(number(config.learning_rate), config.momentum)
+        rate = effective_rate(resolved_number(config.learning_rate), config.momentum)
         return stability_warnings(config.section(PrivHFLConfig), rate, config.fraction_train, config.num_rounds)
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:

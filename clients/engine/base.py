@@ -39,14 +39,14 @@ class BaseClient(LocalTraining, NumPyClient):
     Attributes:
         shared: Names of the shared groups, and the reduction of each on the server.
         private: Names of the groups that never leave the node.
-        generated: Whether a hypernetwork generates parameters of the target network.
-        joins: Whether a client that joins later can train its private groups alone, see `join`.
+        is_generated: Whether a hypernetwork generates parameters of the target network.
+        can_join: Whether a client that joins later can train its private groups alone, see `join`.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
     private: ClassVar[tuple[str, ...]] = ()
-    generated: ClassVar[bool] = False
-    joins: ClassVar[bool] = False
+    is_generated: ClassVar[bool] = False
+    can_join: ClassVar[bool] = False
 
     def __init__(self, context: ClientContext) -> None:
         self.context = context
@@ -74,7 +74,7 @@ class BaseClient(LocalTraining, NumPyClient):
         """Train the private groups in place for some rounds, with constant shared groups.
 
         Raises:
-            ValueError: If the method's clients cannot join (`joins` is false).
+            ValueError: If the method's clients cannot join (`can_join` is false).
         """
         raise ValueError(f"clients of {self.context.config.method} cannot join by training private groups alone")
 
@@ -151,7 +151,7 @@ class BaseClient(LocalTraining, NumPyClient):
         self._store(config["round"], {config["version"], config["kept-version"]})
         if context.keeps_model:
             keep_model(context, self.target_state(), config["round"], metrics)
-        arrays = [_to_numpy(t) for group in self.travelling() for t in self.groups[group].state_dict().values()]
+        arrays = [_to_numpy(t) for group in self.exchanged_groups() for t in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
         return self.reply(parameters, arrays), len(context.data.train_labels), metrics
 
@@ -173,13 +173,13 @@ class BaseClient(LocalTraining, NumPyClient):
         """
         raise ValueError(f"{self.context.config.method} has no encoder")
 
-    def travelling(self) -> tuple[str, ...]:
+    def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups that are exchanged in this round; by default all."""
         return tuple(self.shared)
 
     def keys(self) -> list[str]:
         """Return the keys `group/name` of the exchanged arrays, in the order of Flower's lists of arrays."""
-        return [f"{group}/{name}" for group in self.travelling() for name in self.groups[group].state_dict()]
+        return [f"{group}/{name}" for group in self.exchanged_groups() for name in self.groups[group].state_dict()]
 
     def shared_bytes(self) -> int:
         """Return the size of the shared arrays in bytes."""
@@ -215,7 +215,7 @@ class BaseClient(LocalTraining, NumPyClient):
             stored = self.context.state.load(version) if self.private else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: torch.tensor(value) for key, value in received.items()} | private
-        for group in (*self.travelling(), *self.private):
+        for group in (*self.exchanged_groups(), *self.private):
             self.load_group(group, tensors)
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
@@ -226,10 +226,10 @@ class BaseClient(LocalTraining, NumPyClient):
         """
         module = self.groups[group]
         expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
-        got = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
-        if problem := layout_problem(expected, got):
+        received = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
+        if problem := layout_problem(expected, received):
             raise ValueError(problem)
-        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in got}
+        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in received}
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
@@ -266,9 +266,9 @@ class BaseClient(LocalTraining, NumPyClient):
         images, labels = self.context.global_test
         predict, device = self.predictor(), self.context.device
         parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
-        each = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
-        sums = sum(each, ClassificationSums())
-        return {f"{kind}-global-accuracy": sums.accuracy}
+        sums = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
+        total = sum(sums, ClassificationSums())
+        return {f"{kind}-global-accuracy": total.accuracy}
 
 
 def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:

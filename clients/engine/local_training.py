@@ -2,7 +2,7 @@
 
 from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.setting_types import number
+from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
@@ -31,7 +31,7 @@ class LocalTraining:
             batch_size=config.batch_size,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
-            learning_rate=number(config.learning_rate),
+            learning_rate=resolved_number(config.learning_rate),
         )
 
     @classmethod

@@ -16,7 +16,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.corruptions import corrupted
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
-from hyperfl_flwr.protocol.queries import CLASSIFIERS, CORRECT, RATES, TOGETHER, QuerySpec
+from hyperfl_flwr.protocol.queries import CLASSIFIERS, CORRECT, ENSEMBLE, RATES, QuerySpec
 from hyperfl_flwr.training.a_distance import errors, gradients, split
 
 BATCH = 200
@@ -59,7 +59,7 @@ def assess(member: BaseClient, received: SharedArrays, question: QuerySpec) -> t
         question: The question, with the corruption of the samples.
 
     Returns:
-        The counts `CORRECT` [M] of each model and `TOGETHER` [1] of the sum of all logits, and the number of samples.
+        The counts `CORRECT` [M] of each model and `ENSEMBLE` [1] of the sum of all logits, and the number of samples.
 
     Raises:
         ValueError: If the client is not novel, or the arrays are not models of its target network.
@@ -69,13 +69,13 @@ def assess(member: BaseClient, received: SharedArrays, question: QuerySpec) -> t
         raise ValueError(f"only novel clients are assessed, client {member.context.client} is a training client")
     labels = member.context.data.test_labels
     images = _corrupted(member.context, member.context.data.test_images, question.corruption, "test")
-    each, total = [], torch.zeros(())
+    correct, total = [], torch.zeros(())
     for logits in _logits(member, received, images):
-        each.append(int((logits.argmax(dim=1) == labels).sum()))
+        correct.append(int((logits.argmax(dim=1) == labels).sum()))
         total = total + logits.double()
     # The sum of the logits has the same maximum as their mean.
-    together = int((total.argmax(dim=1) == labels).sum())
-    return {CORRECT: np.array(each, np.int64), TOGETHER: np.array([together], np.int64)}, len(labels)
+    ensemble = int((total.argmax(dim=1) == labels).sum())
+    return {CORRECT: np.array(correct, np.int64), ENSEMBLE: np.array([ensemble], np.int64)}, len(labels)
 
 
 def classifier_gradients(member: BaseClient, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:

@@ -29,7 +29,7 @@ def main() -> None:
     names = ("convergence.png", "convergence.json", "rates.png", "rates.json")
     files = [options.output / f"dual-{name}" for name in names]
     draw_curves(found, files[0])
-    _write(({**vars(each), "distances": each.envelope} for each in found), files[1])
+    _write(({**vars(growth), "distances": growth.envelope} for growth in found), files[1])
     draw_rates(growths, files[2])
     _write(map(vars, growths), files[3])
     for path in files:

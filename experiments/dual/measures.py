@@ -147,7 +147,7 @@ def limit_on(problem: Problem, rule: DualRule) -> float:
     curvatures = np.linalg.eigvalsh(problem.hessian(0, problem.optimum()))
     matrix = incidence(rule.realisation, problem.num_clients)
     eigenvalue = np.linalg.eigvalsh(matrix.T @ matrix).max()
-    smallest = min(largest_stable_step(rule, RATE, STEPS, float(each)) for each in curvatures)
+    smallest = min(largest_stable_step(rule, RATE, STEPS, float(curvature)) for curvature in curvatures)
     return float(smallest * LARGEST_EIGENVALUE[rule.realisation] / eigenvalue)
 
 

@@ -36,7 +36,7 @@ def draw_curves(curves: Sequence[Curve], picture: Path) -> Path:
     panels = figure.subplots(len(problems), len(forms), sharex=True, sharey=True, squeeze=False)
     for line, problem in zip(panels, problems, strict=True):
         for panel, (realisation, projection) in zip(line, forms, strict=True):
-            here = [each for each in curves if (each.problem, each.realisation, each.projection) ==
+            here = [curve for curve in curves if (curve.problem, curve.realisation, curve.projection) ==
                     (problem, realisation, projection)]  # fmt: skip
             for curve in here:
                 _draw_curve(panel, curve)
@@ -87,7 +87,7 @@ def draw_rates(growths: Sequence[Growth], picture: Path) -> Path:
     panels = figure.subplots(len(orders), len(numbers), sharex=True, sharey=True, squeeze=False)
     for line, order in zip(panels, orders, strict=True):
         for panel, number in zip(line, numbers, strict=True):
-            _draw_panel(panel, [each for each in growths if (each.order, each.local_steps) == (order, number)])
+            _draw_panel(panel, [growth for growth in growths if (growth.order, growth.local_steps) == (order, number)])
             panel.set_title(f"{order}, {number} local step{'s' * (number > 1)}", fontsize="medium")
         line[0].set_ylabel("growth of an error per round (logarithm)")
     for panel in panels[-1]:
@@ -104,11 +104,11 @@ def draw_rates(growths: Sequence[Growth], picture: Path) -> Path:
 
 def _draw_panel(panel: Axes, growths: Sequence[Growth]) -> None:
     for curvature, (shade, marker) in CURVATURE_STYLES.items():
-        here = [each for each in growths if each.curvature == curvature]
-        shares = [each.share for each in here]
-        panel.plot(shares, [each.predicted for each in here], "-", color=shade, linewidth=1)
+        here = [growth for growth in growths if growth.curvature == curvature]
+        shares = [growth.share for growth in here]
+        panel.plot(shares, [growth.predicted for growth in here], "-", color=shade, linewidth=1)
         panel.plot(
-            shares, [each.measured for each in here], marker, color=shade, mfc="white", markersize=5, markevery=2
+            shares, [growth.measured for growth in here], marker, color=shade, mfc="white", markersize=5, markevery=2
         )
         if here and not here[0].limit:
             panel.annotate(

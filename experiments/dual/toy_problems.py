@@ -65,10 +65,10 @@ class Problem(ABC):
         theta = np.zeros((self.num_clients, size))
         for _ in range(NEWTON_STEPS):
             slope, system = coupling @ theta.ravel(), coupling.copy()
-            for i, each in enumerate(theta):
+            for i, model in enumerate(theta):
                 block = slice(i * size, (i + 1) * size)
-                slope[block] += self.gradient(i, each)
-                system[block, block] += self.hessian(i, each)
+                slope[block] += self.gradient(i, model)
+                system[block, block] += self.hessian(i, model)
             theta = theta - np.linalg.solve(system, slope).reshape(theta.shape)
         return theta
 
@@ -209,13 +209,13 @@ class ToyFederation:
         increments = {}
         # `kept` holds the state before the round, for lost replies; it is empty for the chain.
         for i in range(self.num_clients) if present is None else present:
-            before, kept = self.theta[i].copy(), [(each.change, each.total) for each in self.clients[i : i + 1]]
+            before, kept = self.theta[i].copy(), [(client.change, client.total) for client in self.clients[i : i + 1]]
             force = self.force(i).numpy()
             self.theta[i] = local_steps(self.problem, i, before, force, self.rate, self.steps)
             if self.clients:
-                self.clients[i].move(torch.from_numpy(self.theta[i] - self.problem.start))
+                self.clients[i].record_change(torch.from_numpy(self.theta[i] - self.problem.start))
             if i in lost:
-                self.lose(i, before, kept)
+                self.restore(i, before, kept)
             else:
                 increments[i], self.last[i] = torch.from_numpy(self.theta[i] - before), self.rounds + 1
         self.rounds += 1
@@ -224,7 +224,7 @@ class ToyFederation:
         else:
             self.server.advance(sum(increments.values(), _zeros(len(self.problem.start))), self.num_clients)
 
-    def lose(self, client: int, theta: Array, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def restore(self, client: int, theta: Array, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Restore a client after the loss of its reply: its model [m], and its change and total, if any."""
         self.theta[client] = theta
         for change, total in kept:

@@ -32,15 +32,15 @@ NOVEL = {"novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon}
 
 
 def draw(
-    study: Study, begun: StudyManifest, folder: Path, what: str, *, open_private_state: bool = False
+    study: Study, study_manifest: StudyManifest, folder: Path, kind: str, *, open_private_state: bool = False
 ) -> list[Path]:
     """Draw a figure of a study's finished cells.
 
     Args:
         study: The study.
-        begun: The settings that the folder was created with.
+        study_manifest: The settings that the folder was created with.
         folder: The study's folder.
-        what: A number of metrics.jsonl's `train` lines; `labels`, the clients' number of samples of each class, for the
+        kind: A number of metrics.jsonl's `train` lines; `labels`, the clients' number of samples of each class, for the
             first seed; `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see
             `experiments.figures.pseudo_data`; `novel-divergence` and `novel-epsilon`, see
             `experiments.figures.novel_pictures`; `NUMBER@SETTING`, a number of summary.json against a setting of the
@@ -54,18 +54,18 @@ def draw(
         ConfigError: If `embeddings` are not allowed, or a setting is unknown.
         RunDirectoryError: If no run has recorded the data of the figure.
     """
-    cells = study.cells(quick=begun.quick, seeds=seeds_in(folder), changes=begun.changes)
-    if what not in ("labels", "embeddings", "pseudo-data", *NOVEL):
-        return [_draw_curves(study, begun, folder, cells, what)]
+    cells = study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes)
+    if kind not in ("labels", "embeddings", "pseudo-data", *NOVEL):
+        return [_draw_curves(study, study_manifest, folder, cells, kind)]
     finished = [cell for cell in cells if is_finished(cell, folder)]
     if not finished:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
-    if what == "labels":  # the same for every row and seed
+    if kind == "labels":  # the same for every row and seed
         of_columns = {cell.column: cell for cell in reversed(finished)}.values()
         return [picture for cell in of_columns if (picture := _draw_labels(cell, folder)) is not None]
-    if what in NOVEL:
-        return NOVEL[what](study, begun, finished, folder)
-    if what == "pseudo-data":
+    if kind in NOVEL:
+        return NOVEL[kind](study, study_manifest, finished, folder)
+    if kind == "pseudo-data":
         return _draw_pseudo_data(finished, folder)
     if not open_private_state:
         raise ConfigError(
@@ -106,14 +106,14 @@ def _draw_labels(cell: Cell, folder: Path) -> Path | None:
     return picture
 
 
-def _draw_curves(study: Study, begun: StudyManifest, folder: Path, cells: Sequence[Cell], what: str) -> Path:
+def _draw_curves(study: Study, study_manifest: StudyManifest, folder: Path, cells: Sequence[Cell], kind: str) -> Path:
     """Draw a number over the rounds to `figure-NUMBER.png`: a panel for each column, a curve for each row.
 
     A curve shows the mean over the seeds, with a band from the smallest to the largest value. `NUMBER@SETTING` is drawn
     to `figure-NUMBER-against-SETTING.png`, with a panel for each data set and the setting on the horizontal axis.
     """
-    number, _, setting = what.partition("@")
-    headings = {column.name: study.heading(column, quick=begun.quick) for column in study.columns}
+    number, _, setting = kind.partition("@")
+    headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in study.columns}
     curves: dict[tuple[str, str], dict[int, dict[float, float]]] = {}
     for cell in cells:
         points = _final(cell, folder, number, setting) if setting else _curve(cell, folder, number)
@@ -136,7 +136,7 @@ def _draw_curves(study: Study, begun: StudyManifest, folder: Path, cells: Sequen
         panel.grid(alpha=0.3)
         panel.xaxis.set_major_locator(MaxNLocator(integer=not setting))
     panels[0].set_ylabel(number.replace("_", " "))
-    figure.suptitle(study.title + (", quick settings" if begun.quick else ""))
+    figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""))
     known = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -178,4 +178,4 @@ def _final(cell: Cell, folder: Path, number: str, setting: str) -> dict[float, f
 def _band(curves: Sequence[dict[float, float]]) -> tuple[list[float], list[float], list[float], list[float]]:
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     columns = [[curve[number] for curve in curves] for number in rounds]
-    return rounds, [statistics.fmean(each) for each in columns], list(map(min, columns)), list(map(max, columns))
+    return rounds, [statistics.fmean(column) for column in columns], list(map(min, columns)), list(map(max, columns))

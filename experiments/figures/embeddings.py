@@ -39,7 +39,7 @@ SHUFFLES = 2000
 PERPLEXITY = 5.0
 """Perplexity of t-SNE; less if there are few clients."""
 
-LOOKS = [("o", "#0072b2"), ("s", "#e69f00"), ("^", "#009e73"), ("D", "#cc79a7"), ("v", "#000000")]
+GROUP_STYLES = [("o", "#0072b2"), ("s", "#e69f00"), ("^", "#009e73"), ("D", "#cc79a7"), ("v", "#000000")]
 """Marker and colour of each group, which can be distinguished without colours."""
 
 
@@ -108,9 +108,9 @@ def separation(vectors: Vectors, groups: Groups, rng: np.random.Generator) -> Se
         clients=len(groups),
         groups=len(np.unique(groups)),
         silhouette=value,
-        p_value=(1 + sum(silhouette_score(vectors, each) >= value for each in shuffled)) / (1 + SHUFFLES),
+        p_value=(1 + sum(silhouette_score(vectors, permuted) >= value for permuted in shuffled)) / (1 + SHUFFLES),
         neighbours=float(np.mean(groups[nearest] == groups)),
-        neighbours_by_chance=float(np.mean([each[nearest] == each for each in shuffled])),
+        neighbours_by_chance=float(np.mean([permuted[nearest] == permuted for permuted in shuffled])),
         spread=float(np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).mean()),
         norm=float(np.linalg.norm(vectors, axis=1).mean()),
     )
@@ -147,7 +147,9 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
     _points(right, analysis.transform(vectors), groups)
     shares = [f"{100 * share:.0f} %" for share in analysis.explained_variance_ratio_]
     right.set_title(f"principal components ({shares[0]} and {shares[1]} of the variance)", fontsize="medium")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(LOOKS), fontsize="small")
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(GROUP_STYLES), fontsize="small"
+    )
     settings = manifest["settings"]
     own, chance = 100 * found.neighbours, 100 * found.neighbours_by_chance
     figure.suptitle(
@@ -164,9 +166,9 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
 
 def _points(axes: Axes, places: Vectors, groups: Groups) -> None:
     for group in np.unique(groups):
-        marker, colour = LOOKS[group % len(LOOKS)]
-        mine = places[groups == group]
-        axes.scatter(mine[:, 0], mine[:, 1], marker=marker, c=colour, edgecolors="k", label=f"group {group}")
+        marker, colour = GROUP_STYLES[group % len(GROUP_STYLES)]
+        members = places[groups == group]
+        axes.scatter(members[:, 0], members[:, 1], marker=marker, c=colour, edgecolors="k", label=f"group {group}")
     axes.set_xticks([])
     axes.set_yticks([])
 

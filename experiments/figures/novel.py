@@ -40,7 +40,7 @@ def nearest_divergence(novel: Sequence[int], training: Counts) -> float:
     Returns:
         The smallest KL(novel || training client) in nats.
     """
-    p, q = (np.asarray(each, dtype=np.float64) + 1 for each in (novel, training))
+    p, q = (np.asarray(counts, dtype=np.float64) + 1 for counts in (novel, training))
     p, q = p / p.sum(), q / q.sum(axis=1, keepdims=True)
     return float(np.min(np.sum(p * np.log(p / q), axis=1)))
 
@@ -51,12 +51,12 @@ def divergence_points(run: Path, way: str) -> Points:
     counts, trained = manifest["label_counts"]["train"], manifest["settings"]["num-clients"]
     return [
         (nearest_divergence(counts[record.client], counts[:trained]), record.accuracy)
-        for record in _plain(run, way)
+        for record in _uncorrupted(run, way)
         if record.is_unlimited
     ]
 
 
-def fifths(points: Points) -> list[tuple[float, Mean]]:
+def quintiles(points: Points) -> list[tuple[float, Mean]]:
     """Divide points (x, accuracy) by x into five groups of nearly equal size.
 
     Returns:
@@ -74,7 +74,7 @@ def curves(run: Path, way: str) -> dict[int, Curve]:
     Results with all samples of each client are listed under the rounded mean of the clients' numbers of samples.
     Results with corrupted images are left out.
     """
-    records = _plain(run, way)
+    records = _uncorrupted(run, way)
     of_all = [record.samples for record in records if record.all_samples]
     groups: dict[int, dict[float | None, list[float]]] = {}
     for record in records:
@@ -86,5 +86,5 @@ def curves(run: Path, way: str) -> dict[int, Curve]:
     }
 
 
-def _plain(run: Path, way: str) -> list[NovelRecord]:
+def _uncorrupted(run: Path, way: str) -> list[NovelRecord]:
     return [record for record in read_novel(run) if record.way == way and record.corruption == "none"]

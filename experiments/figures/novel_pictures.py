@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments.figures.novel import Curve, Points, curves, divergence_points, fifths
+from experiments.figures.novel import Curve, Points, curves, divergence_points, quintiles
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from experiments.study_axes import Line
@@ -22,7 +22,7 @@ LINES = ("-", "--", "-.", ":")
 DIVERGENCE = "KL to the nearest training client in nats"
 
 
-def draw_divergence(study: Study, begun: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
+def draw_divergence(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw each novel client's accuracy against its divergence from the nearest training client.
 
     Each row has a panel with one mark per client and seed, in a style per column, and the means of fifths of the
@@ -30,7 +30,7 @@ def draw_divergence(study: Study, begun: StudyManifest, cells: Sequence[Cell], f
 
     Args:
         study: The study.
-        begun: The settings that its folder was created with.
+        study_manifest: The settings that its folder was created with.
         cells: The finished cells.
         folder: The study's folder.
 
@@ -41,16 +41,16 @@ def draw_divergence(study: Study, begun: StudyManifest, cells: Sequence[Cell], f
         RunDirectoryError: If no cell has assessed novel clients in the way of a row.
     """
     found: dict[str, dict[str, Points]] = {}
-    for row, column, cell in _shown(study, cells):
+    for row, column, cell in _cells_by_row(study, cells):
         if points := divergence_points(cell.folder(folder), row.way):
             found.setdefault(row.name, {}).setdefault(column.name, []).extend(points)
-    rows, columns = _present(study, found)
+    rows, columns = _lines_with_data(study, found)
     figure = Figure(figsize=(3.3 * (len(rows) + 1), 3.9), layout="constrained")
     FigureCanvasAgg(figure)
     *panels, together = figure.subplots(1, len(rows) + 1, sharex=True, sharey=True, squeeze=False)[0]
-    headings = {column.name: study.heading(column, quick=begun.quick) for column in columns}
+    headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in columns}
     for place, (panel, row) in enumerate(zip(panels, rows, strict=True)):
-        means = fifths([point for points in found[row.name].values() for point in points])
+        means = quintiles([point for points in found[row.name].values() for point in points])
         _draw_points(panel, found[row.name], headings)
         _draw_means(panel, means, place, "mean of a fifth")
         _draw_means(together, means, place, row.label)
@@ -63,27 +63,27 @@ def draw_divergence(study: Study, begun: StudyManifest, cells: Sequence[Cell], f
     panels[0].set_ylabel("accuracy of a novel client")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
     lines = [(row, column, *point) for row in found for column in found[row] for point in found[row][column]]
-    return [_saved(figure, study, begun, folder / "figure-novel-divergence.png",
+    return [_saved(figure, study, study_manifest, folder / "figure-novel-divergence.png",
                    [("row", "column", "divergence", "accuracy"), *lines])]  # fmt: skip
 
 
-def draw_epsilon(study: Study, begun: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
+def draw_epsilon(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
     """Draw novel clients' mean accuracy against epsilon, a curve for each number of samples, with standard errors.
 
     Each row and column has a panel for its first seed; level lines show the accuracy without noise. The numbers are
     written to `figure-novel-epsilon.csv`. Arguments, result and errors are those of `draw_divergence`.
     """
     found: dict[str, dict[str, dict[int, Curve]]] = {}
-    for row, column, cell in _shown(study, cells):
+    for row, column, cell in _cells_by_row(study, cells):
         if column.name not in found.get(row.name, {}) and (by_samples := curves(cell.folder(folder), row.way)):
             found.setdefault(row.name, {})[column.name] = by_samples
-    rows, columns = _present(study, found)
+    rows, columns = _lines_with_data(study, found)
     figure = Figure(figsize=(max(7.0, 4.6 * len(columns)), 3.9 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(rows), len(columns), sharey=True, squeeze=False)
     for line, row in zip(panels, rows, strict=True):
         for panel, column in zip(line, columns, strict=True):
-            heading = study.heading(column, quick=begun.quick)
+            heading = study.heading(column, quick=study_manifest.quick)
             panel.set_title(f"{row.label}, {heading}" if len(rows) > 1 else heading, fontsize="medium")
             for place, (number, curve) in enumerate(found[row.name].get(column.name, {}).items()):
                 _draw_curve(panel, curve, place, f"{number} samples")
@@ -98,22 +98,24 @@ def draw_epsilon(study: Study, begun: StudyManifest, cells: Sequence[Cell], fold
         for number, curve in of_column.items()
         for epsilon, level in curve.items()
     ]
-    return [_saved(figure, study, begun, folder / "figure-novel-epsilon.png",
+    return [_saved(figure, study, study_manifest, folder / "figure-novel-epsilon.png",
                    [("row", "column", "samples", "epsilon", "mean", "sem"), *lines])]  # fmt: skip
 
 
-def _shown(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Line, Line, Cell]]:
+def _cells_by_row(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Line, Line, Cell]]:
     """Yield each cell with its column and each row that shows it, seed by seed, as (row, column, cell)."""
     for cell in cells:
         column = next(column for column in study.columns if column.name == cell.column)
         yield from ((row, column, cell) for row in study.rows if row.run == cell.row)
 
 
-def _present(study: Study, found: Mapping[str, Mapping[str, object]]) -> tuple[list[Line], list[Line]]:
+def _lines_with_data(study: Study, found: Mapping[str, Mapping[str, object]]) -> tuple[list[Line], list[Line]]:
     if not found:
         raise RunDirectoryError("no finished cell has assessed novel clients in the way of its row; set novel.clients")
     names = {column for columns in found.values() for column in columns}
-    return [row for row in study.rows if row.name in found], [each for each in study.columns if each.name in names]
+    return [row for row in study.rows if row.name in found], [
+        column for column in study.columns if column.name in names
+    ]
 
 
 def _draw_points(panel: Axes, found: Mapping[str, Points], headings: Mapping[str, str]) -> None:
@@ -146,9 +148,9 @@ def _draw_curve(panel: Axes, curve: Curve, place: int, label: str) -> None:
 
 
 def _saved(
-    figure: Figure, study: Study, begun: StudyManifest, picture: Path, lines: Iterable[Sequence[object]]
+    figure: Figure, study: Study, study_manifest: StudyManifest, picture: Path, lines: Iterable[Sequence[object]]
 ) -> Path:
-    figure.suptitle(study.title + (", quick settings" if begun.quick else ""), fontsize="medium")
+    figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""), fontsize="medium")
     figure.savefig(picture, dpi=120)
     with picture.with_suffix(".csv").open("w", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows(lines)

@@ -121,7 +121,8 @@ class PseudoStudy:
         found: dict[int, list[float]] = {}
         for number in self.paths:
             made = [
-                projection.transform(each.reshape(len(each), -1)).astype(np.float64) for each in self.images(number)
+                projection.transform(images.reshape(len(images), -1)).astype(np.float64)
+                for images in self.images(number)
             ]
             own = [private[labels == label] for label in range(len(made))]
             found[number] = [

@@ -82,7 +82,7 @@ def run(
     ready = (deployment or simulation(num_nodes, engine))(changes)
     with (
         _display(progress)(ready.plan.method) as shown,
-        _with_event_files(shown, ready.plan.directory, wanted=tensorboard) as observer,
+        _with_event_files(shown, ready.plan.directory, enabled=tensorboard) as observer,
     ):
         return Run(ready.launch(observer))
 
@@ -169,10 +169,12 @@ def _display(progress: Progress) -> Display:
     return progress
 
 
-def _with_event_files(observer: RunCallbacks, directory: Path, *, wanted: bool) -> AbstractContextManager[RunCallbacks]:
-    """Return the run's callbacks, extended by a writer of TensorBoard's event files if `wanted`."""
-    if not wanted:
+def _with_event_files(
+    observer: RunCallbacks, directory: Path, *, enabled: bool
+) -> AbstractContextManager[RunCallbacks]:
+    """Return the run's callbacks, extended by a writer of TensorBoard's event files if `enabled`."""
+    if not enabled:
         return nullcontext(observer)
-    from hyperfl_flwr.launch.tensorboard import written_along  # deferred: imports torch
+    from hyperfl_flwr.launch.tensorboard import write_during_run  # deferred: imports torch
 
-    return written_along(directory, observer)
+    return write_during_run(directory, observer)

@@ -32,7 +32,7 @@ ON_DEMAND = "it-pfl"
 """Method that creates the models of novel clients."""
 
 
-def book_of(message: Message, context: Context) -> LedgerHandle | None:
+def ledger_for(message: Message, context: Context) -> LedgerHandle | None:
     """Return the ledger for a node's message, or None: always for a deployed node, in a simulation with `ledger`.
 
     The handshake of a simulation is not recorded, because its run has no folder yet. The node config is not parsed
@@ -53,7 +53,7 @@ def book_of(message: Message, context: Context) -> LedgerHandle | None:
     )
 
 
-app = LedgerApp(book_of)
+app = LedgerApp(ledger_for)
 
 
 def on_node(answer: Answer) -> Handler:

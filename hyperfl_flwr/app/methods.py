@@ -58,11 +58,11 @@ def new_strategy(config: RunConfig, federation: Federation, *, experiment: str, 
 
 
 def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Refuse settings that do not go together with the data, or with each other.
+    """Refuse settings that do not fit the data or each other.
 
     Args:
         config: The run's settings.
-        input_shape: Of a sample: (channels, height, width), or (D,) of feature vectors.
+        input_shape: Shape of a sample: (channels, height, width), or (D,) of feature vectors.
         num_classes: Number of classes.
 
     Raises:
@@ -82,7 +82,7 @@ def _check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
         raise ConfigError(f"{error}; choose another target or other data") from None
     if is_factory(config.target):
         check_custom(config.target, input_shape, num_classes)
-    if has_statistics(target) and client_of(config.method).generated:
+    if has_statistics(target) and client_of(config.method).is_generated:
         raise ConfigError(
             f"target = {config.target} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
             f"with {config.method} take cnn, lenet, mlp or mlp-500"

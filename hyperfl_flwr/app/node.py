@@ -24,7 +24,7 @@ from hyperfl_flwr.data.sample_format import normalisation_text
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.node.cohort import OneByOne
+from hyperfl_flwr.node.cohort import SequentialTrainer
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
 from hyperfl_flwr.protocol.hosting import clients_of_node
@@ -87,8 +87,8 @@ class NodeApp:
         if not self.node.has_local_data:
             return load_federated_data(settings)
         cache = None if self.simulated else state_folder(self.node.state_dir, "", simulated=False)
-        reading = replace(settings.reading, has_owner=True, cache=cache)
-        return load_local_data(replace(settings, reading=reading), self.partition)
+        sample_format = replace(settings.sample_format, has_owner=True, cache=cache)
+        return load_local_data(replace(settings, sample_format=sample_format), self.partition)
 
     def cohort(self, request: Request) -> adapter.Cohort:
         """Return the cohort that trains or evaluates the clients of a request.
@@ -109,7 +109,7 @@ class NodeApp:
 
         return adapter.Cohort(
             make_client=make_client,
-            trainer=OneByOne(make_client),
+            trainer=SequentialTrainer(make_client),
             reductions=client_class.shared,
             send_details=self.simulated,
         )

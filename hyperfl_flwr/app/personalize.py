@@ -72,11 +72,11 @@ def open_run(run: Path, changes: Mapping[str, Scalar] | None = None) -> Source:
 def _refuse_first_phase(run: Path, strategy: ITPFL) -> None:
     if strategy.kept:
         return
-    reached, wanted = strategy.progress.round, strategy.context.config.section(ITPFLConfig).fine_tune_rounds
-    remedy = "resume the run to its end" if wanted else "run it with it-pfl.fine-tune-rounds above 0"
+    fine_tune_rounds = strategy.context.config.section(ITPFLConfig).fine_tune_rounds
+    remedy = "resume the run to its end" if fine_tune_rounds else "run it with it-pfl.fine-tune-rounds above 0"
     raise RunDirectoryError(
-        f"{run} has not tuned its hypernetwork on descriptors: its last checkpoint, after round {reached}, is of the "
-        f"first phase; {remedy}"
+        f"{run} has not tuned its hypernetwork on descriptors: its last checkpoint, after round "
+        f"{strategy.progress.round}, is of the first phase; {remedy}"
     )
 
 

@@ -18,7 +18,7 @@ from hyperfl_flwr.protocol.messages import printable
 from hyperfl_flwr.server.federation import Federation
 
 LONGEST = 40
-"""Largest number of characters of a value in the line of `in_words`."""
+"""Largest number of characters of a value in the line of `resolution_text`."""
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -45,28 +45,28 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
         num_nodes: Number of nodes P, including missing ones.
         min_nodes: Number of nodes that a round needs.
     """
-    asked = config.flat()
+    given = config.flat()
     found: dict[str, Any] = {**resolved(config).flat(), "min-nodes": min_nodes}
     found["device"] = ", ".join(sorted({str(node.properties["device"]) for node in federation.nodes}))
     found |= _data(config, federation)
-    chosen = {key: value for key, value in found.items() if asked[key] == "auto" and value not in ("auto", "")}
+    chosen = {key: value for key, value in found.items() if given[key] == "auto" and value not in ("auto", "")}
     threads = federation.nodes[0].properties.get("threads")  # of each process of a simulation
     return {"num-nodes": num_nodes, **({"threads": threads} if threads else {}), **chosen}
 
 
 def _data(config: RunConfig, federation: Federation) -> dict[str, Any]:
     """Return the data settings that follow from the nodes' reports, by key."""
-    told, sizes = [node.properties for node in federation.nodes], federation.num_examples
+    reports, sizes = [node.properties for node in federation.nodes], federation.num_examples
     tests = {client: sum(counts) for client, counts in federation.label_counts().get("test", {}).items()}
-    names = next((each["classes"] for each in told if each.get("classes")), None)
+    names = next((report["classes"] for report in reports if report.get("classes")), None)
     found = {
         "data.train-samples": _sizes(sizes, config.num_clients),
         "data.test-samples": _sizes(tests, config.num_clients),
         "data.classes": ",".join(names or class_names(config.dataset, federation.num_classes)),
         "data.input-shape": "x".join(map(str, federation.input_shape)),
     }
-    of_simulations = {"data.augmentation": "augmentation", "data.normalisation": "normalisation"}
-    return found | {key: told[0].get(name, "") for key, name in of_simulations.items()}
+    simulation_settings = {"data.augmentation": "augmentation", "data.normalisation": "normalisation"}
+    return found | {key: reports[0].get(name, "") for key, name in simulation_settings.items()}
 
 
 def _sizes(sizes: Mapping[int, int], num_clients: int) -> int | str:
@@ -75,7 +75,7 @@ def _sizes(sizes: Mapping[int, int], num_clients: int) -> int | str:
     return "" if not known else max(known) if len(known) == 1 else f"{min(known)} to {max(known)}"
 
 
-def in_words(chosen: Mapping[str, Any]) -> str:
+def resolution_text(chosen: Mapping[str, Any]) -> str:
     """Format the result of `resolution` as one line for the log."""
     texts = {
         key: printable(str(value).replace(",", ", ")) for key, value in chosen.items()

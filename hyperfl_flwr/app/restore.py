@@ -117,9 +117,9 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
     Raises:
         RunDirectoryError: If shape or normalisation of the data is unknown.
     """
-    reading = config.data_settings().reading
-    shape: tuple[int, ...] | None = reading.input_shape or data.input_shape
-    normalisation = reading.normalisation
+    sample_format = config.data_settings().sample_format
+    shape: tuple[int, ...] | None = sample_format.input_shape or data.input_shape
+    normalisation = sample_format.normalisation
     if normalisation is None and data.are_files and shape is not None and len(shape) == 3:
         normalisation = HALF
     if shape is None or normalisation is None:
@@ -129,20 +129,20 @@ def _recipe_of_nodes(run: Path, config: RunConfig, data: RunData) -> TargetRecip
             f"{missing}; each owner can export the models of the node's clients there, with hyperfl export STATE_DIR"
         )
     mean, std = (part * (shape[0] // len(part)) for part in normalisation)  # one value may stand for all channels
-    classes = reading.classes or data.classes or class_names("", data.num_classes or 0)
+    classes = sample_format.classes or data.classes or class_names("", data.num_classes or 0)
     return TargetRecipe(target=config.target, input_shape=shape, mean=mean, std=std, classes=classes)
 
 
 def _recipe(config: RunConfig) -> TargetRecipe:
     """Return the recipe of a run on the data set of its settings; the data set is loaded only if necessary."""
-    info, reading = DATASETS.get(config.dataset), config.data_settings().reading
+    info, sample_format = DATASETS.get(config.dataset), config.data_settings().sample_format
     shape: tuple[int, ...]
-    if info and info.input_shape and info.num_classes and info.normalisation and not reading.normalisation:
+    if info and info.input_shape and info.num_classes and info.normalisation and not sample_format.normalisation:
         shape = info.input_shape
         mean, std = info.normalisation
-        classes = reading.classes or class_names(config.dataset, info.num_classes)
+        classes = sample_format.classes or class_names(config.dataset, info.num_classes)
     else:
-        dataset = load_dataset(config.dataset, Path(config.data_root) if config.data_root else None, reading)
+        dataset = load_dataset(config.dataset, Path(config.data_root) if config.data_root else None, sample_format)
         shape, mean, std = dataset.input_shape, dataset.mean, dataset.std
         classes = dataset.classes or class_names(config.dataset, dataset.num_classes)
     return TargetRecipe(target=config.target, input_shape=shape, mean=mean, std=std, classes=classes)

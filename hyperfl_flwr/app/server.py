@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.personalize import open_run
-from hyperfl_flwr.app.resolved import in_words, resolution, resolved
+from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
@@ -24,8 +24,8 @@ from hyperfl_flwr.runs.plots import plot_run
 from hyperfl_flwr.runs.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import summarise
-from hyperfl_flwr.server.federation import refuse_strange_model
-from hyperfl_flwr.server.membership import Roster, Say
+from hyperfl_flwr.server.federation import refuse_other_source
+from hyperfl_flwr.server.membership import Announce, Roster
 from strategies.engine.recorded import RecordedStrategy
 from strategies.novel.assess import assess_novel_clients
 
@@ -60,16 +60,16 @@ def run(grid: Grid, config: RunConfig) -> Path:
     Raises:
         HyperFLError: If the run cannot start, or fails.
     """
-    said: list[logging.LogRecord] = []  # kept until the folder exists, then logged there
+    early_records: list[logging.LogRecord] = []  # kept until the folder exists, then logged there
 
-    def say(line: str) -> None:
+    def announce_early(line: str) -> None:
         announce(line)
-        said.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
+        early_records.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
 
-    roster = _roster(grid, config, say)
+    roster = _roster(grid, config, announce_early)
     directory, last_round = _opened(config, roster)
-    with _recorded(directory, said):
-        announce(in_words(read_manifest(directory.path)["resolved"]))
+    with _recorded(directory, early_records):
+        announce(resolution_text(read_manifest(directory.path)["resolved"]))
         _train(grid, resolved(config), roster, directory, last_round)
     return directory.path
 
@@ -80,7 +80,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         path = Path(config.output) if config.output else Path.home() / "hyperfl-runs" / _name(config, roster)
         refuse_used_directory(path)  # before the nodes load their data
         federation = roster.gather()
-        refuse_strange_model(federation, config.target)
+        refuse_other_source(federation, config.target)
         check_run(config, federation.input_shape, federation.num_classes)
         directory = RunDirectory.create(path)
         directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
@@ -91,7 +91,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         try:
             last_round = resume_round(config, resolved(config), keeps_state=bool(client_of(config.method).private))
             federation = roster.gather(resumed=True)
-            refuse_strange_model(federation, config.target)
+            refuse_other_source(federation, config.target)
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
             refuse_other_model(read_manifest(directory.path), config.target)
             check_run(config, federation.input_shape, federation.num_classes)
@@ -117,11 +117,11 @@ def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirector
 
 
 @contextlib.contextmanager
-def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Iterator[None]:
+def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord]) -> Iterator[None]:
     """Log to the run's `server.log`, starting with earlier lines, and record the run's end in the manifest."""
     handler = logging.FileHandler(directory.path / "server.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for record in said:
+    for record in early_records:
         handler.handle(record)
     FLOWER_LOGGER.addHandler(handler)
     log(logging.INFO, "The run directory is %s", directory.path)
@@ -149,13 +149,13 @@ def _recorded(directory: RunDirectory, said: Sequence[logging.LogRecord]) -> Ite
 announce = partial(log, logging.INFO, "%s")
 
 
-def _roster(grid: Grid, config: RunConfig, say: Say) -> Roster:
+def _roster(grid: Grid, config: RunConfig, announce: Announce) -> Roster:
     return Roster(
         grid,
         num_clients=config.hosted_clients,
         timeout=config.node_timeout,
         min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
-        say=say,
+        announce=announce,
         exclusion_rounds=config.exclusion_rounds,
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.optimiser_loop import IMAGES, Optimisation, Problems, Progress, Tensors, solve
 from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.models.layers.batchnorm import UNCOUNTED
+from hyperfl_flwr.models.layers.batchnorm import WITHOUT_COUNTER
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import ChannelsLast, build_target
 from hyperfl_flwr.runs.observation import Observation
@@ -33,7 +33,7 @@ class AttackSettings:
         optimisation: Settings of the optimisation; None uses the attack's defaults.
         seed: Seed of the random starts.
         device: Device on which the optimisation runs.
-        at_once: Largest number of clients in one batch; it bounds the memory.
+        clients_per_batch: Largest number of clients that are attacked together; it bounds the memory.
         progress: Called with the number of steps done and the total, over all clients.
     """
 
@@ -42,7 +42,7 @@ class AttackSettings:
     optimisation: Optimisation | None = None
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    at_once: int = 32
+    clients_per_batch: int = 32
     progress: Progress | None = None
 
 
@@ -132,7 +132,7 @@ def reconstruct(
     known = known_labels(clients, settings)
     optimisation = settings.optimisation or defaults
     results: dict[int, Reconstruction] = {}
-    for positions in _batches(clients, settings.at_once):
+    for positions in _batches(clients, settings.clients_per_batch):
         began = time.perf_counter()
         batch = prepare([clients[i] for i in positions], [known[i] for i in positions])
         start = _starts(positions, clients[positions[0]].num_examples, batch, knowledge, settings)
@@ -190,7 +190,7 @@ def _callable(layer: nn.Module) -> nn.Module:
         return nn.Identity()
     if getattr(layer, "inplace", False) is True:
         setattr(layer, "inplace", False)  # noqa: B010 - mypy does not know the type of the activation
-    for plain in UNCOUNTED:
+    for plain in WITHOUT_COUNTER:
         if isinstance(layer, plain):
             with torch.device("meta"):
                 return plain(layer.num_features, layer.eps, affine=layer.affine, track_running_stats=False)
@@ -208,12 +208,14 @@ def pixel_range(knowledge: PublicKnowledge, device: torch.device) -> tuple[Tenso
     return (-mean / std).to(device), ((1 - mean) / std).to(device)
 
 
-def _batches(clients: Sequence[Counted], at_once: int) -> Iterator[list[int]]:
+def _batches(clients: Sequence[Counted], clients_per_batch: int) -> Iterator[list[int]]:
     sizes: dict[int, list[int]] = {}
     for position, client in enumerate(clients):
         sizes.setdefault(client.num_examples, []).append(position)
     for positions in sizes.values():
-        yield from (positions[first : first + at_once] for first in range(0, len(positions), at_once))
+        yield from (
+            positions[first : first + clients_per_batch] for first in range(0, len(positions), clients_per_batch)
+        )
 
 
 def _starts(

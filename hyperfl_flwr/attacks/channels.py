@@ -179,7 +179,7 @@ def _unmixing(basis: Tensor, seed: int) -> Tensor:
             warnings.simplefilter("ignore", ConvergenceWarning)  # an attacker would use the best iterate, too
             components = analysis.fit_transform(samples)
         found.append((float(np.abs(components).mean()), analysis.components_))
-    best = min(found, key=lambda each: each[0])[1] if found else np.ones((1, 1))
+    best = min(found, key=lambda candidate: candidate[0])[1] if found else np.ones((1, 1))
     return torch.from_numpy(best).to(basis)
 
 
@@ -192,7 +192,7 @@ def _invert(
         for name in ("head_weight", "head_bias")
     }
     theta = hidden @ start["head_weight"] + start["head_bias"]
-    readings = [
+    readouts = [
         Readout(
             parameters=named_extractor(own, knowledge),
             gradient=named_extractor(gradient, knowledge),
@@ -203,4 +203,4 @@ def _invert(
         )
         for activation, own, gradient in zip(hidden, theta, gradients, strict=True)
     ]
-    return invert(readings, lambda reading: reading, knowledge, settings)
+    return invert(readouts, lambda readout: readout, knowledge, settings)

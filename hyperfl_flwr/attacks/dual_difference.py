@@ -47,12 +47,12 @@ def dual_difference(
         knowledge: Public knowledge, with the dual rule and the seed.
         settings: Settings of the attack; without labels, `recover_labels` estimates them.
     """
-    if settings.labels is not None or not all(_halves(each, knowledge) for each in observations):
+    if settings.labels is not None or not all(_halves(observation, knowledge) for observation in observations):
         return invert(observations, knowledge, settings, read_change)
-    doubled = [replace(each, num_examples=2 * each.num_examples) for each in observations]
+    doubled = [replace(observation, num_examples=2 * observation.num_examples) for observation in observations]
     steps = knowledge.steps
-    twice = replace(steps, batch_size=2 * steps.batch_size, clip_norm=steps.clip_norm / 2)
-    results = invert(doubled, knowledge.with_steps(twice), settings, _read_halves)
+    doubled_steps = replace(steps, batch_size=2 * steps.batch_size, clip_norm=steps.clip_norm / 2)
+    results = invert(doubled, knowledge.with_steps(doubled_steps), settings, _read_halves)
     return [replace(result, labels=None) for result in results]  # they include the labels of the pseudo-data
 
 
@@ -65,9 +65,9 @@ def _halves(observation: Observation, knowledge: PublicKnowledge) -> bool:
 
 def _read_halves(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     """Return the mean gradient of images and pseudo-data together."""
-    reading = read_change(observation, knowledge)
-    gradient = {name: value / 2 for name, value in reading.gradient.items()}
-    return replace(reading, gradient=gradient, findings={**reading.findings, "mixture": 0.0})
+    readout = read_change(observation, knowledge)
+    gradient = {name: value / 2 for name, value in readout.gradient.items()}
+    return replace(readout, gradient=gradient, findings={**readout.findings, "mixture": 0.0})
 
 
 def read_change(observation: Observation, knowledge: PublicKnowledge) -> Readout:
@@ -124,7 +124,7 @@ def _followed(observation: Observation, rule: DualRule, key: str) -> tuple[Tenso
         # The multiplier is called for its effect: it updates the accumulated state for missed rounds, as on the client.
         client.multiplier(_array(seen, key, sent=True), seen.round - 1 - version)
         moved = moved + _array(seen, key)
-        client.move(moved)
+        client.record_change(moved)
         version = seen.round
     received = _array(observation, key, sent=True)
     if rule.realisation == "chain":

@@ -38,12 +38,12 @@ def encoder_gradient(
         ValueError: If no encoder was sent, or it has not changed.
     """
     form = knowledge.training.encoder
-    if form is None or not all(encoder_arrays(each.reply) for each in observations):
+    if form is None or not all(encoder_arrays(observation.reply) for observation in observations):
         raise ValueError("the clients' replies hold no encoder; encoder-gradient needs one")
     phi = vmap_ready(build_encoder(knowledge.target, knowledge.input_shape, 1, form.pooling)).body
 
     def read(observation: Observation) -> Readout:
-        return _of_phi(observation, form.steps)
+        return _phi_readout(observation, form.steps)
 
     return invert(observations, read, knowledge, settings, phi)
 
@@ -54,7 +54,7 @@ def read_encoder(observation: Observation, steps: LocalSteps) -> dict[str, Tenso
     Raises:
         ValueError: If the encoder has not changed.
     """
-    kept, weights = sgd_scalars(steps, steps.number(observation.num_examples))
+    kept, weights = sgd_scalars(steps, steps.num_steps(observation.num_examples))
     before, after = encoder_arrays(observation.received), encoder_arrays(observation.reply)
     found = {
         name: ((after[name].double() - kept * value.double()) / weights.sum()).float() for name, value in before.items()
@@ -69,7 +69,7 @@ def encoder_arrays(arrays: Arrays) -> dict[str, Tensor]:
     return {k.removeprefix(ENCODER): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(ENCODER)}
 
 
-def _of_phi(observation: Observation, steps: LocalSteps) -> Readout:
+def _phi_readout(observation: Observation, steps: LocalSteps) -> Readout:
     """Return a readout with parameters and gradient of phi under an extractor's names."""
     both = encoder_arrays(observation.received), read_encoder(observation, steps)
     parameters, gradient = (
@@ -79,6 +79,6 @@ def _of_phi(observation: Observation, steps: LocalSteps) -> Readout:
     return Readout(
         parameters=parameters,
         gradient=gradient,
-        num_steps=steps.number(observation.num_examples),
+        num_steps=steps.num_steps(observation.num_examples),
         num_examples=observation.num_examples,
     )

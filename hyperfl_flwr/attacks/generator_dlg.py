@@ -76,17 +76,17 @@ def generator_dlg(
         ValueError: If an observation has no gradient of a generator.
     """
     form = generator_form(knowledge)
-    shares = [label_shares(each, knowledge, settings.seed) for each in observations]
+    shares = [label_shares(observation, knowledge, settings.seed) for observation in observations]
     counts = [
-        private_counts(each, observation.num_examples, form.class_balance)
-        for each, observation in zip(shares, observations, strict=True)
+        private_counts(share, observation.num_examples, form.class_balance)
+        for share, observation in zip(shares, observations, strict=True)
     ]
     if form.pseudo_samples > MOST_SEARCHED:
-        nothing = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
-        results = [Reconstruction(images=nothing, findings=_findings(each)) for each in observations]
+        no_images = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
+        results = [Reconstruction(images=no_images, findings=_findings(observation)) for observation in observations]
     else:
         results = _search(observations, knowledge, settings)
-    return [replace(result, label_counts=each) for result, each in zip(results, counts, strict=True)]
+    return [replace(result, label_counts=count) for result, count in zip(results, counts, strict=True)]
 
 
 def noise_space(observation: Observation, number: int) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def noise_space(observation: Observation, number: int) -> tuple[Tensor, Tensor]:
         torch.from_numpy(np.asarray(observation.reply[f"{GENERATOR}noise.{part}"], dtype=np.float64))
         for part in ("weight", "bias")
     )
-    left, values, right = (each[:number] for each in _decomposed(weight))
+    left, values, right = (part[:number] for part in _decomposed(weight))
     along = (left @ bias / values) @ right
     offset = along / along.square().sum()
     directions = right - torch.outer(right @ along, offset)
@@ -133,10 +133,10 @@ def _search(
     generator, target = networks(knowledge)
 
     def prepare(chosen: Sequence[Observation], _: Sequence[IntArray | None]) -> Batch:
-        labels = [labels_of_round(each, knowledge, settings.seed) for each in chosen]
-        constants = stack([_constants(each, knowledge) for each in chosen], device)
+        labels = [labels_of_round(observation, knowledge, settings.seed) for observation in chosen]
+        constants = stack([_constants(observation, knowledge) for observation in chosen], device)
         constants[_LABELS] = torch.from_numpy(np.stack(labels)).to(device)
-        observed = stack([generator_arrays(each.reply) for each in chosen], device)
+        observed = stack([generator_arrays(observation.reply) for observation in chosen], device)
         low, high = pixel_range(knowledge, device)
         make = _maker(generator, list(observed))
         return Batch(
@@ -144,9 +144,9 @@ def _search(
                 simulate=_simulation(make, target), observed=observed, constants=constants, low=low, high=high
             ),
             labels=[None] * len(chosen),
-            findings=[_findings(each) for each in chosen],
+            findings=[_findings(observation) for observation in chosen],
             other_unknowns=lambda rng: {_MIXTURE: _first_mixture(number, rng)},
-            images_of=lambda unknowns: torch.func.vmap(make)(_of_generator(constants), unknowns, constants),
+            images_of=lambda unknowns: torch.func.vmap(make)(_generator_parameters(constants), unknowns, constants),
         )
 
     return reconstruct(observations, knowledge, replace(settings, labels=None), DEFAULTS, prepare)
@@ -165,7 +165,7 @@ def _constants(observation: Observation, knowledge: PublicKnowledge) -> dict[str
     return {**model, **generator, _DIRECTIONS: directions, _OFFSET: offset}
 
 
-def _of_generator(constants: Tensors) -> dict[str, Tensor]:
+def _generator_parameters(constants: Tensors) -> dict[str, Tensor]:
     return {k.removeprefix(GENERATOR): v for k, v in constants.items() if k.startswith(GENERATOR)}
 
 
@@ -188,4 +188,4 @@ def _simulation(make: Make, target: nn.Module) -> Callable[[Tensors, Tensors], T
         return functional.cross_entropy(logits, constants[_LABELS])
 
     gradient_of = grad(loss)
-    return lambda unknowns, constants: gradient_of(_of_generator(constants), unknowns, constants)
+    return lambda unknowns, constants: gradient_of(_generator_parameters(constants), unknowns, constants)

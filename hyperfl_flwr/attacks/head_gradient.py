@@ -92,15 +92,15 @@ def invert(
     device = settings.device
 
     def prepare(chosen: Sequence[Client], labels: Sequence[IntArray | None]) -> Batch:
-        readings = [read(client) for client in chosen]
+        readouts = [read(client) for client in chosen]
         low, high = pixel_range(knowledge, device)
         problems = Problems(
             simulate=_simulation(body, last, chosen[0].num_examples),
-            observed=stack([_extractor_only(reading.gradient) for reading in readings], device),
+            observed=stack([_extractor_only(readout.gradient) for readout in readouts], device),
             constants=stack(
                 [
-                    {**_extractor_only(reading.parameters), **_rows(_extractor_only(reading.gradient), last)}
-                    for reading in readings
+                    {**_extractor_only(readout.parameters), **_rows(_extractor_only(readout.gradient), last)}
+                    for readout in readouts
                 ],
                 device,
             ),
@@ -108,7 +108,7 @@ def invert(
             high=high,
         )
         return Batch(
-            problems=problems, labels=[None] * len(chosen), findings=[reading.findings for reading in readings]
+            problems=problems, labels=[None] * len(chosen), findings=[readout.findings for readout in readouts]
         )
 
     return reconstruct(clients, knowledge, settings, DEFAULTS, prepare)

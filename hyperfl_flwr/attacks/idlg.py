@@ -38,25 +38,25 @@ def idlg(
     Raises:
         ValueError: If the classifier is private.
     """
-    nothing = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
+    no_images = np.zeros((0, *knowledge.input_shape), dtype=np.float32)
     return [
         Reconstruction(
-            images=nothing, labels=recover_labels(read_out(observation, knowledge), observation.num_examples)
+            images=no_images, labels=recover_labels(read_out(observation, knowledge), observation.num_examples)
         )
         for observation in observations
     ]
 
 
-def recover_labels(reading: Readout, num_examples: int) -> IntArray:
+def recover_labels(readout: Readout, num_examples: int) -> IntArray:
     """Return the labels [n], ascending, of the samples behind a reply; the module says when they are correct.
 
     Raises:
         ValueError: If the classifier is private.
     """
-    if not reading.shares_classifier:
+    if not readout.shares_classifier:
         raise ValueError("labels are read off the last layer's gradient, but this method keeps the classifier private")
     # Greedy: each found label explains -1/n of its entry; the rest goes to the most negative one.
-    remaining = reading.gradient[f"{CLASSIFIER}.bias"].double().clone()
+    remaining = readout.gradient[f"{CLASSIFIER}.bias"].double().clone()
     counts = torch.zeros(len(remaining), dtype=torch.int64)
     for _ in range(num_examples):
         chosen = int(remaining.argmin())

@@ -68,25 +68,25 @@ def invert(
     target, device = build_structure(knowledge), settings.device
 
     def prepare(chosen: Sequence[Observation], labels: Sequence[IntArray | None]) -> Batch:
-        readings = [read(observation, knowledge) for observation in chosen]
-        if not all(reading.shares_classifier for reading in readings):
+        readouts = [read(observation, knowledge) for observation in chosen]
+        if not all(readout.shares_classifier for readout in readouts):
             raise ValueError("ig needs the whole network, but this method keeps the classifier private")
         used = [
-            recover_labels(reading, observation.num_examples) if known is None else known
-            for reading, observation, known in zip(readings, chosen, labels, strict=True)
+            recover_labels(readout, observation.num_examples) if known is None else known
+            for readout, observation, known in zip(readouts, chosen, labels, strict=True)
         ]
         low, high = pixel_range(knowledge, device)
-        constants = stack([reading.parameters for reading in readings], device)
-        constants |= stack([{_FORCE + n: value for n, value in reading.force.items()} for reading in readings], device)
+        constants = stack([readout.parameters for readout in readouts], device)
+        constants |= stack([{_FORCE + n: value for n, value in readout.force.items()} for readout in readouts], device)
         constants[_LABELS] = torch.from_numpy(np.stack(used)).to(device)
         problems = Problems(
-            simulate=_simulation(target, knowledge, readings[0].num_steps),
-            observed=stack([reading.gradient for reading in readings], device),
+            simulate=_simulation(target, knowledge, readouts[0].num_steps),
+            observed=stack([readout.gradient for readout in readouts], device),
             constants=constants,
             low=low,
             high=high,
         )
-        return Batch(problems=problems, labels=used, findings=[reading.findings for reading in readings])
+        return Batch(problems=problems, labels=used, findings=[readout.findings for readout in readouts])
 
     return reconstruct(observations, knowledge, settings, DEFAULTS, prepare)
 

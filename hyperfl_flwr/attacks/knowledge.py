@@ -69,4 +69,4 @@ class PublicKnowledge:
 
     def num_steps(self, num_examples: int) -> int:
         """Return a client's number of steps on the shared parameters, for a reply about `num_examples` samples."""
-        return self.steps.number(math.ceil(num_examples / self.summed_clients))
+        return self.steps.num_steps(math.ceil(num_examples / self.summed_clients))

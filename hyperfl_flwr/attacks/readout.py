@@ -56,7 +56,7 @@ _ACTIVE = 1e-4
 
 _STATISTICS = (".running_mean", ".running_var")
 
-_BESIDE = ("encoder/", "embedding/")
+_OTHER_GROUPS = ("encoder/", "embedding/")
 """Groups that are not part of the target network."""
 
 _AFTER: Mapping[Form, Callable[[Tensor, Tensor], Tensor]] = {
@@ -123,7 +123,7 @@ def mean_gradients(observation: Observation, knowledge: PublicKnowledge) -> dict
     kept, weights = sgd_scalars(knowledge.steps, knowledge.num_steps(observation.num_examples))
     found = {}
     for key, before in observation.received.items():
-        if key.endswith(_STATISTICS) or key.startswith(_BESIDE):
+        if key.endswith(_STATISTICS) or key.startswith(_OTHER_GROUPS):
             continue
         start, reply = _tensor(before), _tensor(observation.reply[key])
         found[key] = (_AFTER[knowledge.form](start, reply) - kept * start) / weights.sum()
@@ -148,7 +148,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     if not any(bool(value.any()) for value in means.values()):
         raise ValueError("the reply equals the broadcast: the client has learned nothing to attack")
     if "hypernetwork/head_weight" in means:
-        return _of_hypernetwork(observation.received, means, observation, knowledge)
+        return _hypernetwork_readout(observation.received, means, observation, knowledge)
     prefixes = {"model/": "", f"{EXTRACTOR}/": f"{EXTRACTOR}."}
     names = {key: next((new + key[len(old):] for old, new in prefixes.items() if key.startswith(old)), "")
              for key in means}  # fmt: skip
@@ -162,7 +162,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
     )
 
 
-def _of_hypernetwork(
+def _hypernetwork_readout(
     received: Arrays, means: Mapping[str, Tensor], observation: Observation, knowledge: PublicKnowledge
 ) -> Readout:
     start = {key.partition("/")[2]: _tensor(value) for key, value in received.items()}

@@ -29,9 +29,9 @@ class Attack:
         run: Function that runs the attack.
         on_uploads: Whether it applies to the upload of one client.
         on_sums: Whether it applies to the sum of the uploads of clients that start from the same parameters.
-        follows: Whether it needs the observations of a client in all earlier rounds.
+        needs_history: Whether it needs the observations of a client in all earlier rounds.
         by_neighbours: Whether a client can run it on its neighbour in a chain.
-        told_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
+        gets_hidden: Whether it gets HyperFL's activation z of each client, as single uploads reveal it.
         defaults: Default optimisation; None if the attack does not optimise.
         finds_images: Whether its results have images.
     """
@@ -42,9 +42,9 @@ class Attack:
     run: AttackFunction
     on_uploads: bool = True
     on_sums: bool = False
-    follows: bool = False
+    needs_history: bool = False
     by_neighbours: bool = False
-    told_hidden: bool = False
+    gets_hidden: bool = False
     defaults: Optimisation | None = None
     finds_images: bool = True
 
@@ -52,7 +52,7 @@ class Attack:
         """Return whether it applies to a client's upload, or, if `summed`, to the sum of all clients' uploads."""
         if not (self.on_sums if summed else self.on_uploads):
             return False
-        return any(each.part in self.needs and not (summed and each.own_start) for each in uploads)
+        return any(upload.part in self.needs and not (summed and upload.separate_start) for upload in uploads)
 
 
 ATTACKS: Mapping[str, Attack] = {
@@ -96,7 +96,7 @@ ATTACKS: Mapping[str, Attack] = {
         title="Gradient inversion on followed models",
         source="this project",
         needs=("kept-model",),
-        follows=True,
+        needs_history=True,
         by_neighbours=True,
         run=dual_difference.dual_difference,
         defaults=ig.DEFAULTS,
@@ -105,7 +105,7 @@ ATTACKS: Mapping[str, Attack] = {
         title="Pseudo-data and label counts from the generator's gradient",
         source="Zhu et al., NeurIPS 2019; the reading: this project",
         needs=("generator",),
-        follows=True,
+        needs_history=True,
         run=generator_dlg.generator_dlg,
         defaults=generator_dlg.DEFAULTS,
     ),
@@ -115,7 +115,7 @@ ATTACKS: Mapping[str, Attack] = {
         needs=("hypernetwork",),
         on_uploads=False,
         on_sums=True,
-        told_hidden=True,
+        gets_hidden=True,
         run=channels.channels_known,
         defaults=head_gradient.DEFAULTS,
     ),

@@ -19,7 +19,7 @@ from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.attacks.scoring import Comparison, compare
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
-from hyperfl_flwr.audit.neighbour_view import attackable
+from hyperfl_flwr.audit.neighbour_view import attackable_clients
 from hyperfl_flwr.audit.record_round import (
     AttackedRound,
     ObservationFiles,
@@ -112,7 +112,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     if trained is not None and number > int(settings["num-clients"]):
         raise ConfigError(f"{number} clients would be attacked, but the trained run has {settings['num-clients']} only")
     fresh = {"num-clients": number, "data.partition": "iid", "num-rounds": 1, **_strategy(settings).only_round()}
-    wanted: dict[str, Scalar] = {
+    attacked: dict[str, Scalar] = {
         **settings,
         **(fresh if trained is None else _numbers_of(trained, settings)),
         "output": "",
@@ -125,9 +125,9 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "audit.clients": ",".join(map(str, range(number))),
         "audit.rounds": "all",
     }
-    config = resolved(RunConfig.from_flat(wanted))
+    config = resolved(RunConfig.from_flat(attacked))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
-    clients = attackable(config) if options.by_neighbours else range(number)
+    clients = attackable_clients(config) if options.by_neighbours else range(number)
     target = AttackedRound(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
     )
@@ -135,7 +135,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     return target
 
 
-def passes(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
+def local_epochs_setting(settings: Mapping[str, Scalar], options: Options) -> dict[str, Scalar]:
     """Return the method's setting with which a client takes `local-epochs` epochs over its images, if it has one."""
     batch_size = int(settings["batch-size"])
     num_steps = int(settings["local-epochs"]) * math.ceil((options.samples or batch_size) / batch_size)
@@ -181,7 +181,7 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     """
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     row = METHODS[target.config.method]
-    uploads = row.sent(target.config, target.round)
+    uploads = row.active_uploads(target.config, target.round)
     able = attacks_on(uploads, summed=target.summed)
     possible = [name for name in able if ATTACKS[name].by_neighbours or not target.by_neighbours]
     if missing := [upload.part for upload in row.uploads if upload not in uploads]:
@@ -214,20 +214,20 @@ def audit(
         progress: Returns the progress callback for an attack's name.
     """
     names = chosen_attacks(options.attacks, target)
-    follows = any(ATTACKS[name].follows for name in names)
-    if follows:
+    needs_history = any(ATTACKS[name].needs_history for name in names)
+    if needs_history:
         require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
     findings = {}
     with tempfile.TemporaryDirectory() as folder:
         recorded = observed or record_round(target, Path(folder))
-        if follows:
+        if needs_history:
             recorded = ObservationHistory(recorded.paths, target.trained or recorded.paths[0].parents[1])
         seen = view(target, recorded)
         for name in names:
             settings = AttackSettings(
                 labels=labels,
-                hidden=leaked_activations(target, recorded) if ATTACKS[name].told_hidden else None,
+                hidden=leaked_activations(target, recorded) if ATTACKS[name].gets_hidden else None,
                 optimisation=options.optimisation(ATTACKS[name]),
                 seed=target.config.seed,
                 device=resolve_device(target.config.device),
@@ -247,8 +247,8 @@ def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: V
         found, private = [np.concatenate(found)], [np.concatenate(private)]
     finds_images = row.finds_images and all(map(len, found))
     comparisons = _compared(target, found, private) if finds_images else []
-    told = settings.labels is not None and row.finds_images
-    labels_found = None if told else _labels_found(results, [labels for _, labels in truth])
+    labels_given = settings.labels is not None and row.finds_images
+    labels_found = None if labels_given else _labels_found(results, [labels for _, labels in truth])
     return AttackResult(
         attack=row,
         results=results,
@@ -269,7 +269,7 @@ def _compared(target: AttackedRound, found: Sequence[Images], private: Sequence[
     ]
     unrelated, mean_image = controls(target, sum(map(len, found)))
     parts = np.split(unrelated, np.cumsum([len(images) for images in found])[:-1])
-    return [compare(*each, mean_image) for each in zip(found, private, parts, strict=True)]
+    return [compare(*pair, mean_image) for pair in zip(found, private, parts, strict=True)]
 
 
 def images_of(target: AttackedRound, client: int) -> tuple[Images, IntArray]:

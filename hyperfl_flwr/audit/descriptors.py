@@ -68,7 +68,7 @@ def measure_descriptors(run: Path, changes: Mapping[str, Scalar]) -> dict[str, A
         "images": len(images),
         "delta": config.novel.delta,
         "truth": [row.tolist() for row in truth],
-        "by_epsilon": [_of_budget(source, novel, epsilon, images, truth) for epsilon in config.novel.budgets],
+        "by_epsilon": [_estimates_at(source, novel, epsilon, images, truth) for epsilon in config.novel.budgets],
         "settings": config.flat(),
         "code": manifest.code(),
     }
@@ -76,16 +76,16 @@ def measure_descriptors(run: Path, changes: Mapping[str, Scalar]) -> dict[str, A
 
 def _public_images(data: FederatedData, trained: int, seed: int) -> Tensor:
     """Return test images [m, ...] of the training clients, none of them a novel client's."""
-    theirs = np.unique(np.concatenate([data.test_indices(client) for client in range(trained)]))
+    used = np.unique(np.concatenate([data.test_indices(client) for client in range(trained)]))
     novel = np.concatenate([data.test_indices(client) for client in range(trained, data.num_clients)])
-    indices = np.setdiff1d(theirs, novel)
+    indices = np.setdiff1d(used, novel)
     rng = numpy_generator(seed, "audit", "descriptors")
     chosen = np.sort(rng.choice(indices, min(len(indices), IMAGES), replace=False))
     dataset = data.dataset
     return normalised(dataset.test.scaled(chosen), dataset.mean, dataset.std)
 
 
-def _of_budget(
+def _estimates_at(
     source: Source, clients: Sequence[int], epsilon: float | None, images: Tensor, truth: Sequence[Shares]
 ) -> dict[str, Any]:
     """Return the scores for descriptors with the noise of one epsilon; None means no noise."""

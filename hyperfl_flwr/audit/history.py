@@ -32,7 +32,7 @@ class ObservationHistory(ObservationFiles):
         """Read an observation and attach the earlier ones."""
         found = super().read(path)
         possible = (observation_path(self.folder, number, found.client) for number in range(1, found.round))
-        return replace(found, earlier=ObservationFiles([each for each in possible if each.exists()]))
+        return replace(found, earlier=ObservationFiles([path for path in possible if path.exists()]))
 
 
 def attacked_round(target: AttackedRound) -> int:

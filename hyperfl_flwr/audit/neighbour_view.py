@@ -24,7 +24,7 @@ from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule
 FORCE = "force/theta"
 
 
-def attackable(config: RunConfig) -> Sequence[int]:
+def attackable_clients(config: RunConfig) -> Sequence[int]:
     """Return the clients next to an end of the chain.
 
     Raises:
@@ -32,37 +32,37 @@ def attackable(config: RunConfig) -> Sequence[int]:
     """
     training = client_of(config.method).public_training(config)
     dual, distils = training.dual, training.generator is not None
-    if dual is None or dual.mixed or distils or not _tells(dual.rule) or config.num_clients < 2:
+    if dual is None or dual.mixed or distils or not _reveals_neighbour(dual.rule) or config.num_clients < 2:
         raise ConfigError(
             "clients see their neighbours in priv-hfl with priv-hfl.realisation = chain, the alternating order and at "
             "least two clients; the audit of it takes no projection, mixing or distillation"
         )
-    return sorted(_spies(config.num_clients))
+    return sorted(_observers(config.num_clients))
 
 
-def _tells(rule: DualRule) -> bool:
+def _reveals_neighbour(rule: DualRule) -> bool:
     """Return whether an end client's force is its first multiplier, which is a difference of two clients."""
     return rule.realisation == "chain" and rule.order == "alternating" and not rule.projection
 
 
-def _spies(num_clients: int) -> dict[int, int]:
+def _observers(num_clients: int) -> dict[int, int]:
     """Map each client next to an end to the end client that sees it; with two clients each sees the other."""
     return {num_clients - 2: num_clients - 1, 1: 0}
 
 
-def keep_next(own: Mapping[int, SharedArrays], folder: Path) -> None:
+def save_next_messages(own: Mapping[int, SharedArrays], folder: Path) -> None:
     """Store what the server sends to each of some clients in the next round."""
     for client, arrays in own.items():
         write_arrays(_next_path(folder, client), arrays, {})
 
 
-def seen_by_neighbours(config: RunConfig, clients: Sequence[int], folder: Path) -> list[Observation]:
+def neighbour_observations(config: RunConfig, clients: Sequence[int], folder: Path) -> list[Observation]:
     """Return the observation of each client's first round that its neighbour at the end can compute.
 
     Args:
         config: Settings of the run.
         clients: Clients next to an end.
-        folder: Folder with the observations of the first round and the files of `keep_next`.
+        folder: Folder with the observations of the first round and the files of `save_next_messages`.
 
     Raises:
         ValueError: If the method has no dual variables.
@@ -72,9 +72,9 @@ def seen_by_neighbours(config: RunConfig, clients: Sequence[int], folder: Path) 
         raise ValueError("clients without dual variables do not see their neighbours")
     found = []
     for client in clients:
-        spy = _spies(config.num_clients)[client]
-        own = load_observation(observation_path(folder, 1, spy))
-        force = read_arrays(_next_path(folder, spy))[0][FORCE].astype(np.float64)
+        observer = _observers(config.num_clients)[client]
+        own = load_observation(observation_path(folder, 1, observer))
+        force = read_arrays(_next_path(folder, observer))[0][FORCE].astype(np.float64)
         change = (own.reply[FORCE] - force / (KAPPA * dual.rule.step)).astype(np.float32)
         found.append(
             Observation(

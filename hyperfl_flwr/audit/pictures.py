@@ -48,8 +48,8 @@ def picture_rows(target: AttackedRound, findings: Mapping[str, AttackResult]) ->
 
 
 def _row(label: str, matches: Sequence[Match]) -> PictureRow:
-    images = np.concatenate([each.images for each in matches])[:SHOWN]
-    psnr = np.concatenate([each.psnr for each in matches])[:SHOWN]
+    images = np.concatenate([match.images for match in matches])[:SHOWN]
+    psnr = np.concatenate([match.psnr for match in matches])[:SHOWN]
     return PictureRow(label=label, images=images, psnr=[float(value) for value in np.minimum(psnr, MOST_DECIBELS)])
 
 

@@ -15,7 +15,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import read_out
 from hyperfl_flwr.audit.knowledge import public_knowledge
-from hyperfl_flwr.audit.neighbour_view import keep_next, seen_by_neighbours
+from hyperfl_flwr.audit.neighbour_view import neighbour_observations, save_next_messages
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError, RunFailedError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -147,7 +147,7 @@ def view(target: AttackedRound, recorded: ObservationFiles) -> View:
     """
     knowledge = target.knowledge()
     if target.by_neighbours:
-        seen = seen_by_neighbours(target.config, target.clients, recorded.paths[0].parents[1])
+        seen = neighbour_observations(target.config, target.clients, recorded.paths[0].parents[1])
         return View(observations=seen, knowledge=knowledge)
     if not target.summed:
         return View(observations=recorded, knowledge=knowledge)
@@ -162,8 +162,8 @@ def view(target: AttackedRound, recorded: ObservationFiles) -> View:
 def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> list[Tensor]:
     """Read HyperFL's activation z [p] of each client off its upload, as a server does that sees single uploads."""
     knowledge = target.knowledge()
-    readings = (read_out(observation, knowledge).hidden for observation in recorded)
-    return [hidden for hidden in readings if hidden is not None]
+    activations = (read_out(observation, knowledge).hidden for observation in recorded)
+    return [hidden for hidden in activations if hidden is not None]
 
 
 def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
@@ -193,7 +193,7 @@ def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
     for failure in strategy.outcome.failures:
         raise RunFailedError(f"client {failure.client} failed in the round to be attacked: {failure.reason}")
     if target.by_neighbours:
-        keep_next(strategy.per_client_arrays([0, config.num_clients - 1]), folder)
+        save_next_messages(strategy.per_client_arrays([0, config.num_clients - 1]), folder)
     return ObservationFiles([observation_path(folder, current, client) for client in target.clients])
 
 
@@ -220,5 +220,5 @@ def recorded_round(
     config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes)))
     find_kept(config.target, run)
     observed = ObservationFiles(last)
-    clients, number = [each.client for each in observed], observed[0].round
+    clients, number = [observation.client for observation in observed], observed[0].round
     return AttackedRound(config=config, clients=clients, summed=summed, recorded_round=number), observed

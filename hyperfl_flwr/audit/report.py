@@ -171,10 +171,10 @@ def table(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         rows.append(
             [
                 f"{found['title']} ({name})",
-                _two(found["psnr"]),
-                _one(found["ssim"]),
-                *([_one(found["lpips"])] if with_lpips else []),
-                f"{others['psnr']['mean']:.1f} dB, SSIM {_one(others['ssim'])}",
+                _mean_and_median(found["psnr"]),
+                _mean_text(found["ssim"]),
+                *([_mean_text(found["lpips"])] if with_lpips else []),
+                f"{others['psnr']['mean']:.1f} dB, SSIM {_mean_text(others['ssim'])}",
                 f"{found['control']['mean_image']['psnr']['mean']:.1f} dB",
                 str(found["iterations"]),
                 found["verdict"],
@@ -189,11 +189,11 @@ def _markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
 
-def _one(values: Mapping[str, Any] | None) -> str:
+def _mean_text(values: Mapping[str, Any] | None) -> str:
     return NOTHING if values is None or values["mean"] is None else f"{values['mean']:.2f}"
 
 
-def _two(values: Mapping[str, Any]) -> str:
+def _mean_and_median(values: Mapping[str, Any]) -> str:
     return f"{values['mean']:.1f} ({values['median']:.1f})"
 
 
@@ -206,7 +206,9 @@ def write_audit(
     heading = f"{document['method']} on {document['dataset']}: {document['threat']}"
     sentences = [sentence(document, name) for name in document["attacks"]]
     facts, (names, cells) = _facts(document, _known(target, findings)), table(document)
-    text = "\n".join([f"# {heading}", "", facts, "", *(f"- {each}" for each in sentences), "", _markdown(names, cells)])
+    text = "\n".join(
+        [f"# {heading}", "", facts, "", *(f"- {sentence}" for sentence in sentences), "", _markdown(names, cells)]
+    )
     write_atomically(paths[0], json.dumps(document, indent=2).encode())
     write_atomically(paths[1], text.encode())
     draw_rows(rows).savefig(paths[2], dpi=100)
@@ -218,7 +220,7 @@ def write_audit(
         facts=facts,
         verdicts=sorted(
             ((name, *_verdict(document["attacks"][name]), sentence(document, name)) for name in findings),
-            key=lambda each: each[1] != "alarm",
+            key=lambda item: item[1] != "alarm",
         ),
         num_images=document["clients"] * document["samples_per_client"],
         pictures=[_picture(row) for row in rows],
@@ -236,7 +238,7 @@ def _facts(document: Mapping[str, Any], known: str) -> str:
     state = "a trained model" if document["trained"] else "fresh parameters"
     clients, samples = counted(document["clients"], "client"), counted(document["samples_per_client"], "image")
     return (
-        f"{clients} with {samples} each, {state}. What leaves a client: {METHODS[document['method']].leaves}. {known} "
+        f"{clients} with {samples} each, {state}. What leaves a client: {METHODS[document['method']].sends}. {known} "
         f"Reconstructions were assigned to the private images afterwards. Controls: as many unrelated images, and the "
         f"mean image."
     )
@@ -269,6 +271,6 @@ def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
         return "The attacks had what the first and the last client received and sent, and the settings."
     if not target.summed:
         return "The attacks had the server's messages and the settings."
-    told = [name for name, finding in findings.items() if finding.attack.told_hidden]
-    also = f"; {', '.join(told)} also had the clients' activations, which single uploads reveal" if told else ""
+    informed = [name for name, finding in findings.items() if finding.attack.gets_hidden]
+    also = f"; {', '.join(informed)} also had the clients' activations, which single uploads reveal" if informed else ""
     return f"The attacks had the sum of the clients' messages and the settings{also}."

@@ -101,9 +101,9 @@ def run_audit(
     observed: ObservationFiles | None = None
     if by_neighbours:
         others = {"--recorded": recorded, "--checkpoint": checkpoint, "--summed": summed}
-        _refuse_beside("--by-neighbours", others)
+        _refuse_combination("--by-neighbours", others)
     if recorded is not None:
-        _refuse_beside("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
+        _refuse_combination("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
@@ -134,19 +134,20 @@ def _fresh_target(
         options: See `hyperfl_flwr.audit.audit`.
         checkpoint: Folder of the run to start from; None for the initial model.
     """
-    from hyperfl_flwr.audit.audit import make_target, passes
+    from hyperfl_flwr.audit.audit import local_epochs_setting, make_target
     from hyperfl_flwr.config.run_config import default_settings
     from hyperfl_flwr.runs.run_data import require_dataset
     from hyperfl_flwr.runs.run_directory import settings_of
 
     if checkpoint is not None:
-        _refuse_beside("--checkpoint", named)
+        _refuse_combination("--checkpoint", named)
         require_dataset(checkpoint)
         settings = settings_of(checkpoint)
     else:
         settings = default_settings() | {key: value for key, value in named.items() if value is not None}
     merged = {**settings, **local, **changes}
-    merged = {**merged, **passes(merged, options), **changes}  # the derived epochs must not override --set
+    # The derived epochs must not override --set.
+    merged = {**merged, **local_epochs_setting(merged, options), **changes}
     return make_target(merged, options, checkpoint and checkpoint.absolute())
 
 
@@ -204,7 +205,7 @@ def list_attacks() -> None:
     out.print(listed)
 
 
-def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
+def _refuse_combination(option: str, others: Mapping[str, object]) -> None:
     if given := [name if name.startswith("-") else f"--{name}" for name, value in others.items() if value]:
         raise ConfigError(
             f"{', '.join(given)} cannot be given with {option}, which determines it; leave one of them out"
@@ -230,11 +231,11 @@ class _Bars:
         """Add a bar for an attack and return the callback that advances it."""
         task = self.bar.add_task(name, total=None)
 
-        def moved(done: int, total: int) -> None:
+        def on_progress(done: int, total: int) -> None:
             self.bar.update(task, completed=done, total=total)
 
         self.tasks[name] = task
-        return moved
+        return on_progress
 
     def done(self, name: str, finding: AttackResult) -> None:
         """Fill the bar of an attack that has finished, also if it stopped early."""

@@ -20,7 +20,7 @@ Source = Annotated[
     Path, typer.Argument(help="Folder of a run, or on a node its state-dir (the private state of its clients).")
 ]
 Client = Annotated[int | None, typer.Option(help="Client of the model; default: the global model, if there is one.")]
-Which = Annotated[
+StateOption = Annotated[
     str | None,
     typer.Option(
         "--state",
@@ -36,7 +36,7 @@ def run_export(
     source: Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write, *.safetensors.")],
     client: Client = None,
-    state: Which = None,
+    state: StateOption = None,
     run: Run = None,
     data_root: Root = None,
     shared: Annotated[
@@ -88,8 +88,8 @@ def run_join(
     shared = shared_of(source.absolute(), _changes(data_root))
     done = join(shared, name, output.absolute(), rounds, resolve_device(device))
     out.print(
-        f"accuracy {100 * done.before:.2f} % before and {100 * done.after:.2f} % after {done.seconds:.1f} s of "
-        f"training on {done.train_examples} samples, of {done.test_examples} test samples",
+        f"accuracy {100 * done.accuracy_before:.2f} % before and {100 * done.accuracy_after:.2f} % after "
+        f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",
         markup=False,
     )
     for file in done.files:
@@ -106,7 +106,7 @@ def run_predict(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")] = Path("predictions.csv"),
     client: Client = None,
-    state: Which = None,
+    state: StateOption = None,
     run: Run = None,
     data_root: Root = None,
     convert: Annotated[
@@ -169,12 +169,12 @@ def model_of(
 
     if state not in (None, "personalized", "aggregate"):
         raise ConfigError(f"--state must be personalized or aggregate, got {state!r}")
-    wanted: State | None = None if state is None else "personalized" if state == "personalized" else "aggregate"
+    chosen: State | None = None if state is None else "personalized" if state == "personalized" else "aggregate"
     if (source / "manifest.json").is_file() or not source.is_dir():
-        return model_of_run(source, client, wanted, _changes(data_root))
+        return model_of_run(source, client, chosen, _changes(data_root))
     if client is None:
         raise ConfigError("--client is required with a node's state-dir; give the number of one of its clients")
-    if wanted == "aggregate":
+    if chosen == "aggregate":
         raise ConfigError(
             "--state must be personalized on a node: a node stores only its clients' models after local training"
         )

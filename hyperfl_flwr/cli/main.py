@@ -175,7 +175,7 @@ def methods() -> None:
 
     table = Table("name", "what it does", "leaves the client", "learning rate", "paper")
     for name, method in METHODS.items():
-        table.add_row(name, method.title, method.leaves, f"{method.learning_rate:g}", method.paper)
+        table.add_row(name, method.title, method.sends, f"{method.learning_rate:g}", method.paper)
     out.print(table)
 
 
@@ -203,7 +203,7 @@ def _in_percent(share: Spread) -> str:
 
 
 def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str) -> None:
-    from hyperfl_flwr.app.resolved import in_words
+    from hyperfl_flwr.app.resolved import resolution_text
     from hyperfl_flwr.launch.core_locks import usable_cores
     from hyperfl_flwr.launch.estimate import estimate
     from hyperfl_flwr.launch.planning import plan
@@ -220,7 +220,7 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
     table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
     out.print(table)
-    out.print(in_words(cost.resolved), markup=False)
+    out.print(resolution_text(cost.resolved), markup=False)
 
 
 def _shape(shape: Any) -> str:  # noqa: ANN401

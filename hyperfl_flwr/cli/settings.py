@@ -1,4 +1,4 @@
-"""The command line's list of settings: what each is, and what it is if nobody sets it."""
+"""The `hyperfl settings` command: list the settings with their descriptions and defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 listings = typer.Typer()
 
 WIDEST = 100
-"""Most columns of a line of text."""
+"""Maximum width of a line of text, in columns."""
 
 INDENT = "    "
 
@@ -31,18 +31,18 @@ def list_settings(
     from hyperfl_flwr.core.settings import declared
     from hyperfl_flwr.core.similar_names import nearest
 
-    found = [(topic, [each for each in declared(topic) if word in each.key]) for topic in topics()]
+    found = [(topic, [setting for setting in declared(topic) if word in setting.key]) for topic in topics()]
     if not any(settings for _, settings in found):
         raise ConfigError(f"no setting has {word!r} in its key{nearest(word, all_settings())}")
     for topic, settings in found:
         if settings:
             out.print(f"{topic.title}\n", style="bold", markup=False)
-        for each in settings:
-            out.print(described(each, min(out.width, WIDEST)), markup=False)
+        for setting in settings:
+            out.print(described(setting, min(out.width, WIDEST)), markup=False)
 
 
 def described(setting: Setting, width: int) -> str:
-    """Return a setting with its default, possible values and meaning, in lines of so many columns."""
+    """Return a setting with its default, possible values and meaning, in lines of at most `width` columns."""
     resumable = "; may change when a run is resumed" if setting.resumable else ""
     lines = [f"{setting.key} = {toml_value(setting.default)}"]
     for paragraph in (f"({setting.values}{resumable})", *setting.meaning.split("\n\n")):

@@ -25,7 +25,7 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.custom.source import is_factory
 
 
-def _in(value: str, known: Collection[str]) -> str:
+def _check_known(value: str, known: Collection[str]) -> str:
     if value not in known:
         raise ValueError(f"must be one of {', '.join(known)}; got {value!r}{nearest(value, known)}")
     return value
@@ -69,7 +69,7 @@ class FederationConfig(Section):
     @field_validator("method")
     @classmethod
     def _method(cls, value: str) -> str:
-        return _in(value, METHODS)
+        return _check_known(value, METHODS)
 
     @field_validator("target")
     @classmethod
@@ -77,7 +77,7 @@ class FederationConfig(Section):
         from hyperfl_flwr.models.targets import TARGETS  # deferred: imports torch, which listing settings does not need
 
         if ":" not in value:
-            return _in(value, TARGETS)
+            return _check_known(value, TARGETS)
         if not is_factory(value):
             raise ValueError(f"must name a function as package.module:factory, or be a built-in one; got {value!r}")
         return value
@@ -88,11 +88,11 @@ class FederationConfig(Section):
         from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
 
         if not is_local_data(value):
-            return _in(value, DATASETS)
+            return _check_known(value, DATASETS)
         # The path itself is checked on loading: data-root, where it is looked up, may differ from node to node.
         if str(local_data_path(value)) in (".", "PATH"):
-            what = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
-            raise ValueError(f"{what}, absolute or in data-root; got {value!r}")
+            requirement = f"must name a file after {NPZ_PREFIX} or a folder after {FOLDER_PREFIX}"
+            raise ValueError(f"{requirement}, absolute or in data-root; got {value!r}")
         return value
 
 
@@ -107,7 +107,7 @@ class LocalTrainingConfig(Section):
         "auto",
         "Learning rate of the shared parameters (HyperFL's η_h). `auto`: the method's, which `hyperfl methods` "
         "lists; it was chosen on held-back training data.",
-        of_method=True,
+        resolved_by_method=True,
     )
     momentum: ShareBelowOne = setting(0.5, "Momentum of SGD; its buffers start empty in every round.")
     weight_decay: NonNegativeFloat = setting(5e-4, "Weight decay of SGD.")

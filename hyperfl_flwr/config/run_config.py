@@ -18,7 +18,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section, Setting, declared
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.sample_format import Reading, parse_classes, parse_normalisation, parse_shape
+from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape
 from hyperfl_flwr.methods import method_sections
 
 if TYPE_CHECKING:
@@ -40,22 +40,22 @@ def topics() -> Sequence[type[Section]]:
 
 def all_settings() -> Mapping[str, Setting]:
     """Return all settings by key, in the order of `topics`."""
-    return {each.key: each for topic in topics() for each in declared(topic)}
+    return {setting.key: setting for topic in topics() for setting in declared(topic)}
 
 
 def default_settings() -> dict[str, Scalar]:
     """Return the default settings as a flat dict."""
-    return {key: each.default for key, each in all_settings().items()}
+    return {key: setting.default for key, setting in all_settings().items()}
 
 
-RESUMABLE_CHANGES = frozenset(key for key, each in all_settings().items() if each.resumable)
+RESUMABLE_CHANGES = frozenset(key for key, setting in all_settings().items() if setting.resumable)
 """Settings that a resumed run may change; `num-rounds` may only grow. All others determine the training."""
 
 TRAINING_AUTOS = frozenset(
-    each.key
+    setting.key
     for topic in topics()
-    for each in declared(topic)
-    if each.of_method or (each.is_auto and topic in method_sections())
+    for setting in declared(topic)
+    if setting.resolved_by_method or (setting.is_auto and topic in method_sections())
 )
 """Settings of which `auto` is replaced by a number of the method; they determine the training."""
 
@@ -126,7 +126,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             shards_per_client=self.data.shards_per_client,
             augmentation=self.data.augmentation,
             validation_fraction=self.data.validation_fraction,
-            reading=Reading(
+            sample_format=SampleFormat(
                 input_shape=parse_shape(self.data.input_shape),
                 classes=parse_classes(self.data.classes),
                 normalisation=parse_normalisation(self.data.normalisation),

@@ -119,19 +119,19 @@ class DataConfig(Section):
 
     @field_validator("global_test")
     @classmethod
-    def _of_test_data(cls, value: bool, info: ValidationInfo) -> bool:
+    def _needs_test_data(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("validation_fraction"):
             raise ValueError("must be false with data.validation-fraction, with which test data are not used")
         return value
 
 
-def _texts(what: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
+def _texts(requirement: str, allowed: Callable[[str], bool]) -> Callable[[str], str]:
     """Return a check that all comma-separated parts are allowed and that none occurs twice."""
 
     def check(text: str) -> str:
         parts = text.split(",")
         if not all(map(allowed, parts)) or len(set(parts)) < len(parts):
-            raise ValueError(f"must be {what}, each once, with commas between them; got {text!r}")
+            raise ValueError(f"must be {requirement}, each once, with commas between them; got {text!r}")
         return text
 
     return check
@@ -240,7 +240,7 @@ class PersonalizeConfig(Section):
 
     @field_validator("output")
     @classmethod
-    def _of_data(cls, value: str, info: ValidationInfo) -> str:
+    def _needs_data(cls, value: str, info: ValidationInfo) -> str:
         if bool(value) != bool(info.data.get("data")):
             raise ValueError("goes with personalize.data: give both or neither")
         return value
@@ -261,7 +261,7 @@ class PrivacyConfig(Section):
 
     @field_validator("noise_multiplier")
     @classmethod
-    def _of_a_norm(cls, value: float, info: ValidationInfo) -> float:
+    def _needs_clipping(cls, value: float, info: ValidationInfo) -> float:
         if value and not info.data.get("clip_norm"):
             raise ValueError("needs privacy.clip-norm above 0, of which it is a multiple")
         return value

@@ -13,26 +13,26 @@ Order = Literal["alternating", "published"]
 """Order of the primal and dual steps of PRIV-HFL."""
 
 Initialisation = Literal["hyperfan-bias", "hyperfan-weight", "torch"]
-"""How HyperFL's hypernetwork is drawn.
+"""Initialisation of HyperFL's hypernetwork.
 
 `hyperfan-bias`: the head bias c carries the target's ordinary initialisation and H adds a tenth of its standard
 deviation. `hyperfan-weight`: H carries all of it and c is zero. `torch`: torch's defaults for every layer, as the
 paper's public code, which makes theta 2 to 13 times too large."""
 
 Pooling = Literal["mean-max", "mean"]
-"""How the encoder of IT-PFL-HN pools its vectors phi(x) of samples.
+"""Pooling of the sample vectors phi(x) in the encoder of IT-PFL-HN.
 
-`mean-max`: the first half of the units of phi is averaged over the samples, of the second the maximum is taken, as in
+`mean-max`: the mean over the samples for the first half of the units of phi, and the maximum for the second half, as in
 the paper. `mean`: phi(x) is scaled to length 1 and averaged, so that replacing one of n samples moves the pooled vector
 by 2/n at most."""
 
 Combine = Literal["sum", "mean"]
-"""How the products of the clients of one round become one step of pFedHN's server: the original has one client per
-step."""
+"""Combination of the vector-Jacobian products of a round's clients into one step of pFedHN's server; in the original,
+each step has one client."""
 
 
-def number(value: Literal["auto"] | float) -> float:
-    """Return the number of a setting in which `hyperfl_flwr.app.resolved` has replaced `auto`.
+def resolved_number(value: Literal["auto"] | float) -> float:
+    """Return the value of a numeric setting, after `hyperfl_flwr.app.resolved` has replaced `auto`.
 
     Raises:
         ValueError: If the setting is still `auto`.

@@ -72,7 +72,7 @@ def corrupted(
     if not len(images):
         return images.clone()
     shift, scale = (
-        torch.tensor(each, dtype=images.dtype, device=images.device).reshape(-1, 1, 1) for each in (mean, std)
+        torch.tensor(values, dtype=images.dtype, device=images.device).reshape(-1, 1, 1) for values in (mean, std)
     )
     transform = _transform(name)
     raw = images * scale + shift

@@ -18,7 +18,7 @@ from torch import Tensor
 from hyperfl_flwr.data.augmentation import Augmentation
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split
 from hyperfl_flwr.data.partition.allocation import class_counts, reuse_report
-from hyperfl_flwr.data.partition.assign import DataSettings, assign, held_back, hold_back, limited
+from hyperfl_flwr.data.partition.assign import DataSettings, assign, limited, split_client_validation, split_validation
 from hyperfl_flwr.data.registry import load_dataset
 
 __all__ = ["ClientData", "DataSettings", "FederatedData", "load_federated_data", "load_local_data", "normalised"]
@@ -166,7 +166,7 @@ def load_federated_data(settings: DataSettings) -> FederatedData:
         DataError: If the data set cannot be loaded or is too small for the federation.
     """
     root = Path(settings.data_root) if settings.data_root else None
-    return _share_out(settings, load_dataset(settings.dataset, root, settings.reading))
+    return _partitioned(settings, load_dataset(settings.dataset, root, settings.sample_format))
 
 
 def load_local_data(settings: DataSettings, client: int) -> FederatedData:
@@ -183,23 +183,23 @@ def load_local_data(settings: DataSettings, client: int) -> FederatedData:
         DataError: If the data cannot be loaded.
     """
     root = Path(settings.data_root) if settings.data_root else None
-    return _local(settings, client, load_dataset(settings.dataset, root, settings.reading))
+    return _local(settings, client, load_dataset(settings.dataset, root, settings.sample_format))
 
 
 @lru_cache(maxsize=8)
 def _local(settings: DataSettings, client: int, dataset: Dataset) -> FederatedData:
     train = limited(settings, len(dataset.train), settings.train_samples, "train")
     test = limited(settings, len(dataset.test), settings.test_samples, "test")
-    dataset = _as_used(settings, dataset)
+    dataset = _with_settings(settings, dataset)
     if settings.validation_fraction:
-        train, test = held_back(settings, client, train)
-    nothing = [np.arange(0) for _ in range(settings.num_clients)]
-    of_train, of_test = list(nothing), list(nothing)
+        train, test = split_client_validation(settings, client, train)
+    no_indices = [np.arange(0) for _ in range(settings.num_clients)]
+    of_train, of_test = list(no_indices), list(no_indices)
     of_train[client], of_test[client] = train, test
     return FederatedData(dataset=dataset, partition="own", train=of_train, test=of_test)
 
 
-def _as_used(settings: DataSettings, dataset: Dataset) -> Dataset:
+def _with_settings(settings: DataSettings, dataset: Dataset) -> Dataset:
     """Return the data set as the settings use it: without augmentation, or with validation instead of test data."""
     if settings.augmentation == "none":
         dataset = replace(dataset, augment=False)
@@ -208,11 +208,11 @@ def _as_used(settings: DataSettings, dataset: Dataset) -> Dataset:
 
 
 @lru_cache(maxsize=8)
-def _share_out(settings: DataSettings, dataset: Dataset) -> FederatedData:
+def _partitioned(settings: DataSettings, dataset: Dataset) -> FederatedData:
     name, train, test = assign(settings, dataset)
     if settings.validation_fraction:
-        train, test = hold_back(settings, train)
-    dataset = _as_used(settings, dataset)
+        train, test = split_validation(settings, train)
+    dataset = _with_settings(settings, dataset)
     return FederatedData(dataset=dataset, partition=name, train=train, test=test)
 
 

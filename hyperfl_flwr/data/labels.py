@@ -33,10 +33,10 @@ def labels_of(path: Path, found: Unlabelled, classes: Sequence[str]) -> tuple[In
     tops = [name.partition("/")[0] if "/" in name else "" for name in found.names]
     if all(top in classes for top in tops):
         return np.array([classes.index(top) for top in tops], dtype=np.int64), ""
-    strange = next(top for top in tops if top not in classes)
+    unknown = next(top for top in tops if top not in classes)
     if any(tops):
         return (
             None,
-            f"the folders in {path} are not read as labels: {strange or 'the folder itself'} is not a class",
+            f"the folders in {path} are not read as labels: {unknown or 'the folder itself'} is not a class",
         )
     return None, ""

@@ -12,7 +12,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import cache_directory, fingerprint
 from hyperfl_flwr.data.dataset import Dataset, Split, channel_statistics
 from hyperfl_flwr.data.dataset_spec import DatasetSpec
-from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading, agreed, is_local_data, located, placeholder_of
+from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat, agreed, is_local_data, located, placeholder_of
 from hyperfl_flwr.data.sources import torchvision
 from hyperfl_flwr.data.sources.cinic10 import CINIC10
 from hyperfl_flwr.data.sources.digits import DIGITS
@@ -55,7 +55,7 @@ def default_data_root() -> Path:
     return cache_directory() / "data"
 
 
-def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS_IT_IS) -> Dataset:
+def load_dataset(name: str, data_root: Path | None = None, sample_format: SampleFormat = UNCHANGED) -> Dataset:
     """Load a data set; further calls in the same process return the same object.
 
     Args:
@@ -63,7 +63,7 @@ def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS
             in the working directory, which may differ between the processes of a run.
         data_root: Folder of the data sets; None for `default_data_root`, in which relative paths are not resolved.
             Missing data sets of torchvision are downloaded to it.
-        reading: The federation's agreement on the samples.
+        sample_format: The federation's agreement on the samples.
 
     Returns:
         The data set; its arrays are shared and must not be written to.
@@ -74,25 +74,25 @@ def load_dataset(name: str, data_root: Path | None = None, reading: Reading = AS
     kind = placeholder_of(name)
     if is_local_data(name) and name != kind:
         path = located(name, data_root)
-        return _load(name, path, state_of(path) if kind == "folder:PATH" else fingerprint([path]), reading)
+        return _load(name, path, state_of(path) if kind == "folder:PATH" else fingerprint([path]), sample_format)
     if name not in DATASETS or is_local_data(name):
         raise DataError(f"dataset must be one of {', '.join(DATASETS)}, got {name!r}")
     root = (data_root or default_data_root()).expanduser().absolute()
     files = DATASETS[name].files(root)
-    return _load(name, root if files else Path(), fingerprint(files), reading)
+    return _load(name, root if files else Path(), fingerprint(files), sample_format)
 
 
 @lru_cache(maxsize=8)
-def _load(name: str, location: Path, _state: str, reading: Reading) -> Dataset:
+def _load(name: str, location: Path, _state: str, sample_format: SampleFormat) -> Dataset:
     """Load a data set; `_state` is only a part of the cache key, so that changed files are read again."""
     kind = placeholder_of(name)
     if kind == "npz:PATH":
         dataset = read_npz(name, location)
     elif kind == "folder:PATH":
-        dataset = read_class_folders(name, location, reading)
+        dataset = read_class_folders(name, location, sample_format)
     else:
         dataset = _load_named(name, location)
-    return agreed(dataset, reading)
+    return agreed(dataset, sample_format)
 
 
 def _load_named(name: str, root: Path) -> Dataset:

@@ -26,7 +26,7 @@ HALF: Normalisation = ((0.5,), (0.5,))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class SampleFormat:
     """Agreed format of samples, and options for reading them.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reading:
     has_owner: bool = False
 
 
-AS_IT_IS = Reading()
+UNCHANGED = SampleFormat()
 """No agreement: samples are read unchanged."""
 
 
@@ -154,24 +154,24 @@ def normalisation_text(mean: Sequence[float], std: Sequence[float]) -> str:
     return "/".join(",".join(f"{value:.6g}" for value in values) for values in (mean, std))
 
 
-def agreed(dataset: Dataset, reading: Reading) -> Dataset:
+def agreed(dataset: Dataset, sample_format: SampleFormat) -> Dataset:
     """Return a data set with the agreed classes and normalisation.
 
     Raises:
         DataError: If it does not match the agreement.
     """
-    if reading.input_shape not in (None, dataset.input_shape):
-        wanted, given = shape_text(reading.input_shape or ()), shape_text(dataset.input_shape)
+    if sample_format.input_shape not in (None, dataset.input_shape):
+        expected, given = shape_text(sample_format.input_shape or ()), shape_text(dataset.input_shape)
         raise DataError(
-            f"samples of {dataset.name} must have the shape {wanted} (data.input-shape), got {given}; convert them "
+            f"samples of {dataset.name} must have the shape {expected} (data.input-shape), got {given}; convert them "
             f"(only images of folder: data are converted automatically)",
             public=f"its samples have the shape {given}, not that of data.input-shape",
         )
-    if reading.classes is not None:
-        dataset = _named(dataset, reading.classes)
-    mean_and_std = reading.normalisation
+    if sample_format.classes is not None:
+        dataset = _named(dataset, sample_format.classes)
+    mean_and_std = sample_format.normalisation
     # A client's statistics must not decide the normalisation, which has to be the same for all clients.
-    if mean_and_std is None and reading.has_owner and len(dataset.input_shape) == 3:
+    if mean_and_std is None and sample_format.has_owner and len(dataset.input_shape) == 3:
         mean_and_std = HALF
     if mean_and_std is None:
         return dataset

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.cache import fingerprint
-from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
+from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, describe_shape, files_below, is_image
 from hyperfl_flwr.data.sources.npz import read_samples
 
 
@@ -116,16 +116,17 @@ def _pixels(folder: Path, paths: Sequence[Path], input_shape: Shape, *, convert:
         )
     if refused:
         raise DataError(
-            f"{folder}: images must have {wanted(input_shape)}, like those of the run; {len(refused)} of {len(paths)} "
-            f"do not, the first is {refused[0]}; convert them, since images are not resized here"
+            f"{folder}: images must have {describe_shape(input_shape)}, like those of the run; "
+            f"{len(refused)} of {len(paths)} do not, the first is {refused[0]}; convert them, since images are "
+            f"not resized here"
         )
     return found
 
 
 def _read_npz(path: Path, input_shape: tuple[int, ...], *, labelled: bool) -> Unlabelled:
     if path.suffix != ".npz":
-        what = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
-        raise DataError(f"{path} {what}; give a folder of images or an .npz file")
+        problem = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+        raise DataError(f"{path} {problem}; give a folder of images or an .npz file")
     samples, others = read_samples(path)
     if samples.shape[1:] != input_shape:
         raise DataError(

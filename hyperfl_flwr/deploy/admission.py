@@ -9,7 +9,7 @@ import httpx
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.deploy.keys import read_node_key
 from hyperfl_flwr.deploy.node_settings import NodeAddress
-from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_admission
+from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration
 
 PATIENCE = 90.0
 """Seconds to wait until the SuperLink counts a killed SuperNode as offline; this takes at most 60."""
@@ -37,19 +37,19 @@ def wait_for_admission(folder: Path, note: Callable[[str], None], patience: floa
     noted = False
     while True:
         try:
-            said = ask_admission(f"{place.host}:{place.port}", folder / "ca.crt", key)
+            registration = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key, activate=True)
         except (httpx.TransportError, OSError):
             return
-        if said is Registration.UNKNOWN:
+        if registration is Registration.UNKNOWN:
             raise StateError(
                 "this node's key is not registered with the SuperLink; ask the operator to run "
                 "`hyperfl deploy register`"
             )
-        if said is Registration.REFUSED:
+        if registration is Registration.REFUSED:
             raise StateError(
                 f"the SuperLink refuses this node's signature; `hyperfl deploy check {folder}` compares the clocks"
             )
-        if said is not Registration.TAKEN:
+        if registration is not Registration.IN_USE:
             return
         if time.monotonic() > end:
             raise StateError(

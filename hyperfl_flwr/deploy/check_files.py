@@ -18,7 +18,7 @@ from hyperfl_flwr.deploy.keys import read_certificate
 from hyperfl_flwr.deploy.provision import VERSIONS
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 
-SOON = timedelta(days=30)
+RENEWAL_PERIOD = timedelta(days=30)
 """Remaining validity below which a certificate gets a warning."""
 
 ERROR_BYTES, WARNING_BYTES = 200 * 2**20, 5 * 2**30
@@ -40,8 +40,8 @@ def private(subject: str, paths: Sequence[Path]) -> Iterator[Finding]:
     opened = [path for path in there if stat.S_IMODE(path.stat().st_mode) & 0o077]
     for path in opened:
         mode = stat.S_IMODE(path.stat().st_mode)
-        told = f"other users have access to {path} (mode {mode:03o})"
-        yield error(subject, told, f"chmod go= '{path}'")
+        text = f"other users have access to {path} (mode {mode:03o})"
+        yield error(subject, text, f"chmod go= '{path}'")
     if there and not opened:
         yield ok(subject, f"{', '.join(path.name for path in there)}: accessible to their owner only")
 
@@ -58,14 +58,14 @@ def authority(folder: Path) -> Iterator[Finding]:
 
 
 def validity(subject: str, certificate: x509.Certificate, remedy: str) -> Iterator[Finding]:
-    """Check that a certificate is valid now and for the next days, see `SOON`."""
+    """Check that a certificate is valid now and for the next days, see `RENEWAL_PERIOD`."""
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
     if now < certificate.not_valid_before_utc:
-        told = f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        yield error(subject, told, "set this machine's clock")
+        text = f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        yield error(subject, text, "set this machine's clock")
     elif now > end:
         yield error(subject, f"the certificate expired on {end:%Y-%m-%d}", remedy)
-    elif now > end - SOON:
+    elif now > end - RENEWAL_PERIOD:
         yield warning(subject, f"the certificate expires on {end:%Y-%m-%d}", remedy)
     else:
         yield ok(subject, f"the certificate is valid until {end:%Y-%m-%d}")
@@ -89,17 +89,17 @@ def writable(subject: str, folder: Path) -> Iterator[Finding]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as failure:
-        told = f"{place} is not writable ({failure.strerror})"
-        yield error(subject, told, f"make it writable for this user ({_user()}), or free disk space")
+        text = f"{place} is not writable ({failure.strerror})"
+        yield error(subject, text, f"make it writable for this user ({_user()}), or free disk space")
         return
     free = shutil.disk_usage(place).free
-    told = f"{folder} is writable, {free / 2**30:.1f} GiB are free"
+    text = f"{folder} is writable, {free / 2**30:.1f} GiB are free"
     if free < ERROR_BYTES:
-        yield error(subject, told, "free disk space")
+        yield error(subject, text, "free disk space")
     elif free < WARNING_BYTES:
-        yield warning(subject, told, "free disk space soon")
+        yield warning(subject, text, "free disk space soon")
     else:
-        yield ok(subject, told)
+        yield ok(subject, text)
 
 
 def same_versions(folder: Path) -> Iterator[Finding]:
@@ -110,12 +110,12 @@ def same_versions(folder: Path) -> Iterator[Finding]:
         yield warning("versions", f"{VERSIONS} cannot be read", "ask the operator which versions are used")
         return
     others = differing(made_with)
-    for name, theirs, here in others:
-        told = f"{name} {here} is installed, but the operator had {theirs} when this folder was created"
+    for name, expected, installed in others:
+        text = f"{name} {installed} is installed, but the operator had {expected} when this folder was created"
         if name in ("hyperfl-flwr", "flwr"):
-            yield error("versions", told, f"install {name} {theirs}, or the operator's present version")
+            yield error("versions", text, f"install {name} {expected}, or the operator's present version")
         else:
-            yield warning("versions", told, f"install {name} {theirs}, because results may differ")
+            yield warning("versions", text, f"install {name} {expected}, because results may differ")
     if not others:
         yield ok("versions", ", ".join(f"{name} {version}" for name, version in shared_versions().items()))
 

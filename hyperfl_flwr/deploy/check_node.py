@@ -13,7 +13,7 @@ from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DataError, DeviceError, StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import Reading
+from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.deploy import check_files as machine
 from hyperfl_flwr.deploy.keys import read_node_key
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress, read_node_config
@@ -28,17 +28,17 @@ from hyperfl_flwr.privacy.secret_rotation import read_key
 FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
 
 
-def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
+def check_node(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Check a node's folder and machine. No data leave the machine; decoded images are cached in the state-dir.
 
     Args:
         folder: Folder of the node.
-        told: The run's settings of the data, as the operator has announced them.
+        announced: The run's settings of the data, as the operator has announced them.
 
     Raises:
         ConfigError: If one of these settings is wrong.
     """
-    reading = RunConfig.from_flat({**default_settings(), **told}).data_settings().reading
+    sample_format = RunConfig.from_flat({**default_settings(), **announced}).data_settings().sample_format
     yield from machine.files(folder, FILES)
     yield from machine.private("modes", [folder, folder / "node.key"])
     yield from machine.authority(folder)
@@ -54,7 +54,7 @@ def check_node(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
     yield from other_accounts.deployments()
     yield from _device(node.device)
     yield from _mixing_key(node.mixing_key_file)
-    yield from _data(node, reading)
+    yield from _data(node, sample_format)
     yield from _server(folder, place)
 
 
@@ -85,7 +85,7 @@ def _mixing_key(file: str) -> Iterator[Finding]:
     yield from machine.private("mixing-key-file", [Path(file)])
 
 
-def _data(node: NodeConfig, reading: Reading) -> Iterator[Finding]:
+def _data(node: NodeConfig, sample_format: SampleFormat) -> Iterator[Finding]:
     """Check that the data can be read, and describe them."""
     if node.novel_data:
         yield from _novel_data(Path(node.novel_data), node.novel_output)
@@ -95,8 +95,8 @@ def _data(node: NodeConfig, reading: Reading) -> Iterator[Finding]:
         return
     root = Path(node.data_root) if node.data_root else None
     try:
-        own = replace(reading, has_owner=True, cache=Path(node.state_dir))
-        dataset = load_dataset(node.data, root, own if node.has_local_data else reading)
+        own = replace(sample_format, has_owner=True, cache=Path(node.state_dir))
+        dataset = load_dataset(node.data, root, own if node.has_local_data else sample_format)
     except (DataError, ConfigError) as failure:
         yield error("data", str(failure), f"set data in {FILE}")
         return
@@ -123,23 +123,23 @@ def _server(folder: Path, place: NodeAddress) -> Iterator[Finding]:
     yield clock(answer)
     try:
         key = read_node_key(folder / "node.key")
-        said = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key)
+        registration = ask_registration(f"{place.host}:{place.port}", folder / "ca.crt", key)
     except StateError as failure:
         yield error("key", str(failure), "ask the operator for this node's folder again")
         return
     except (httpx.TransportError, OSError) as failure:
         yield error("key", f"the SuperLink could not be asked ({failure})", "check again")
         return
-    yield _registered(said)
+    yield _registered(registration)
 
 
-def _registered(said: Registration) -> Finding:
-    if said is Registration.KNOWN:
+def _registered(registration: Registration) -> Finding:
+    if registration is Registration.KNOWN:
         return ok("key", "it is registered with the SuperLink")
-    if said is Registration.UNKNOWN:
+    if registration is Registration.UNKNOWN:
         remedy = "ask the operator to run `hyperfl deploy register`"
         return error("key", "it is not registered with the SuperLink", remedy)
-    if said is Registration.REFUSED:
+    if registration is Registration.REFUSED:
         return error("key", "its signature is refused", "set the clocks; a proxy must not change the headers")
     remedy = "compare the versions on both sides, and ask the operator whether --enable-supernode-auth is set"
     return error("key", "the SuperLink's answer is not understood", remedy)

@@ -26,12 +26,12 @@ FILES = ("ca.crt", "server.crt", "server.key", "start.sh", "flwr/config.toml")
 NEW_CERTIFICATE = "run `hyperfl deploy renew` and restart the SuperLink"
 
 
-def check(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
+def check(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Check a deployment's folder or a node's folder, depending on which it is.
 
     Args:
         folder: The folder.
-        told: On a node, the run's settings of the data, as the operator has announced them.
+        announced: On a node, the run's settings of the data, as the operator has announced them.
 
     Raises:
         ConfigError: If the folder is neither, or a setting is wrong.
@@ -43,7 +43,7 @@ def check(folder: Path, told: Mapping[str, Scalar]) -> Iterator[Finding]:
             check_node,
         )  # imports torch, for two seconds, which the operator's side does not need
 
-        return check_node(folder.absolute(), told)
+        return check_node(folder.absolute(), announced)
     raise ConfigError(
         f"{folder} is neither a deployment (it has no deployment.toml) nor a node's folder (it has no {PLACE}); "
         f"give the folder that `hyperfl deploy init` wrote, or the node's folder that the operator gave you"
@@ -92,8 +92,8 @@ def _certificate(deployment: Deployment) -> Iterator[Finding]:
     if _public(certificate.public_key()) != _public(key.public_key()):
         yield error(subject, "server.key is not the key of server.crt", NEW_CERTIFICATE)
     if deployment.host not in _names(certificate):
-        told = f"server.crt is valid for {', '.join(_names(certificate))}, but not for {deployment.host}"
-        yield error(subject, told, NEW_CERTIFICATE)
+        text = f"server.crt is valid for {', '.join(_names(certificate))}, but not for {deployment.host}"
+        yield error(subject, text, NEW_CERTIFICATE)
 
 
 def _names(certificate: x509.Certificate) -> list[str]:
@@ -114,8 +114,8 @@ def _handed_over(deployment: Deployment) -> Iterator[Finding]:
     """Warn if the nodes' private keys are still here, although only their owners should have them."""
     numbers = [number for number in range(deployment.num_nodes) if (deployment.node(number) / "node.key").exists()]
     if numbers and not is_local(deployment.host):
-        told = f"the private keys of the nodes {', '.join(map(str, numbers))} are still here"
-        yield warning("handing over", told, f"delete the folder in {deployment.folder / 'nodes'} once its owner has it")
+        text = f"the private keys of the nodes {', '.join(map(str, numbers))} are still here"
+        yield warning("handing over", text, f"delete the folder in {deployment.folder / 'nodes'} once its owner has it")
 
 
 def _name(deployment: Deployment) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _running(deployment: Deployment, answer: Answer) -> Iterator[Finding]:
 
 def _no_answer(deployment: Deployment, found: Finding) -> Finding:
     """Return whether the SuperLink does not run, or another program uses its port."""
-    if not _taken(deployment.port):
+    if not _is_in_use(deployment.port):
         return warning("superlink", "not running", f"start it: sh '{deployment.server / 'start.sh'}'")
     if found.subject == CERTIFICATE:
         return found
@@ -148,7 +148,7 @@ def _no_answer(deployment: Deployment, found: Finding) -> Finding:
     return error("port", f"{deployment.port} is in use by another program: {found.text}", remedy)
 
 
-def _taken(port: int) -> bool:
+def _is_in_use(port: int) -> bool:
     with socket.socket() as probing:
         probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -167,8 +167,8 @@ def _nodes(deployment: Deployment, *, is_running: bool) -> Iterator[Finding]:
         return
     everyone = range(deployment.num_nodes)
     if unknown := [number for number in everyone if number not in nodes]:
-        told = f"{_list(unknown)} not registered"
-        yield warning("nodes", told, f"hyperfl deploy register '{deployment.folder}' while the SuperLink runs")
+        text = f"{_list(unknown)} not registered"
+        yield warning("nodes", text, f"hyperfl deploy register '{deployment.folder}' while the SuperLink runs")
     if is_running and nodes:
         online = [number for number in everyone if number in nodes and nodes[number].online]
         away = [number for number in everyone if number in nodes and not nodes[number].online]

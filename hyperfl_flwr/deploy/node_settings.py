@@ -18,7 +18,7 @@ FILE = "node.toml"
 PLACE = "place.toml"
 """File with the node's number and its SuperLink's address, written by the operator and not by the owner."""
 
-_NOT_THE_OWNERS = ("partition-id", "num-partitions", "simulated")
+_OPERATOR_KEYS = ("partition-id", "num-partitions", "simulated")
 """Keys of a node config that the owner must not set in `node.toml`."""
 
 
@@ -66,8 +66,8 @@ def read_settings(folder: Path) -> "NodeConfig":
 
     file = folder / FILE
     values = _table(file, "correct it; `hyperfl deploy init` writes an example that explains each key")
-    known = [str(field.alias) for field in NodeConfig.model_fields.values() if field.alias not in _NOT_THE_OWNERS]
-    if wrong := [key for key in _NOT_THE_OWNERS if key in values]:
+    known = [str(field.alias) for field in NodeConfig.model_fields.values() if field.alias not in _OPERATOR_KEYS]
+    if wrong := [key for key in _OPERATOR_KEYS if key in values]:
         raise ConfigError(f"{file}: {', '.join(wrong)} cannot be set by a node's owner; remove from the file")
     if values.get("state-dir", "") == "":
         values["state-dir"] = "state"

@@ -56,12 +56,12 @@ def probe(host: str, port: int, root_certificates: Path, *, direct: bool = False
     except OSError:
         return None, error(subject, f"{root_certificates.name} cannot be read", "restore it from the operator's copy")
     except httpx.HTTPStatusError as failure:
-        told = f"the server at {place} is not a SuperLink (HTTP status {failure.response.status_code})"
-        return None, error(subject, told, "find out which program it is, or ask the operator for the port")
+        text = f"the server at {place} is not a SuperLink (HTTP status {failure.response.status_code})"
+        return None, error(subject, text, "find out which program it is, or ask the operator for the port")
     except httpx.HTTPError as failure:
         return None, _failed(failure, host, place)
-    told = f"the SuperLink at {place} answers with a certificate of this deployment's authority"
-    return answer, ok(subject, told)
+    text = f"the SuperLink at {place} answers with a certificate of this deployment's authority"
+    return answer, ok(subject, text)
 
 
 def ask_health(host: str, port: int, root_certificates: Path, *, direct: bool, seconds: float) -> Answer:
@@ -99,13 +99,13 @@ def clock(answer: Answer) -> Finding:
     subject, ahead = "clock", answer.ahead
     if ahead is None:
         return warning(subject, "the SuperLink's answer has no date", "compare the clocks by hand")
-    told = f"this machine's is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the SuperLink's"
+    text = f"this machine's is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the SuperLink's"
     limits = f"Flower refuses a node that is {AHEAD_SECONDS:.0f} s ahead or {BEHIND_SECONDS:.0f} s behind"
     remedy = f"synchronise both machines' clocks with a time server; {limits}"
     if ahead >= AHEAD_SECONDS or ahead <= -BEHIND_SECONDS:
-        return error(subject, told, remedy)
+        return error(subject, text, remedy)
     if ahead > AHEAD_SECONDS / 2 or ahead < -BEHIND_SECONDS / 10:
-        return warning(subject, told, remedy)
+        return warning(subject, text, remedy)
     return ok(subject, "agrees with the SuperLink's")
 
 

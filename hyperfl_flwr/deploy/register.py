@@ -45,14 +45,14 @@ def register(deployment: Deployment) -> Iterator[str]:
             yield f"node-{number}: is already registered"
             continue
         file = deployment.public_key(number)
-        said = _register(file, f"node-{number}", environment)
-        if said == "":
+        problem = _register(file, f"node-{number}", environment)
+        if problem == "":
             yield f"node-{number}: registered"
-        elif KNOWN in said:
+        elif KNOWN in problem:
             yield f"node-{number}: is already registered"
         else:
             raise RunFailedError(
-                f"node-{number} could not be registered: {said}; is the SuperLink running "
+                f"node-{number} could not be registered: {problem}; is the SuperLink running "
                 f"({deployment.server / 'start.sh'})? `hyperfl deploy check {deployment.folder}` finds the cause"
             )
 

@@ -15,7 +15,7 @@ from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.superlink import DeployedSuperLink
 from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
-from hyperfl_flwr.launch.follow import POLL_SECONDS, Platform, ReadyRun, RunCallbacks, explained, follow
+from hyperfl_flwr.launch.follow import POLL_SECONDS, Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
 from hyperfl_flwr.launch.other_accounts import deployment_warning
 from hyperfl_flwr.launch.plans import Plan
 
@@ -27,7 +27,7 @@ def deployment(folder: Path | str) -> Platform:
     """Return the platform of a deployment's SuperLink and nodes.
 
     Args:
-        folder: What `hyperfl deploy init` has made.
+        folder: Folder that `hyperfl deploy init` has created.
 
     Raises:
         ConfigError: If the folder is not a deployment.
@@ -64,7 +64,7 @@ def launch_deployed(deployment: Deployment, planned: Plan, observer: RunCallback
     superlink = DeployedSuperLink(deployment)
     run_id = submit(superlink, deployment, planned, observer)
     words = f"--deployment {shlex.quote(str(deployment.folder))}"
-    with explained(planned, observer, words), stopped_on_interrupt(superlink, run_id, observer):
+    with with_resume_hint(planned, observer, words), stopped_on_interrupt(superlink, run_id, observer):
         return follow(superlink, run_id, planned, observer)
 
 
@@ -109,7 +109,7 @@ def _wait_for_a_node(
     """
     end = time.monotonic() + timeout
     while True:
-        for line in superlink.news():
+        for line in superlink.new_notes():
             observer.on_note(line)
         if any(superlink.nodes().values()):
             return

@@ -42,8 +42,8 @@ class DeployedSuperLink:
         self._deployment = deployment
         self._client = FlowerClient(deployment.flower_home, deployment.database, commands_environment(deployment))
         self._last_announced: dict[int, bool] | None = None
-        self._heard = time.monotonic()
-        self._asked = 0.0
+        self._last_answer = time.monotonic()
+        self._last_health_check = 0.0
 
     def require(self) -> None:
         """Check that the SuperLink runs and that its database is readable.
@@ -75,7 +75,7 @@ class DeployedSuperLink:
         online = {number for number, node in registered.items() if node.online}
         return {number: number in online for number in range(self._deployment.num_nodes)}
 
-    def news(self) -> Iterable[str]:
+    def new_notes(self) -> Iterable[str]:
         """Return notes about nodes that went online or offline since the last call; at first, about all nodes."""
         before, now = self._last_announced, self.nodes()
         self._last_announced = now
@@ -152,14 +152,14 @@ class DeployedSuperLink:
     def _answers(self) -> bool:
         """Return whether the SuperLink still runs; sends a health request at most every `HEALTH_SECONDS`."""
         now = time.monotonic()
-        if now - self._asked >= HEALTH_SECONDS:
-            self._asked = now
+        if now - self._last_health_check >= HEALTH_SECONDS:
+            self._last_health_check = now
             try:
                 self._health()
             except (httpx.HTTPError, OSError) as error:
                 # A closed port is final; a timeout may only mean that the machine is overloaded.
-                return not is_refused(error) and now - self._heard < SILENT_SECONDS
-            self._heard = now
+                return not is_refused(error) and now - self._last_answer < SILENT_SECONDS
+            self._last_answer = now
         return True
 
 

@@ -34,13 +34,13 @@ def usable_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
         cores = sorted(os.sched_getaffinity(0))
     else:
         cores = list(range(os.cpu_count() or 1))
-    wanted = environment.get("HYPERFL_CORES", "")
-    if not wanted:
+    override = environment.get("HYPERFL_CORES", "")
+    if not override:
         return cores
-    if not wanted.isascii() or not wanted.isdigit() or int(wanted) < 1:
-        raise ConfigError(f"HYPERFL_CORES must be a positive integer, got {wanted!r}.")
-    invented = range(max(cores) + 1, max(cores) + 1 + int(wanted))
-    return [*cores, *invented][: int(wanted)]
+    if not override.isascii() or not override.isdigit() or int(override) < 1:
+        raise ConfigError(f"HYPERFL_CORES must be a positive integer, got {override!r}.")
+    numbers = range(max(cores) + 1, max(cores) + 1 + int(override))
+    return [*cores, *numbers][: int(override)]
 
 
 def slots_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -102,27 +102,27 @@ class CoreSlots:
     ) -> None:
         self.release()
 
-    def acquire(self, wanted: int, on_wait: Callable[[], None] | None = None) -> int:
-        """Take up to `wanted` free cores; wait while none is free.
+    def acquire(self, max_cores: int, on_wait: Callable[[], None] | None = None) -> int:
+        """Take up to `max_cores` free cores; wait while none is free.
 
         Args:
-            wanted: Largest number of cores to take, at least 1.
+            max_cores: Largest number of cores to take, at least 1.
             on_wait: Called once if no core is free at first.
 
         Returns:
             Number of cores taken, at least 1.
 
         Raises:
-            ValueError: If `wanted` is less than 1, or cores are held already.
+            ValueError: If `max_cores` is less than 1, or cores are held already.
             DeviceError: If the folder's file system has no file locks.
         """
-        if wanted < 1 or self._held:
-            raise ValueError(f"wanted must be 1 or more and no core may be held, got {wanted} and {self.held}")
-        told = False
-        while not self._take(wanted):
-            if not told and on_wait is not None:
+        if max_cores < 1 or self._held:
+            raise ValueError(f"max_cores must be 1 or more and no core may be held, got {max_cores} and {self.held}")
+        announced = False
+        while not self._take(max_cores):
+            if not announced and on_wait is not None:
                 on_wait()
-            told = True
+            announced = True
             time.sleep(POLL_SECONDS)
         return len(self._held)
 
@@ -131,9 +131,9 @@ class CoreSlots:
         while self._held:
             os.close(self._held.popitem()[1])
 
-    def _take(self, wanted: int) -> bool:
+    def _take(self, max_cores: int) -> bool:
         for core in self._cores:
-            if len(self._held) == wanted:
+            if len(self._held) == max_cores:
                 break
             path = self._folder / f"core-{core:04d}.lock"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -122,15 +122,15 @@ def others(table: Mapping[int, Process]) -> Iterator[Finding]:
     own = {*descendants(supervisors, table), *supervisors}
     if supervisors:
         yield ok("running", f"{len(supervisors)} simulation(s) of hyperfl, process(es) {_numbers(supervisors)}")
-    strange: dict[str, list[int]] = {}
+    foreign: dict[str, list[int]] = {}
     for process in table.values():
         found = FLOWERS.search(process.command) or RAYS.search(process.command)
         if found and process.pid not in own and process.pid != os.getpid():
-            strange.setdefault(found[1], []).append(process.pid)
-    for name, pids in sorted(strange.items()):
+            foreign.setdefault(found[1], []).append(process.pid)
+    for name, pids in sorted(foreign.items()):
         text = f"{name} as process(es) {_numbers(pids)}, which belong to no running simulation of hyperfl"
         yield warning("running", text, f"if it is not needed: kill {' '.join(map(str, sorted(pids)))}")
-    if not supervisors and not strange:
+    if not supervisors and not foreign:
         yield ok("running", "no SuperLink, node or Ray cluster")
 
 

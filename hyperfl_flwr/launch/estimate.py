@@ -62,8 +62,8 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         planned: A plan of `hyperfl_flwr.launch.planning.plan`.
         num_cores: Number of usable cores.
     """
-    asked, num_nodes = RunConfig.from_flat(planned.settings), planned.num_nodes
-    config = resolved(asked)
+    given, num_nodes = RunConfig.from_flat(planned.settings), planned.num_nodes
+    config = resolved(given)
     data = load_federated_data(config.data_settings())
     federation = _federation(config, planned, data)
     strategy = new_strategy(config, federation, experiment="", run_directory="")
@@ -91,7 +91,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     wire = 2 * (shared * min(num_nodes, trained) + of_one * trained)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
-        resolved=resolution(asked, federation, num_nodes=num_nodes, min_nodes=num_nodes),
+        resolved=resolution(given, federation, num_nodes=num_nodes, min_nodes=num_nodes),
         bytes_per_client_round=shared + of_one,
         bytes_on_wire_per_round=wire,
         disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,

@@ -72,7 +72,7 @@ class FlowerClient:
         self._within = within
         self._environment = dict(environment)
         self._database = database
-        self._asked: dict[int, tuple[float, RunStatus]] = {}
+        self._status_cache: dict[int, tuple[float, RunStatus]] = {}
 
     @property
     def reads_database(self) -> bool:
@@ -94,11 +94,11 @@ class FlowerClient:
             RunFailedError: If Flower did not accept the run.
         """
         words = ["run", str(app.resolve()), CONNECTION, "--run-config", str(run_config.resolve()), "--format", "json"]
-        said = self._flwr(*words, *(["--federation-config", federation] if federation else []))
-        document = _json_in(said)
+        output = self._flwr(*words, *(["--federation-config", federation] if federation else []))
+        document = _json_in(output)
         if document.get("success") is not True or not str(document.get("run-id", "")).isdigit():
             # Flower prints warnings before the error, separated by an empty line.
-            message = str(document.get("error-message", said)).strip().rpartition("\n\n")[2]
+            message = str(document.get("error-message", output)).strip().rpartition("\n\n")[2]
             raise RunFailedError(f"Flower did not accept the run: {plain_text(message).strip()}")
         return int(str(document["run-id"]))
 
@@ -125,10 +125,10 @@ class FlowerClient:
             RunFailedError: If the SuperLink does not know the run.
         """
         if not self.reads_database:
-            asked, status = self._asked.get(run_id, (-ASK_SECONDS, RunStatus(status="pending")))
-            if now or (not status.finished and time.monotonic() - asked >= ASK_SECONDS):
+            time_asked, status = self._status_cache.get(run_id, (-ASK_SECONDS, RunStatus(status="pending")))
+            if now or (not status.finished and time.monotonic() - time_asked >= ASK_SECONDS):
                 status = self._ask_status(run_id)
-                self._asked[run_id] = time.monotonic(), status
+                self._status_cache[run_id] = time.monotonic(), status
             return status
         try:
             found = run_status(self._database, run_id)
@@ -144,8 +144,8 @@ class FlowerClient:
         Flower writes the output of a simulation's process to the SuperLink's database only.
         """
         if not self.reads_database:
-            said = plain_text(self._flwr("log", str(run_id), CONNECTION, "--show"))
-            text = said.partition(f"logstream for run_id `{run_id}`\n")[2].removesuffix("\n")
+            output = plain_text(self._flwr("log", str(run_id), CONNECTION, "--show"))
+            text = output.partition(f"logstream for run_id `{run_id}`\n")[2].removesuffix("\n")
             return text[position:], len(text)
         try:
             text, position = run_log(self._database, run_id, position)
@@ -159,10 +159,10 @@ class FlowerClient:
 
     def _ask_status(self, run_id: int) -> RunStatus:
         """Return a run's status from `flwr list`, a second slower than from the database."""
-        said = self._flwr("list", CONNECTION, "--run-id", str(run_id), "--format", "json")
-        runs = _json_in(said).get("runs")
+        output = self._flwr("list", CONNECTION, "--run-id", str(run_id), "--format", "json")
+        runs = _json_in(output).get("runs")
         if not isinstance(runs, list) or not runs:
-            raise RunFailedError(f"The SuperLink does not know the run {run_id}, or does not answer: {said.strip()}")
+            raise RunFailedError(f"The SuperLink does not know the run {run_id}, or does not answer: {output.strip()}")
         details = str(runs[0].get("status-details", ""))
         return RunStatus(status=str(runs[0].get("status", "")), details="" if details == "N/A" else details)
 

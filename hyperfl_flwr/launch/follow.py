@@ -24,7 +24,7 @@ class SuperLink(Protocol):
     def status(self, run_id: int) -> RunStatus:
         """Return the status of a run."""
 
-    def news(self) -> Iterable[str]:
+    def new_notes(self) -> Iterable[str]:
         """Return new notes for the user since the last call."""
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:
@@ -71,14 +71,16 @@ Platform = Callable[[Mapping[str, Scalar]], ReadyRun]
 """Where runs train: checks changes of settings and returns a run with them that can start."""
 
 
-def watch(superlink: SuperLink, run_id: int, observer: RunCallbacks, look: Callable[[], None] = lambda: None) -> None:
-    """Report a run's log lines and its SuperLink's news to an observer until the run has ended.
+def watch(
+    superlink: SuperLink, run_id: int, observer: RunCallbacks, on_poll: Callable[[], None] = lambda: None
+) -> None:
+    """Report a run's log lines and new notes of its SuperLink to an observer until the run has ended.
 
     Args:
         superlink: SuperLink or process that executes the run.
         run_id: Flower's id of the run.
         observer: Receives log lines and notes.
-        look: Called every `POLL_SECONDS`.
+        on_poll: Called every `POLL_SECONDS`.
 
     Raises:
         RunFailedError: If the run failed.
@@ -89,9 +91,9 @@ def watch(superlink: SuperLink, run_id: int, observer: RunCallbacks, look: Calla
         lines, position = superlink.read_log(run_id, position)
         if lines:
             observer.on_log(lines)
-        for note in superlink.news():
+        for note in superlink.new_notes():
             observer.on_note(note)
-        look()
+        on_poll()
         if status.finished:
             break
         time.sleep(POLL_SECONDS)
@@ -117,23 +119,23 @@ def follow(superlink: SuperLink, run_id: int, planned: Plan, observer: RunCallba
     """
     directory = planned.directory
     rounds = _Rounds(directory)
-    told = -1
+    reported = -1
 
-    def look() -> None:
-        nonlocal told
-        rounds.read_on()
-        if rounds.last != told:
-            told = rounds.last
-            observer.on_round(told, planned.num_rounds, rounds.accuracy)
+    def on_poll() -> None:
+        nonlocal reported
+        rounds.read_new()
+        if rounds.last != reported:
+            reported = rounds.last
+            observer.on_round(reported, planned.num_rounds, rounds.accuracy)
 
-    watch(superlink, run_id, observer, look)
+    watch(superlink, run_id, observer, on_poll)
     if not (directory / "summary.json").is_file():
         raise RunFailedError(f"Flower reports the run as completed, but there is no summary.json in {directory}")
     return directory
 
 
 @contextlib.contextmanager
-def explained(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
+def with_resume_hint(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterator[None]:
     """Add the command that resumes the run to a failure, and show it when the user interrupts.
 
     Args:
@@ -155,8 +157,8 @@ def explained(planned: Plan, observer: RunCallbacks, words: str = "") -> Iterato
         raise
     except RunFailedError as error:
         problem = str(error).replace(hint, "").replace(plain, "").rstrip()
-        told = [problem, hint] if (directory / "manifest.json").is_file() else [problem]
-        raise RunFailedError("\n".join(told)) from None
+        parts = [problem, hint] if (directory / "manifest.json").is_file() else [problem]
+        raise RunFailedError("\n".join(parts)) from None
 
 
 class _Rounds:
@@ -172,7 +174,7 @@ class _Rounds:
         self.last = 0
         self.accuracy: float | None = None
 
-    def read_on(self) -> None:
+    def read_new(self) -> None:
         """Read the lines that were added since the last call."""
         for record in self._records.read()[0]:
             if record["kind"] == "train":

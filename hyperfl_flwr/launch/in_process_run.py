@@ -85,8 +85,8 @@ class InProcessRun:
         details = problem.read_text() if problem.is_file() else f"the run's process ended with exit code {code}"
         return RunStatus(status="finished:failed", details=details)
 
-    def news(self) -> Iterable[str]:
-        """Return no news: the nodes start and end with the run."""
+    def new_notes(self) -> Iterable[str]:
+        """Return no notes: the nodes start and end with the run."""
         return ()
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:

@@ -116,8 +116,8 @@ class LocalSuperLink:
                 return RunStatus(status="finished:failed", details="The simulation's process was killed.")
         return status
 
-    def news(self) -> Iterable[str]:
-        """Return no news: a simulation's nodes start and end with the run."""
+    def new_notes(self) -> Iterable[str]:
+        """Return no notes: a simulation's nodes start and end with the run."""
         return ()
 
     def read_log(self, run_id: int, position: int = 0) -> tuple[str, int]:

@@ -179,11 +179,11 @@ def open_files() -> Iterator[Finding]:
         yield warning("open files", f"{text}, {hard} at most", "raise the limit in /etc/security/limits.conf")
 
 
-def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
-    """Check that loopback ports are free: any port for a simulation, those of `wanted` for a deployment.
+def ports(purposes: Mapping[int, str] = PORTS) -> Iterator[Finding]:
+    """Check that loopback ports are free: any port for a simulation, those of `purposes` for a deployment.
 
     Args:
-        wanted: Port -> its purpose.
+        purposes: Port -> its purpose.
     """
     with socket.socket() as probe:
         try:
@@ -193,7 +193,7 @@ def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
             yield error("ports", text, "allow programs to listen on loopback, as a simulation's SuperLink does")
             return
     free = []
-    for port, purpose in wanted.items():
+    for port, purpose in purposes.items():
         with socket.socket() as probe:
             probe.setsockopt(
                 socket.SOL_SOCKET, socket.SO_REUSEADDR, 1

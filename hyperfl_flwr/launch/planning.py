@@ -63,7 +63,7 @@ def plan(changes: Mapping[str, Scalar], num_nodes: int | None = None, engine: st
 def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, engine: str) -> SimulationPlan:
     """Choose the nodes and threads that were not given."""
     device = resolve_device(config.device)
-    machine = Machine.here(device)
+    machine = Machine.detect(device)
     chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
     if num_nodes is None and engine == IN_PROCESS:
         num_nodes = 1

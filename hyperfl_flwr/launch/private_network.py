@@ -56,8 +56,8 @@ def _kernel_obstacle() -> str:
                 done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
                 return "" if done.returncode == 0 else " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         except OSError as error:
-            said = b"" if holder.stderr is None or holder.poll() is None else holder.stderr.read()
-            return " ".join(said.decode(errors="replace").split()) or str(error)
+            stderr = b"" if holder.stderr is None or holder.poll() is None else holder.stderr.read()
+            return " ".join(stderr.decode(errors="replace").split()) or str(error)
 
 
 def in_new_network(command: Sequence[str]) -> list[str]:

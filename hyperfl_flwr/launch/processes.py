@@ -157,7 +157,7 @@ class Supervisor:
             time.sleep(POLL_SECONDS)
             self._reap()
             if not reaper and time.monotonic() >= next_scan:
-                self._look()
+                self._running_tree()
                 next_scan = time.monotonic() + SCAN_SECONDS
         ended_by_itself, code = self._exit_code is not None, self._exit_code
         self._end()
@@ -176,7 +176,7 @@ class Supervisor:
             if pid == self._child:
                 self._exit_code = os.waitstatus_to_exitcode(status)
 
-    def _look(self) -> list[Process]:
+    def _running_tree(self) -> list[Process]:
         """Return the running processes of the tree: those below the supervisor now, and those seen below it before."""
         table = process_table()
         below = descendants([os.getpid(), *self._known], table)
@@ -186,17 +186,17 @@ class Supervisor:
 
     def _end(self) -> None:
         """End the tree: SIGTERM to the polite processes, then to the command, and SIGKILL to all that are left."""
-        polite = [p for p in self._look() if self._polite and self._polite in p.command]
-        self._ask(polite, seconds=2.0)
-        self._ask([p for p in self._look() if p.pid == self._child], seconds=2.0)
-        kill_all(self._look)
+        polite = [p for p in self._running_tree() if self._polite and self._polite in p.command]
+        self._terminate(polite, seconds=2.0)
+        self._terminate([p for p in self._running_tree() if p.pid == self._child], seconds=2.0)
+        kill_all(self._running_tree)
         self._reap()
 
-    def _ask(self, processes: list[Process], *, seconds: float) -> None:
+    def _terminate(self, processes: list[Process], *, seconds: float) -> None:
         send(signal.SIGTERM, processes)
         deadline = time.monotonic() + seconds
-        wanted = {p.pid for p in processes}
-        while time.monotonic() < deadline and any(p.pid in wanted for p in self._look()):
+        pids = {p.pid for p in processes}
+        while time.monotonic() < deadline and any(p.pid in pids for p in self._running_tree()):
             time.sleep(0.05)
             self._reap()
 

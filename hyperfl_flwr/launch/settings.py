@@ -62,11 +62,11 @@ def _refuse_old_table() -> None:
 
 def _settings_to_resume(run: Path, changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings of a run to resume; an `auto` that resolves to another value now keeps its old value."""
-    asked = default_settings()
-    asked |= {key: value for key, value in read_manifest(run)["settings"].items() if key in asked}
-    was, now = settings_of(run), resolved(RunConfig.from_flat({**asked, **changes})).flat()
-    changed = {key for key in TRAINING_AUTOS if asked[key] == "auto" and was[key] not in ("auto", now[key])}
-    return asked | {key: was[key] for key in changed}
+    given = default_settings()
+    given |= {key: value for key, value in read_manifest(run)["settings"].items() if key in given}
+    before, now = settings_of(run), resolved(RunConfig.from_flat({**given, **changes})).flat()
+    changed = {key for key in TRAINING_AUTOS if given[key] == "auto" and before[key] not in ("auto", now[key])}
+    return given | {key: before[key] for key in changed}
 
 
 def check_resume(config: RunConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hyperfl_flwr.launch import subprocess_call
 from hyperfl_flwr.launch.app_bundle import build_app
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
 from hyperfl_flwr.launch.flower_env import federation_config
-from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, explained, follow
+from hyperfl_flwr.launch.follow import Platform, ReadyRun, RunCallbacks, follow, with_resume_hint
 from hyperfl_flwr.launch.in_process_run import InProcessRun
 from hyperfl_flwr.launch.local_superlink import LocalSuperLink
 from hyperfl_flwr.launch.other_accounts import simulation_warning
@@ -51,7 +51,7 @@ def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
         actors = min(processes, max(1, held // planned.threads))
         observer.on_note(_where(planned, actors))
         if planned.engine == IN_PROCESS:
-            with InProcessRun(planned.settings, planned.num_nodes) as process, explained(planned, observer):
+            with InProcessRun(planned.settings, planned.num_nodes) as process, with_resume_hint(planned, observer):
                 return follow(process, 0, planned, observer)
         if problem := simulation_warning():
             observer.on_note(f"warning: {problem}")
@@ -60,7 +60,7 @@ def launch(planned: SimulationPlan, observer: RunCallbacks) -> Path:
             settings = superlink.home / "settings.toml"
             settings.write_text(settings_text(planned.settings))
             run_id = superlink.submit(app, settings, _federation(planned, actors))
-            with explained(planned, observer):
+            with with_resume_hint(planned, observer):
                 return follow(superlink, run_id, planned, observer)
 
 

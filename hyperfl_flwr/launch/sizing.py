@@ -45,7 +45,7 @@ class Machine:
     gpus: int = 0
 
     @classmethod
-    def here(cls, device: torch.device) -> Self:
+    def detect(cls, device: torch.device) -> Self:
         """Return the resources of this machine, with its GPUs only if `device` is a GPU."""
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         gpus = torch.cuda.device_count() if device.type == "cuda" else 0

@@ -72,9 +72,9 @@ class EventFiles:
 
     def update(self) -> None:
         """Write the new lines of metrics.jsonl."""
-        records, is_anew = self._records.read()
-        if is_anew:
-            self._begin()
+        records, is_new_file = self._records.read()
+        if is_new_file:
+            self._open_writer()
         if self._writer is None:
             return
         for record in records:
@@ -93,7 +93,7 @@ class EventFiles:
         self._writer.close()
         self._writer = None
 
-    def _begin(self) -> None:
+    def _open_writer(self) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter  # needs the optional package tensorboard
 
         if self._writer is not None:
@@ -127,7 +127,7 @@ class EventFiles:
 
 
 @contextlib.contextmanager
-def written_along(run: Path, observer: RunCallbacks) -> Iterator[RunCallbacks]:
+def write_during_run(run: Path, observer: RunCallbacks) -> Iterator[RunCallbacks]:
     """Write a run's event files during the run; yields the observer to follow the run with.
 
     Args:

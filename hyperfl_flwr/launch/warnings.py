@@ -25,7 +25,7 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
         config: The run's settings.
         samples: Number of training samples of each client.
     """
-    attacks = [name for name in attacks_on(METHODS[config.method].sent(config, 1)) if name != "ig-paper"]
+    attacks = [name for name in attacks_on(METHODS[config.method].active_uploads(config, 1)) if name != "ig-paper"]
     protected = config.privacy.clip_norm > 0 and config.privacy.noise_multiplier >= ENOUGH_NOISE
     few = sum(number <= FEW_SAMPLES for number in samples)
     if not attacks or protected or not few:

@@ -6,7 +6,7 @@ METHOD = Method(
     name="fedavg",
     title="federated averaging of the whole model",
     paper="McMahan et al., AISTATS 2017",
-    leaves="the whole model",
+    sends="the whole model",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.05,
     client="clients.fedavg:FedAvgClient",

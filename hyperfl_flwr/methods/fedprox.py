@@ -23,7 +23,7 @@ METHOD = Method(
     name="fedprox",
     title="federated averaging; local training is pulled towards the received model",
     paper="Li et al., MLSys 2020",
-    leaves="the whole model",
+    sends="the whole model",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.05,
     client="clients.fedprox:FedProxClient",

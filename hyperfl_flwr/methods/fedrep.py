@@ -25,7 +25,7 @@ METHOD = Method(
     name="fedrep",
     title="averaging of the feature extractor; the classifier stays private",
     paper="Collins et al., ICML 2021",
-    leaves="the feature extractor",
+    sends="the feature extractor",
     uploads=(Upload(part="extractor", form="values"),),
     learning_rate=0.1,
     client="clients.fedrep:FedRepClient",

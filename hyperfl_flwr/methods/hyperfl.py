@@ -45,7 +45,7 @@ METHOD = Method(
     name="hyperfl",
     title="averaging of a hypernetwork; classifier and embedding stay private",
     paper="Guo et al., AAAI 2025",
-    leaves="the hypernetwork",
+    sends="the hypernetwork",
     uploads=(Upload(part="hypernetwork", form="values"),),
     learning_rate=0.003,
     client="clients.hyperfl:HyperFLClient",

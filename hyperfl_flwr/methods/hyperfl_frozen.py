@@ -7,7 +7,7 @@ METHOD = Method(
     name="hyperfl-frozen",
     title="HyperFL with one frozen embedding for all: the generated feature extractor is averaged",
     paper="Guo et al., AAAI 2025",
-    leaves="the generated feature extractor",
+    sends="the generated feature extractor",
     uploads=(Upload(part="extractor", form="values"),),
     learning_rate=0.003,
     client="clients.hyperfl_frozen:HyperFLFrozenClient",

@@ -57,10 +57,10 @@ METHOD = Method(
     name="it-pfl",
     title="pFedHN with an encoder that computes a client's embedding from its unlabelled data",
     paper="IT-PFL, under review at ICLR 2022",
-    leaves="the change of the generated model, the encoder, and a descriptor of the data",
+    sends="the change of the generated model, the encoder, and a descriptor of the data",
     uploads=(
-        Upload(part="model", form="decrease", own_start=True),
-        Upload(part="encoder", form="values", sent=_trains_encoder),
+        Upload(part="model", form="decrease", separate_start=True),
+        Upload(part="encoder", form="values", is_sent=_trains_encoder),
     ),
     learning_rate=0.03,
     client="clients.it_pfl:ITPFLClient",

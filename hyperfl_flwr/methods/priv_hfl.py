@@ -68,7 +68,7 @@ class PrivHFLConfig(Section):
 
     @field_validator("projection")
     @classmethod
-    def _of_a_chain(cls, value: bool, info: ValidationInfo) -> bool:
+    def _needs_chain(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("realisation") == "mean":
             raise ValueError("needs priv-hfl.realisation = chain: the mean form has no multipliers to project")
         return value
@@ -82,10 +82,10 @@ METHOD = Method(
     name="priv-hfl",
     title="consensus by dual variables: every client keeps a private model",
     paper="Najafi et al., PRIV-HFL",
-    leaves="the change of the client's model; with distillation a gradient of the common generator, too",
+    sends="the change of the client's model; with distillation a gradient of the common generator, too",
     uploads=(
-        Upload(part="kept-model", form="increase", own_start=True),
-        Upload(part="generator", form="gradient", sent=_distils),
+        Upload(part="kept-model", form="increase", separate_start=True),
+        Upload(part="generator", form="gradient", is_sent=_distils),
     ),
     learning_rate=0.05,
     client="clients.priv_hfl:PrivHFLClient",

@@ -143,8 +143,8 @@ def _load_backbone(network: nn.Module, weights: Path) -> None:
     """Load a file's parameters `features.LAYER.weight` into a backbone's `sliceN.LAYER.weight`."""
     try:
         values = torch.load(weights, map_location="cpu", weights_only=True)
-        wanted = {name: f"features.{name.partition('.')[2]}" for name in network.state_dict()}
-        network.load_state_dict({name: values[source] for name, source in wanted.items()})
+        sources = {name: f"features.{name.partition('.')[2]}" for name in network.state_dict()}
+        network.load_state_dict({name: values[source] for name, source in sources.items()})
     except FileNotFoundError:
         raise DataError(f"{weights} is missing; LPIPS needs AlexNet's weights: give their file or omit it") from None
     except Exception as error:  # torch's message would advise the user to load the file without `weights_only`

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Initialisation
-from hyperfl_flwr.models.initialisation import Drawn, fan_in, ordinary_parameters, weighted_layers
+from hyperfl_flwr.models.initialisation import SelfInitialised, fan_in, ordinary_parameters, weighted_layers
 
 HEAD_SCALE: Mapping[str, float] = {"hyperfan-bias": 0.1, "hyperfan-weight": 1.0}
 """Standard deviation that H contributes to a generated weight, relative to that of ordinary initial values."""
@@ -164,11 +164,15 @@ def initial_hypernetwork(
         # Uniform in +-bound has the variance bound^2 / 3, and theta - c = z H the variance |z|^2 times that of H.
         # If no unit of a narrow layer is active at the common embedding, H has no effect yet and any scale will do.
         norm = float(hidden.norm()) or 1.0
-        bounds = _drawn_bounds(ordinary) if isinstance(extractor, Drawn) else _ordinary_bounds(hypernetwork, extractor)
+        bounds = (
+            _drawn_bounds(ordinary)
+            if isinstance(extractor, SelfInitialised)
+            else _ordinary_bounds(hypernetwork, extractor)
+        )
         bound_of_weight = HEAD_SCALE[initialisation] * bounds / norm
         head_weight.uniform_(-1, 1, generator=generator).mul_(bound_of_weight)
         if initialisation == "hyperfan-weight":
-            head_bias = _means(ordinary) if isinstance(extractor, Drawn) else head_bias.zero_()
+            head_bias = _means(ordinary) if isinstance(extractor, SelfInitialised) else head_bias.zero_()
     return {"head_weight": head_weight, "head_bias": head_bias, "hidden.weight": weight, "hidden.bias": bias}
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 
-class Drawn(ABC):
+class SelfInitialised(ABC):
     """Interface of networks that draw their initial values themselves."""
 
     @abstractmethod
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw initial values from a CPU generator: CPU tensors by name, in the order of `state_dict()`."""
 
 
@@ -52,14 +52,14 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
     1/(3 fan_in). BatchNorm starts with a scale of 1 and a shift of 0.
 
     Args:
-        module: A network of Conv2d, Linear and BatchNorm2d layers, or one that is `Drawn`, on any device.
+        module: A network of Conv2d, Linear and BatchNorm2d layers, or one that is `SelfInitialised`, on any device.
         generator: A CPU generator.
 
     Returns:
         float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
     """
-    if isinstance(module, Drawn):
-        state = module.drawn(generator)
+    if isinstance(module, SelfInitialised):
+        state = module.draw_values(generator)
         return {name: state[name] for name, _ in module.named_parameters()}
     values: dict[str, Tensor] = {}
     for name, layer in weighted_layers(module).items():
@@ -85,8 +85,8 @@ def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Te
     Returns:
         float32 CPU tensors by name, in the order of `module.state_dict()`.
     """
-    if isinstance(module, Drawn):
-        return module.drawn(generator)
+    if isinstance(module, SelfInitialised):
+        return module.draw_values(generator)
     values = ordinary_parameters(module, generator)
     for name, buffer in module.named_buffers():
         values[name] = torch.full(buffer.shape, float(name.endswith("running_var")))
@@ -101,7 +101,7 @@ def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[
     by a factor sqrt(6) per layer.
 
     Args:
-        module: A network of Conv2d and Linear layers and of parts that are `Drawn`, which draw their values
+        module: A network of Conv2d and Linear layers and of parts that are `SelfInitialised`, which draw their values
             themselves, on any device.
         generator: A CPU generator.
 
@@ -109,9 +109,9 @@ def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[
         float32 CPU tensors by parameter name, in the order of `module.named_parameters()`.
     """
     values: dict[str, Tensor] = {}
-    parts = {name: part for name, part in module.named_modules() if isinstance(part, Drawn)}
+    parts = {name: part for name, part in module.named_modules() if isinstance(part, SelfInitialised)}
     for name, part in parts.items():
-        values |= {f"{name}.{key}": value for key, value in part.drawn(generator).items()}
+        values |= {f"{name}.{key}": value for key, value in part.draw_values(generator).items()}
     for name, layer in weighted_layers(module, but=tuple(parts)).items():
         drawn = torch.randn(layer.weight.shape, generator=generator) * math.sqrt(2 / fan_in(layer))
         values |= {f"{name}.weight": drawn, f"{name}.bias": torch.zeros(layer.weight.shape[0])}

@@ -65,8 +65,8 @@ def load_model(path=Path(__file__).with_name("{parameters}")):
 @torch.no_grad()
 def predict(model, samples):
     """Return the names of the predicted classes and their confidences, for samples [n, *INPUT_SHAPE]{range}."""
-    wanted = [-1] + [1] * (len(INPUT_SHAPE) - 1)
-    normalised = (samples - torch.tensor(MEAN).reshape(wanted)) / torch.tensor(STD).reshape(wanted)
+    per_channel = [-1] + [1] * (len(INPUT_SHAPE) - 1)
+    normalised = (samples - torch.tensor(MEAN).reshape(per_channel)) / torch.tensor(STD).reshape(per_channel)
     confidences, labels = model(normalised).softmax(dim=1).max(dim=1)
     return [CLASSES[label] for label in labels], confidences.tolist()
 
@@ -92,7 +92,7 @@ _SEQUENCE = """    extractor = nn.Sequential(
         )
     )"""
 
-_OWN = """    sys.path.insert(0, str(Path(__file__).with_name("{folder}")))
+_IMPORT_FACTORY = """    sys.path.insert(0, str(Path(__file__).with_name("{folder}")))
     from {module} import {factory}
 
     network = {factory}(INPUT_SHAPE, len(CLASSES))
@@ -125,7 +125,7 @@ def write_model(
     facts = {name: getattr(recipe, name) for name in NAMES}
     metadata = {"format": "pt"} | {name: json.dumps(value) for name, value in facts.items()}
     text = script(recipe, parameters.name) if has_script(recipe) else None
-    told = {
+    description = {
         "parameters": parameters.name,
         "script": code.name if text else None,
         "samples": _range(recipe).strip(" ,") or "feature vectors",
@@ -134,7 +134,7 @@ def write_model(
     }
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     write_atomically(parameters, save(plain, metadata=metadata), mode=0o600)
-    write_atomically(document, (json.dumps(told, indent=2) + "\n").encode(), mode=0o600)
+    write_atomically(document, (json.dumps(description, indent=2) + "\n").encode(), mode=0o600)
     if text:
         write_atomically(code, text.encode(), mode=0o600)
     source = custom_source.source_of(recipe.target) if is_factory(recipe.target) else None
@@ -152,9 +152,9 @@ def read_model(path: Path) -> tuple[TargetRecipe, dict[str, Tensor]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        facts = {name: json.loads(told[name]) for name in NAMES}
+        facts = {name: json.loads(metadata[name]) for name in NAMES}
         if is_factory(str(facts["target"])):
             custom_source.find(facts["target"], [path.parent / source_folder(path.stem), Path.cwd()])
         recipe = TargetRecipe.of(facts)
@@ -221,7 +221,9 @@ def _extractor(name: str, target: Target, stem: str) -> str:
     if isinstance(target, CustomTarget):
         module, _, factory = name.partition(":")
         parent, _, leaf = target.classifier_name.rpartition(".")
-        return _OWN.format(folder=source_folder(stem), module=module, factory=factory, parent=parent, leaf=leaf)
+        return _IMPORT_FACTORY.format(
+            folder=source_folder(stem), module=module, factory=factory, parent=parent, leaf=leaf
+        )
     if name == "resnet18":
         return _RESNET.format(first=extractor.get_submodule("conv1"))
     if not isinstance(extractor, nn.Sequential):

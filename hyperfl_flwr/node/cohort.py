@@ -6,7 +6,8 @@ clients and sends one reply, with the weighted sum of their shared parameters. S
 once per node and not once per client. The number of nodes does not change any bit of the sum, see
 `hyperfl_flwr.protocol.reproducible_sum`. A client that fails is reported and left out; the node continues.
 
-A `Trainer` decides how to train the clients: one after another (`OneByOne`), or together, with stacked parameters.
+A `Trainer` decides how to train the clients: one after another (`SequentialTrainer`), or together, with stacked
+parameters.
 """
 
 import traceback
@@ -111,7 +112,7 @@ class Trainer(Protocol):
         """
 
 
-class OneByOne:
+class SequentialTrainer:
     """Train one client after another, with the parameters of only one client in memory.
 
     Args:
@@ -225,9 +226,9 @@ def _take(
 ) -> None:
     """Add one trained client to the result."""
     client, num_examples = part.clients[row], part.num_examples[row]
-    arrays, got = {key: value[row] for key, value in part.stacked.items()}, received.of(client)
+    arrays, before = {key: value[row] for key, value in part.stacked.items()}, received.of(client)
     try:
-        _check(arrays, got)
+        _check(arrays, before)
     except (ValueError, FloatingPointError) as error:
         result.failures.append(failure_of(client, error, send_details=send_details))
         return

@@ -130,8 +130,8 @@ class Origin:
         The content is untrusted: missing or invalid fields are recorded with default values, never refused.
         """
         request = self.request.get(CONFIG)
-        asked: Mapping[str, Any] = request if isinstance(request, ConfigRecord) else {}
-        number = asked.get("round")
+        fields: Mapping[str, Any] = request if isinstance(request, ConfigRecord) else {}
+        number = fields.get("round")
         return LedgerEntry(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             direction=direction,
@@ -139,7 +139,7 @@ class Origin:
             flower_run=self.flower_run,
             node=self.node,
             method=printable(self.method),
-            experiment=printable(str(asked.get("experiment", ""))),
+            experiment=printable(str(fields.get("experiment", ""))),
             round=number if isinstance(number, int) else 0,
             records=[_record(name, record) for name, record in (content or {}).items()],
             error=error,

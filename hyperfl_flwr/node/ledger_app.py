@@ -40,35 +40,35 @@ class LedgerApp(ClientApp):
     Flower serialises the return value of `__call__` and adds nothing, so the recorded reply is what leaves the node.
 
     Args:
-        book_of: Function that returns the recording settings of a node; None to record nothing.
+        ledger_for: Function that returns the recording settings of a node; None to record nothing.
     """
 
-    def __init__(self, book_of: Callable[[Message, Context], LedgerHandle | None]) -> None:
+    def __init__(self, ledger_for: Callable[[Message, Context], LedgerHandle | None]) -> None:
         super().__init__()
-        self._book_of = book_of
+        self._ledger_for = ledger_for
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Process a message and return the reply; a reply without a ledger entry is not sent."""
-        book = self._book_of(message, context)
-        if book is None:
+        handle = self._ledger_for(message, context)
+        if handle is None:
             return super().__call__(message, context)
-        origin = _origin(message, context, book.method)
+        origin = _origin(message, context, handle.method)
         try:
-            book.ledger.append(origin.entry("in", message.content))
-            reply = self._answer(message, context, book)
+            handle.ledger.append(origin.entry("in", message.content))
+            reply = self._answer(message, context, handle)
             entry = _leaving(origin, reply)
             # Before the entry is written: the ledger must record what really leaves.
-            if kept := private_arrays(entry, book.private):
+            if kept := private_arrays(entry, handle.private):
                 log(ERROR, "the reply contains arrays of private groups, so it is not sent: %s", ", ".join(kept))
                 reply = _error(message, "ValueError: the reply contains arrays of private groups")
                 entry = _leaving(origin, reply)
-            book.ledger.append(entry)
+            handle.ledger.append(entry)
         except LedgerError as error:
             log(ERROR, "%s", error)
             return _error(message, f"{type(error).__name__}: {NOT_RECORDED}")
         return reply
 
-    def _answer(self, message: Message, context: Context, book: LedgerHandle) -> Message:
+    def _answer(self, message: Message, context: Context, handle: LedgerHandle) -> Message:
         """Process a message; converts an exception to an error reply, so that its text can be checked and recorded."""
         try:
             return super().__call__(message, context)
@@ -76,7 +76,7 @@ class LedgerApp(ClientApp):
             raise
         except Exception as error:  # noqa: BLE001 - Flower would send the full text of any exception
             log(ERROR, "the node could not process a message of type %s", message.metadata.message_type, exc_info=error)
-            return _error(message, f"{type(error).__name__}: {error}" if book.send_details else for_others(error))
+            return _error(message, f"{type(error).__name__}: {error}" if handle.send_details else for_others(error))
 
 
 def private_arrays(entry: LedgerEntry, private: Collection[str]) -> list[str]:

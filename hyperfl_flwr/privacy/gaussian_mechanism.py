@@ -47,10 +47,10 @@ def smallest_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
         raise ValueError(f"the sensitivity must be positive and finite, got {sensitivity}")
     from scipy.optimize import brentq  # deferred: takes a third of a second, and few processes need it
 
-    wanted = math.log(delta)
+    log_delta = math.log(delta)
 
     def excess(x: float) -> float:
-        return _log_delta(x, epsilon) - wanted
+        return _log_delta(x, epsilon) - log_delta
 
     upper = -float(ndtri(delta))  # delta is below Phi(-x), so the solution is below this x
     step = 1.0  # doubled until the interval from upper - step to upper contains the solution

@@ -18,7 +18,7 @@ MOST_HEADER = 512
 """Maximum size in bytes of the header of a received array; `pack_arrays` writes about a hundred."""
 
 NUMPY_TYPE = Array(np.zeros(0)).stype
-"""What Flower calls an array that is serialised in numpy's format."""
+"""Flower's name of numpy's format for serialised arrays."""
 
 BLOCK = 1 << 16
 """Number of array elements to process at a time, so that intermediate results stay in the processor's cache."""
@@ -74,17 +74,17 @@ def num_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:
     return sum(value.nbytes for value in arrays.values())
 
 
-def layout_problem(expected: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str | None:
+def layout_problem(expected: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArray[Any]]) -> str | None:
     """Return how the names, shapes or types of arrays differ from the expected ones; None if they match."""
-    if missing := sorted(set(expected) - set(got)):
+    if missing := sorted(set(expected) - set(actual)):
         return f"arrays are missing: {', '.join(missing)}"
-    if unknown := sorted(set(got) - set(expected)):
+    if unknown := sorted(set(actual) - set(expected)):
         return f"unexpected arrays: {', '.join(unknown)}"
-    for key, want in expected.items():
-        if got[key].shape != want.shape:
-            return f"{key} has shape {got[key].shape}, expected {want.shape}"
-        if got[key].dtype != want.dtype:
-            return f"{key} has type {got[key].dtype}, expected {want.dtype}"
+    for key, reference in expected.items():
+        if actual[key].shape != reference.shape:
+            return f"{key} has shape {actual[key].shape}, expected {reference.shape}"
+        if actual[key].dtype != reference.dtype:
+            return f"{key} has type {actual[key].dtype}, expected {reference.dtype}"
     return None
 
 

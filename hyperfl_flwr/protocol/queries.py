@@ -17,7 +17,7 @@ DESCRIBE = "query.describe"
 
 ASSESS = "query.assess"
 """Sends M models, stacked [M, *shape] by `model/name`; the reply holds the numbers of correctly classified test samples
-of each model, `CORRECT` int64 [M], and of their ensemble (sum of logits), `TOGETHER` int64 [1]."""
+of each model, `CORRECT` int64 [M], and of their ensemble (sum of logits), `ENSEMBLE` int64 [1]."""
 
 GRADIENTS = "query.gradients"
 """Sends linear classifiers `CLASSIFIERS` [M, D + 1], each of which separates the client's samples from those of another
@@ -42,7 +42,7 @@ QUERIES = (DESCRIBE, ASSESS, GRADIENTS, ERRORS)
 DESCRIPTOR = "embedding/weight"
 """Key of a client's descriptor [1, d], the input from which its model is generated; the same in both directions."""
 
-CORRECT, TOGETHER = "correct/each", "correct/together"
+CORRECT, ENSEMBLE = "correct/each", "correct/together"
 CLASSIFIERS, RATES = "classifiers/weight", "errors/rate"
 
 QUESTION = "question"

@@ -88,8 +88,8 @@ class ReproducibleSum:
         """Add the sums over other clients of the same round; exact, so the order of merges has no effect."""
         for level, arrays in levels.items():
             for key, value in arrays.items():
-                mine = self._level(level, key)
-                np.add(mine, value.reshape(-1), out=mine)
+                total = self._level(level, key)
+                np.add(total, value.reshape(-1), out=total)
 
     def take_mean(self, num_examples: int, num_clients: int) -> SharedArrays:
         """Return the sums divided according to the reductions, rounded once to the received types.

@@ -79,10 +79,10 @@ class Exported:
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        whose = "the global model" if self.client is None else f"client {self.client}'s model"
-        what = "after its local training in" if self.state == "personalized" else "as aggregated after"
+        model = "the global model" if self.client is None else f"client {self.client}'s model"
+        moment = "after its local training in" if self.state == "personalized" else "as aggregated after"
         known = "" if self.accuracy is None else f"; its test accuracy was {100 * self.accuracy:.2f} %"
-        return f"{whose} of {self.method}, {what} round {self.round}{known}"
+        return f"{model} of {self.method}, {moment} round {self.round}{known}"
 
 
 def model_of_run(
@@ -151,10 +151,10 @@ def _refuse_absent(found: Restored, client: int) -> None:
 
 def restored_client(found: Restored, client: int) -> BaseClient:
     """Build a client of a run on the CPU, without data, to restore its model."""
-    shape, nobody = found.recipe.input_shape, torch.zeros(0, dtype=torch.int64)
-    nothing = torch.zeros(0, *shape)
+    shape, no_labels = found.recipe.input_shape, torch.zeros(0, dtype=torch.int64)
+    no_images = torch.zeros(0, *shape)
     data = ClientData(
-        train_images=nothing, train_labels=nobody, test_images=nothing, test_labels=nobody, augmentation=None,
+        train_images=no_images, train_labels=no_labels, test_images=no_images, test_labels=no_labels, augmentation=None,
         num_classes=len(found.recipe.classes),
     )  # fmt: skip
     return client_of(found.config.method)(

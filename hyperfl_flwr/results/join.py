@@ -28,7 +28,7 @@ from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import ClientData, normalised
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import Reading, title_of
+from hyperfl_flwr.data.sample_format import SampleFormat, title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.model_spec import TargetRecipe
@@ -37,7 +37,7 @@ from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
-TAKEN = (
+INHERITED = (
     "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
     "hyperfl.", "fedrep.",
 )  # fmt: skip
@@ -50,7 +50,7 @@ class Shared:
     """Shared parameters of a run, with all that a new client needs to join it.
 
     Attributes:
-        config: The run's settings in `TAKEN`; all other settings have their defaults.
+        config: The run's settings in `INHERITED`; all other settings have their defaults.
         arrays: Arrays of the shared groups, keyed `group/name`.
         recipe: Network, input and classes of the models.
         experiment: Identity of the run.
@@ -69,16 +69,16 @@ class Joined:
     """Result of joining a run.
 
     Attributes:
-        before: Accuracy on the client's test data with initial private parts.
-        after: Accuracy on the client's test data after training them.
+        accuracy_before: Accuracy on the client's test data with initial private parts.
+        accuracy_after: Accuracy on the client's test data after training them.
         train_examples: Number of training samples.
         test_examples: Number of test samples.
         seconds: Duration of the training.
         files: Paths of the model's files.
     """
 
-    before: float
-    after: float
+    accuracy_before: float
+    accuracy_after: float
     train_examples: int
     test_examples: int
     seconds: float
@@ -106,21 +106,21 @@ def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shar
 
 
 def _refuse_others(found: Restored) -> None:
-    if not client_of(found.config.method).joins:
-        able = ", ".join(name for name in METHODS if client_of(name).joins)
+    if not client_of(found.config.method).can_join:
+        able = ", ".join(name for name in METHODS if client_of(name).can_join)
         raise RunDirectoryError(
             f"{found.run} is a run of {found.config.method}, which a client cannot join by training private parts "
             f"only; use a run of {able}"
         )
 
 
-def _is_taken(key: str) -> bool:
-    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in TAKEN)
+def _is_inherited(key: str) -> bool:
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in INHERITED)
 
 
 def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
-    """Return the settings of a joining client: the run's settings in `TAKEN`, and defaults for all others."""
-    taken = {key: value for key, value in settings.items() if _is_taken(key)}
+    """Return the settings of a joining client: the run's settings in `INHERITED`, and defaults for all others."""
+    taken = {key: value for key, value in settings.items() if _is_inherited(key)}
     return resolved(RunConfig.from_flat(default_settings() | taken))
 
 
@@ -133,10 +133,10 @@ def write_shared(shared: Shared, output: Path) -> None:
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"
         raise RunDirectoryError(f"the output {output} {problem}; choose another file")
-    settings = {key: value for key, value in shared.config.flat().items() if _is_taken(key)}
-    told = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
+    settings = {key: value for key, value in shared.config.flat().items() if _is_inherited(key)}
+    entries = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
     tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
-    data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in told.items()}})
+    data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in entries.items()}})
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, data, mode=0o600)
@@ -147,14 +147,14 @@ def write_shared(shared: Shared, output: Path) -> None:
 def _read(path: Path) -> Shared:
     try:
         with safe_open(path, framework="np") as file:
-            told = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
+            entries = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         return Shared(
-            config=_config_of(told["settings"]),
+            config=_config_of(entries["settings"]),
             arrays=arrays,
-            recipe=TargetRecipe.of({field.name: told[field.name] for field in fields(TargetRecipe)}),
-            experiment=str(told["experiment"]),
-            round=int(told["round"]),
+            recipe=TargetRecipe.of({field.name: entries[field.name] for field in fields(TargetRecipe)}),
+            experiment=str(entries["experiment"]),
+            round=int(entries["round"]),
         )
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}; write it with `hyperfl export RUN --shared`") from None
@@ -205,8 +205,8 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         "seconds": seconds,
     }  # fmt: skip
     return Joined(
-        before=before,
-        after=after,
+        accuracy_before=before,
+        accuracy_after=after,
         train_examples=len(data.train_labels),
         test_examples=len(data.test_labels),
         seconds=seconds,
@@ -219,13 +219,13 @@ def _data_of(shared: Shared, name: str) -> ClientData:
     recipe = shared.recipe
     shape = recipe.input_shape
     is_image = len(shape) == 3
-    reading = Reading(
+    sample_format = SampleFormat(
         input_shape=(shape[0], shape[1], shape[2]) if is_image else None,
         classes=recipe.classes,
         normalisation=(recipe.mean, recipe.std),
         has_owner=True,
     )
-    dataset = load_dataset(name, None, reading)
+    dataset = load_dataset(name, None, sample_format)
     if dataset.input_shape != shape:
         raise StateError(
             f"samples of {name} must have the shape {shape}, as those of the run, got {dataset.input_shape}"

@@ -72,9 +72,9 @@ def write_report(path: Path, output: Path | None = None) -> Path:
             default_settings(),
             trained_settings(manifest) | manifest.get("resolved", {}),
         ),
-        left_out=[(each.round, each.phase, each.client, each.reason) for each in read_failures(path)],
+        left_out=[(failure.round, failure.phase, failure.client, failure.reason) for failure in read_failures(path)],
         most_failures=MOST_FAILURES,
-        not_asked=list(_not_asked(manifest)),
+        left_out_nodes=list(_left_out_nodes(manifest)),
         nodes=list(_nodes(manifest)),
         circumstances_rows=[(name, plain(value)) for name, value in _circumstances(manifest)],
     )
@@ -131,7 +131,7 @@ def _labels(manifest: Mapping[str, Any]) -> Markup | None:
     return svg(figure, "labels", "number of training samples of each client and class")
 
 
-def _not_asked(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+def _left_out_nodes(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
     for refused in manifest.get("refused", ()):
         yield plain(refused["node"]), "refused", refused["reason"]
     for excluded in manifest.get("excluded", ()):

@@ -74,9 +74,9 @@ def resumed(
     """Return the manifest of a resumed run: the old one with the new settings, versions, code and hardware."""
     history = [*old.get("resumed", []), _circumstances()]
     began = {"status": "running", "problem": "", "end": None, "resumed": history}
-    asked = {"settings": dict(settings), "resolved": dict(resolved)}
+    given = {"settings": dict(settings), "resolved": dict(resolved)}
     # Manifests of earlier versions lack `present_at_start`.
-    return with_nodes({"present_at_start": [], **old, **asked, **began}, roster)
+    return with_nodes({"present_at_start": [], **old, **given, **began}, roster)
 
 
 def _circumstances() -> dict[str, Any]:

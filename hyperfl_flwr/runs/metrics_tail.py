@@ -26,10 +26,10 @@ class NewRecords:
             return [], False
         with self._file.open("rb") as file:
             identity = os.fstat(file.fileno()).st_ino
-            is_anew = identity != self._identity  # a resumed run first replaces the file
-            if is_anew:
+            is_new_file = identity != self._identity  # a resumed run first replaces the file
+            if is_new_file:
                 self._identity, self._position = identity, 0
             file.seek(self._position)
             added, newline, _ = file.read().rpartition(b"\n")  # the last line may be incomplete: read it next time
         self._position += len(added) + len(newline)
-        return [json.loads(line) for line in added.splitlines()], is_anew
+        return [json.loads(line) for line in added.splitlines()], is_new_file

@@ -99,7 +99,9 @@ def flat_means(records: Sequence[NovelRecord]) -> dict[str, float | None]:
     for way in dict.fromkeys(record.way for record in records):
         plain = [record for record in records if record.way == way and _is_plain(record)]
         flat |= {
-            f"novel_{way}_{cost}": statistics.fmean(getattr(each, cost) for each in plain) for cost in COSTS if plain
+            f"novel_{way}_{cost}": statistics.fmean(getattr(record, cost) for record in plain)
+            for cost in COSTS
+            if plain
         }
     return flat
 

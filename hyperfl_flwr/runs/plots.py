@@ -191,7 +191,7 @@ def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
     rounds = list(by_round)
     if rounds:
         lowest, low, median, high, highest = np.transpose(
-            [np.percentile(each, (0, 10, 50, 90, 100)) for each in by_round.values()]
+            [np.percentile(accuracies, (0, 10, 50, 90, 100)) for accuracies in by_round.values()]
         )
         axes.fill_between(rounds, lowest, low, color=BLUE, alpha=0.2, linewidth=0, label="range")
         axes.fill_between(rounds, high, highest, color=BLUE, alpha=0.2, linewidth=0)

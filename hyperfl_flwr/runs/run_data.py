@@ -91,8 +91,8 @@ class RunData:
 
 def _classes(federation: Federation) -> tuple[str, ...]:
     """Return the names of the classes; empty if the nodes report another number of names than classes."""
-    told = (node.properties["classes"] for node in federation.nodes if "classes" in node.properties)
-    names = tuple(map(printable, next(told, ())))
+    reported = (node.properties["classes"] for node in federation.nodes if "classes" in node.properties)
+    names = tuple(map(printable, next(reported, ())))
     return names if len(names) == federation.num_classes else ()
 
 

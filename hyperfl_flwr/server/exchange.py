@@ -17,7 +17,7 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 1.0
 """Shortest and longest pause between two polls for a reply, in seconds."""
 
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 """Pause between two checks for restarted nodes, in seconds."""
 
 _DIED = {ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
@@ -86,10 +86,10 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
     while watch.pending:
         sent = watch.pending[0]
         answer = sent.answer(watch)
-        if answer.died and not sent.again:
+        if answer.died and not sent.is_resent:
             sent.send_again(grid, timeout)
             for later in watch.pending[1:] if watch.simulated else ():  # in a deployment, replies stay with Flower
-                later.look(grid, timeout)
+                later.resend_if_dead(grid, timeout)
             answer = sent.answer(watch)
         if answer.died and watch.simulated:
             raise RunFailedError(f"the process of node {answer.node} died twice in a row: {answer.problem}")
@@ -107,22 +107,22 @@ class _Sent:
         name: Flower's id of the message; None if Flower refused it, for example because the node has left.
         end: End of the wait for the reply, on the clock of `time.monotonic`.
         limits: Limits on the size of the reply.
-        again: True if the message was sent a second time.
+        is_resent: True if the message was sent a second time.
         replies: The reply, if it was fetched before its turn; else empty.
         refusal: Reason why the reply was refused; else empty.
         is_harmful: True if the reply would have harmed the server.
-        lost: Reason why the reply may be lost (the SuperLink failed during the fetch); else empty.
+        loss: Reason why the reply may be lost (the SuperLink failed during the fetch); else empty.
     """
 
     message: Message
     name: str | None
     end: float
     limits: ReplyLimits
-    again: bool = False
+    is_resent: bool = False
     replies: list[Message] = field(default_factory=list)
     refusal: str = ""
     is_harmful: bool = False
-    lost: str = ""
+    loss: str = ""
 
     def answer(self, watch: "_Watch") -> Exchange:
         """Wait for the reply and return the result; keeps no reference to the reply."""
@@ -130,8 +130,8 @@ class _Sent:
         node = self.message.metadata.dst_node_id
         if self.refusal:
             return Exchange(node=node, problem=self.refusal, refused=True, is_harmful=self.is_harmful)
-        if self.lost:  # one more try: a message of another node may have kept the SuperLink busy
-            return Exchange(node=node, problem=self.lost, died=not self.again, away=self.again)
+        if self.loss:  # one more try: a message of another node may have kept the SuperLink busy
+            return Exchange(node=node, problem=self.loss, died=not self.is_resent, away=self.is_resent)
         if self.name is None:
             problem = "the message could not be sent to the node"
             return Exchange(node=node, problem=problem, away=not watch.simulated)
@@ -151,39 +151,39 @@ class _Sent:
         """
         began = time.monotonic()
         while self.name is not None and not (replies := self._fetch(watch.grid)):
-            if self.refusal or self.lost:
+            if self.refusal or self.loss:
                 return []
             now = time.monotonic()
             if now >= self.end:
                 return []
             time.sleep(min(max(POLL_SECONDS, (now - began) / 20), LONGEST_POLL_SECONDS, self.end - now))
-            watch.look()
+            watch.resend_to_restarted()
         return [] if self.name is None else replies
 
     def _fetch(self, grid: Grid) -> list[Message]:
         """Return the reply if it has arrived and can be fetched; else an empty list."""
-        if self.name is None or self.refusal or self.lost:
+        if self.name is None or self.refusal or self.loss:
             return []
         try:
             return fetch(grid, self.name, self.limits, self.end)
         except RefusedReplyError as error:
             self.refusal, self.is_harmful = str(error), not isinstance(error, LateReplyError)
         except SuperLinkError as error:
-            self.lost = str(error)
+            self.loss = str(error)
         return []
 
     def send_again(self, grid: Grid, timeout: float) -> None:
         """Send the message a second time."""
-        self.message, self.again, self.replies, self.lost = _copy(self.message), True, [], ""
+        self.message, self.is_resent, self.replies, self.loss = _copy(self.message), True, [], ""
         (self.name,) = _push(grid, [self.message])
         self.end = min(time.monotonic(), self.end) + timeout
 
-    def look(self, grid: Grid, timeout: float) -> None:
+    def resend_if_dead(self, grid: Grid, timeout: float) -> None:
         """Send the message again if its process has already died, so that dead processes are replaced together."""
-        if self.again:
+        if self.is_resent:
             return
         self.replies = self.replies or self._fetch(grid)
-        if self.lost or (self.replies and match([self.message], self.replies)[0].died):
+        if self.loss or (self.replies and match([self.message], self.replies)[0].died):
             self.send_again(grid, timeout)
 
 
@@ -200,21 +200,21 @@ class _Watch:
         self.simulated = is_simulated(grid)
         self.pending: list[_Sent] = []
         self._timeout = timeout
-        self._next = time.monotonic() + LOOK_SECONDS
+        self._next = time.monotonic() + CHECK_SECONDS
         self._activated = self._activations()
 
-    def look(self) -> None:
-        """Send messages again to nodes that have restarted; checks at most once in `LOOK_SECONDS`."""
+    def resend_to_restarted(self) -> None:
+        """Send messages again to nodes that have restarted; checks at most once in `CHECK_SECONDS`."""
         if self.simulated or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + LOOK_SECONDS
+        self._next = time.monotonic() + CHECK_SECONDS
         now = self._activations()
         for sent in self.pending:
             node = sent.message.metadata.dst_node_id
             restarted = node in now and now[node] != self._activated.get(node, now[node])
-            if restarted and sent.name is not None and not sent.again and not sent.replies:
-                sent.look(self.grid, self._timeout)  # the reply may have arrived before the restart
-                if not sent.replies and not sent.again and not sent.refusal:
+            if restarted and sent.name is not None and not sent.is_resent and not sent.replies:
+                sent.resend_if_dead(self.grid, self._timeout)  # the reply may have arrived before the restart
+                if not sent.replies and not sent.is_resent and not sent.refusal:
                     sent.send_again(self.grid, self._timeout)
         self._activated |= now
 

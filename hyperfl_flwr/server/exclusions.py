@@ -49,7 +49,7 @@ class Exclusions:
 
     def __iter__(self) -> Iterator[Exclusion]:
         """Yield the last exclusion of each node; a first failure is not an exclusion."""
-        yield from (each for each in self._last.values() if each.covers(each.round))
+        yield from (exclusion for exclusion in self._last.values() if exclusion.covers(exclusion.round))
 
     def add(
         self,

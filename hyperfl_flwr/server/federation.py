@@ -68,7 +68,7 @@ class Federation:
 
     def number_of(self, node: int) -> int:
         """Return the number of the node with the given Flower id."""
-        return next(each.partition for each in self.nodes if each.id == node)
+        return next(host.partition for host in self.nodes if host.id == node)
 
     def label_counts(self) -> dict[str, dict[int, list[int]]]:
         """Return the number of samples of each class [K] by split (`train`, `test`) and client.
@@ -215,8 +215,8 @@ def _text(node: Node, key: str) -> str:
 def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     """Return the reason why a node does not fit; empty if it fits."""
     for key, value in found.terms.items():
-        if key in node.properties and (mine := _text(node, key)) != value:
-            return f"its {TERMS[key]} is {mine}, but the other nodes have {value}"
+        if key in node.properties and (own := _text(node, key)) != value:
+            return f"its {TERMS[key]} is {own}, but the other nodes have {value}"
     if not 0 <= node.partition < int(found.terms.get("num-nodes", node.properties["num-nodes"])):
         return f"its partition-id {node.partition} is not in the range from 0 to num-partitions - 1"
     if node.partition in found.accepted:
@@ -227,15 +227,15 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
     return ""
 
 
-def refuse_strange_model(federation: Federation, target: str) -> None:
+def refuse_other_source(federation: Federation, target: str) -> None:
     """Check that all nodes have the same source of the network as the server.
 
     Raises:
         RunFailedError: If some have another source; the message names them.
     """
-    mine = source_hash(target)
-    if strange := [node.partition for node in federation.nodes if node.properties.get("model", mine) != mine]:
+    own = source_hash(target)
+    if others := [node.partition for node in federation.nodes if node.properties.get("model", own) != own]:
         raise RunFailedError(
-            f"the nodes {strange} have another source of {target} than the server; install the same version on all "
+            f"the nodes {others} have another source of {target} than the server; install the same version on all "
             f"machines, or start the run from the folder with the source, so that the app bundle includes it"
         )

@@ -181,7 +181,7 @@ class _CheckingClient:
         self._sizes: dict[str, int] = {}
         self._records: dict[str, bytes] = {}  # without the bytes of arrays, so that Flower has the only copy of those
         self._num_bytes = self._record_bytes = 0
-        self._asked: tuple[str, int] = ("", 0)
+        self._origin: tuple[str, int] = ("", 0)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._client, name)
@@ -192,7 +192,7 @@ class _CheckingClient:
         pairs = zip(response.messages_list, response.message_object_trees, strict=True)
         kept = [pair for pair in pairs if pair[0].metadata.reply_to_message_id in request.message_ids]
         for message, tree in kept:
-            self._asked = (message.metadata.reply_to_message_id, message.metadata.src_node_id)
+            self._origin = (message.metadata.reply_to_message_id, message.metadata.src_node_id)
             if _exceeds(tree, self._limits.num_objects):
                 raise RefusedReplyError(f"its reply has more than {self._limits.num_objects} arrays or parts of them")
         return type(response)(
@@ -231,7 +231,7 @@ class _CheckingClient:
 
     def correct(self, reply: Message) -> None:
         """Set sender and message id of a reply to the SuperLink's values; the node may have set false ones."""
-        set_origin(reply, *self._asked)
+        set_origin(reply, *self._origin)
 
 
 def _exceeds(tree: "ObjectTree", most: int) -> bool:

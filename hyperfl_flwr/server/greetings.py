@@ -48,7 +48,7 @@ class Greetings:
         self.answers: dict[int, Node | Refusal] = {}
         self._grid, self._timeout = grid, timeout
         self._waiting: dict[int, _Greeting] = {}
-        self._asked: dict[int, float] = {}
+        self._greeted_at: dict[int, float] = {}
         self._barred: dict[int, Refusal] = {}
 
     def refresh(self, patience: float) -> None:
@@ -58,7 +58,7 @@ class Greetings:
             patience: Longest wait for the replies of new nodes, in seconds.
         """
         there = list(repeated(self._grid.get_node_ids))
-        for table in (self.answers, self._waiting, self._asked):
+        for table in (self.answers, self._waiting, self._greeted_at):
             for gone in set(table) - set(there):
                 del table[gone]
         # A node that sent a harmful reply stays refused, even if it leaves and comes back.
@@ -71,7 +71,7 @@ class Greetings:
             if isinstance(answer, Refusal)
             and node not in self._waiting
             and node not in self._barred
-            and now - self._asked[node] > ASK_AGAIN_SECONDS
+            and now - self._greeted_at[node] > ASK_AGAIN_SECONDS
         ]
         self._greet([*new, *again])
         self._collect()
@@ -83,7 +83,7 @@ class Greetings:
         messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in nodes]
         names: list[str | None] = list(repeated(lambda: self._grid.push_messages(messages))) if messages else []
         for node, message, name in zip(nodes, messages, names, strict=True):
-            self._asked[node] = time.monotonic()
+            self._greeted_at[node] = time.monotonic()
             if name is not None:  # None: Flower refuses a message to a node that has just left
                 self._waiting[node] = _Greeting(message=message, name=name, sent=time.monotonic())
 

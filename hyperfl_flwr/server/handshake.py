@@ -81,7 +81,7 @@ class Node:
     def other_versions(self) -> str:
         """Packages with another version than on this machine, as a text for people; empty if there are none."""
         there = dict(text.split(" ", 1) for text in self.properties.get("versions", ()) if " " in text)
-        return ", ".join(f"{name} {printable(theirs)} (here {ours})" for name, theirs, ours in differing(there))
+        return ", ".join(f"{name} {printable(version)} (here {own})" for name, version, own in differing(there))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        who = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
-        return f"{who} is refused: {self.reason}"
+        name = f"node {self.number}" if self.number is not None else f"the node with Flower's id {self.id}"
+        return f"{name} is refused: {self.reason}"
 
 
 def introduce(answer: Exchange) -> Node | Refusal:

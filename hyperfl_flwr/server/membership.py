@@ -25,7 +25,7 @@ from hyperfl_flwr.server.handshake import Node, Refusal
 GREETING_SECONDS = 30.0
 """Longest wait before a round for a new node's reply, in seconds; a later one takes part from the next round on."""
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 """Function that prints one line for people."""
 
 
@@ -38,7 +38,7 @@ class Roster:
         timeout: Longest wait for missing nodes, in seconds.
         min_nodes: Number of nodes required at the start and before each round. None: at the start all must have
             replied, and half of them (rounded up) must take part.
-        say: Function that receives one line about each change.
+        announce: Function that receives one line about each change.
         exclusion_rounds: Number of rounds to exclude a node after its first refused reply.
 
     Attributes:
@@ -57,7 +57,7 @@ class Roster:
         num_clients: int,
         timeout: float,
         min_nodes: int | None = None,
-        say: Say = lambda _: None,
+        announce: Announce = lambda _: None,
         exclusion_rounds: int = 5,
     ) -> None:
         self.federation = Federation([])
@@ -66,14 +66,14 @@ class Roster:
         self.exclusions = Exclusions(exclusion_rounds)
         self.seen: set[int] = set()
         self._grid, self._num_clients, self._timeout = grid, num_clients, timeout
-        self._min_nodes, self._say, self._round = min_nodes, say, 0
+        self._min_nodes, self._announce, self._round = min_nodes, announce, 0
         self.simulated = is_simulated(grid)
         self._agreement = Agreement(terms={})
-        self._begun, self._num_novel = False, 0
+        self._has_begun, self._num_novel = False, 0
         self._greetings = Greetings(grid, timeout)
         self._numbers: dict[int, int] = {}
         self._last_announced: dict[int, str] = {}
-        self._told_notes: set[str] = set()
+        self._announced_notes: set[str] = set()
 
     def gather(self, *, resumed: bool = False) -> Federation:
         """Wait for the nodes at the start of a run.
@@ -94,18 +94,18 @@ class Roster:
         while True:
             left = max(0.0, end - time.monotonic())
             # Wait for all new nodes together, so that the order of their replies does not decide who fits.
-            self._look(patience=min(GREETING_SECONDS, left))
-            if (self._all_are_known() and self._are_enough()) or time.monotonic() > end:
+            self._poll(patience=min(GREETING_SECONDS, left))
+            if (self._all_have_replied() and self._has_enough()) or time.monotonic() > end:
                 break
             if (state := self._missing_text()) != waiting:
-                self._say(f"waiting for nodes: {state}")
+                self._announce(f"waiting for nodes: {state}")
                 waiting = state
             time.sleep(PAUSE_SECONDS)
         self._refuse_split()
         all_needed = self._min_nodes is None and not resumed
-        if not self._are_enough() or (all_needed and not self._all_are_known()):
+        if not self._has_enough() or (all_needed and not self._all_have_replied()):
             self._fail()
-        self._begin()
+        self._fix_terms()
         return self.federation
 
     def refresh(self, current: int) -> Federation:
@@ -121,20 +121,20 @@ class Roster:
         if self.simulated:
             return self.federation
         end = time.monotonic() + self._timeout
-        self._look(patience=GREETING_SECONDS)
-        if not self._are_enough():
-            self._say(f"waiting up to {self._timeout:g} s: {self._few()}")
-        while not self._are_enough():
+        self._poll(patience=GREETING_SECONDS)
+        if not self._has_enough():
+            self._announce(f"waiting up to {self._timeout:g} s: {self._shortage()}")
+        while not self._has_enough():
             if time.monotonic() > end:
                 self._fail()
             time.sleep(PAUSE_SECONDS)
-            self._look(patience=0.0)
+            self._poll(patience=0.0)
         return self.federation
 
-    def lose(self, nodes: Iterable[int], why: str = "") -> None:
+    def mark_away(self, nodes: Iterable[int], reason: str = "") -> None:
         """Record that nodes, given by Flower's ids, are away; they are greeted again before they take part."""
         if lost := [node for node in nodes if self._greetings.answers.pop(node, None)]:
-            self._decide(why if len(lost) == 1 else "")
+            self._update(reason if len(lost) == 1 else "")
 
     def exclude(self, node: int, reason: str, *, for_good: bool = False, is_failure: bool = False) -> None:
         """Exclude a node of a deployment from some rounds after the current one.
@@ -145,14 +145,14 @@ class Roster:
             for_good: True to exclude it for the rest of the run.
             is_failure: True if the node only failed; its first failure does not exclude it.
         """
-        number = next((each.partition for each in self.federation.nodes if each.id == node), None)
+        number = next((host.partition for host in self.federation.nodes if host.id == node), None)
         if self.simulated or number is None:
             return
         exclusion = self.exclusions.add(node, number, self._round, reason, for_good=for_good, is_failure=is_failure)
         if exclusion:
-            self._say(str(exclusion))
+            self._announce(str(exclusion))
             self._last_announced[number] = "away"
-            self._decide()
+            self._update()
 
     @property
     def away(self) -> list[int]:
@@ -165,12 +165,12 @@ class Roster:
         node = self._agreement.accepted.get(number)
         return list(node.clients) if node else clients_of_node(number, self.num_nodes, self._num_clients)
 
-    def _look(self, patience: float) -> None:
+    def _poll(self, patience: float) -> None:
         """Update the connected nodes; wait at most `patience` seconds for the replies of new ones."""
         self._greetings.refresh(patience)
-        self._decide()
+        self._update()
 
-    def _decide(self, why: str = "") -> None:
+    def _update(self, reason: str = "") -> None:
         """Determine from the replies which nodes take part, and report changes."""
         answers = self._greetings.answers
         answered = [
@@ -184,41 +184,41 @@ class Roster:
         changed = [node for node in nodes if self._numbers.get(node.id, node.partition) != node.partition]
         nodes = [node for node in nodes if node not in changed]
         nodes.sort(key=lambda node: node.id not in here)  # a present node wins over a new one with the same number
-        self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._begun else None)
+        self._agreement = agree(nodes, self._num_clients, self._agreement.terms if self._has_begun else None)
         found = self._agreement
-        if not self._begun:
+        if not self._has_begun:
             self.num_nodes = int(found.terms.get("num-nodes", 0))
         self.refused = [answer for answer in answers.values() if isinstance(answer, Refusal)] + found.refused
         for node in changed:
-            reason = f"it took part as node {self._numbers[node.id]} before; restore that partition-id"
-            self.refused.append(Refusal(id=node.id, number=node.partition, reason=reason))
-        self._numbers |= {node.id: number for number, node in found.accepted.items()} if self._begun else {}
+            problem = f"it took part as node {self._numbers[node.id]} before; restore that partition-id"
+            self.refused.append(Refusal(id=node.id, number=node.partition, reason=problem))
+        self._numbers |= {node.id: number for number, node in found.accepted.items()} if self._has_begun else {}
         self.federation = Federation([found.accepted[number] for number in sorted(found.accepted)])
-        self._tell(why)
+        self._report_changes(reason)
 
-    def _tell(self, why: str) -> None:
+    def _report_changes(self, reason: str) -> None:
         others = [(node.partition, node.other_versions) for node in self.federation.nodes]
-        warnings = [f"node {number} runs {said}: results may differ" for number, said in others if said]
+        warnings = [f"node {number} runs {versions}: results may differ" for number, versions in others if versions]
         for line in (notes := [*map(str, self.refused), *warnings]):
-            if line not in self._told_notes:
-                self._say(line)
-        self._told_notes = set(notes)
-        if not self._begun:
+            if line not in self._announced_notes:
+                self._announce(line)
+        self._announced_notes = set(notes)
+        if not self._has_begun:
             return
         for number in range(self.num_nodes):
             state = "away" if number in self.away else "there"
             if state != self._last_announced[number]:
                 clients = f"(clients {_listed(self.clients_of(number))})"
                 if state == "away":
-                    self._say(f"node {number} is away {clients}{f': {why}' if why else ''}")
+                    self._announce(f"node {number} is away {clients}{f': {reason}' if reason else ''}")
                 else:
-                    self._say(f"node {number} {'is back' if number in self.seen else 'joins'} {clients}")
+                    self._announce(f"node {number} {'is back' if number in self.seen else 'joins'} {clients}")
                 self._last_announced[number] = state
         self.seen |= {node.partition for node in self.federation.nodes}
 
-    def _begin(self) -> None:
+    def _fix_terms(self) -> None:
         """Fix the agreed terms, and report which nodes take part from the start."""
-        self._begun = True
+        self._has_begun = True
         self._last_announced = dict.fromkeys(range(self.num_nodes), "away")
         self._last_announced |= {node.partition: "there" for node in self.federation.nodes}
         self.seen = {node.partition for node in self.federation.nodes}
@@ -226,11 +226,11 @@ class Roster:
         for node in self.federation.nodes:
             count = sum(node.num_examples.values())
             share = f", {count} training samples ({count / total:.0%} of all)" if total else ""
-            self._say(f"node {node.partition} takes part: clients {_listed(node.clients)}{share}")
+            self._announce(f"node {node.partition} takes part: clients {_listed(node.clients)}{share}")
         for number in self.away:
-            self._say(f"node {number} is missing (clients {_listed(self.clients_of(number))})")
+            self._announce(f"node {number} is missing (clients {_listed(self.clients_of(number))})")
 
-    def _all_are_known(self) -> bool:
+    def _all_have_replied(self) -> bool:
         """Return True if all expected nodes have replied."""
         return 0 < self.num_nodes <= len(self.federation.nodes) + len(self.refused) + self._num_novel
 
@@ -239,7 +239,7 @@ class Roster:
         """Number of nodes required before a round: the setting or, without it, half of all nodes (rounded up)."""
         return max(1, -(-self.num_nodes // 2)) if self._min_nodes is None else self._min_nodes
 
-    def _are_enough(self) -> bool:
+    def _has_enough(self) -> bool:
         return self.num_nodes > 0 and len(self.federation.nodes) >= self.min_nodes
 
     def _missing_text(self) -> str:
@@ -249,7 +249,7 @@ class Roster:
         here = _listed(node.partition for node in self.federation.nodes) or "none"
         return f"{here} of {self.num_nodes} present, {_listed(self.away)} missing"
 
-    def _few(self) -> str:
+    def _shortage(self) -> str:
         if not self.num_nodes:
             return "no suitable node has replied"
         here = _listed(node.partition for node in self.federation.nodes) or "none"
@@ -274,11 +274,11 @@ class Roster:
     def _fail(self) -> None:
         excluded = [exclusion for exclusion in self.exclusions if exclusion.covers(self._round)]
         reasons = "".join(f"\n  - {reason}" for reason in (*self.refused, *excluded))
-        if self._min_nodes is None and not self._begun and self._are_enough():
+        if self._min_nodes is None and not self._has_begun and self._has_enough():
             few = f"all {self.num_nodes} nodes are required, missing: {_listed(self.away)}"
             remedy = f"start them, or set min-nodes={len(self.federation.nodes)} to begin without them"
         else:
-            few, remedy = self._few(), "start the missing nodes, lower min-nodes, or raise node-timeout"
+            few, remedy = self._shortage(), "start the missing nodes, lower min-nodes, or raise node-timeout"
             if silent := set(repeated(self._grid.get_node_ids)) - set(self._greetings.answers):
                 few += f" ({len(silent)} connected but without a reply in time, which takes ten seconds or more)"
         raise RunFailedError(f"too few nodes within node-timeout = {self._timeout:g} s: {few}; {remedy}{reasons}")

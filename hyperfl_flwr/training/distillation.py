@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hyperfl_flwr.models.generator import NOISE_DIM, Generator
-from hyperfl_flwr.models.layers.batchnorm import statistics_kept
+from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
 
 
 def label_probabilities(counts: Tensor, balance: float) -> Tensor:
@@ -75,12 +75,12 @@ class PseudoData:
         """Return a model's mean cross-entropy on a random batch, in nats; its running statistics do not change."""
         chosen = torch.from_numpy(rng.choice(len(self.labels), min(batch_size, len(self.labels)), replace=False))
         chosen = chosen.to(self.labels.device)
-        with statistics_kept(model):
+        with preserve_running_statistics(model):
             return functional.cross_entropy(model(self.images.detach()[chosen]), self.labels[chosen])
 
     def gradients(self, model: nn.Module) -> tuple[dict[str, Tensor], float]:
         """Return the gradient of f_g with respect to omega, by parameter name, and f_g; can be called only once."""
-        with statistics_kept(model):
+        with preserve_running_statistics(model):
             loss = functional.cross_entropy(model(self.images), self.labels)
         names, parameters = zip(*self.generator.named_parameters(), strict=True)
         return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)), float(loss.detach())

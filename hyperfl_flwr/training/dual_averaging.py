@@ -105,7 +105,7 @@ class MeanClient:
         self.total = self.rule.accumulated(self.total, self.change, missed)
         return KAPPA * self.rule.step * (self.total - accumulated.double())
 
-    def move(self, change: Tensor) -> None:
+    def record_change(self, change: Tensor) -> None:
         """Record the change x_i [m] that the server counts after this round's upload."""
         # `published` accumulates the change of the round before, as the server does.
         self.total = self.rule.accumulated(
@@ -140,7 +140,7 @@ class MeanServer:
         newest = self.consensus if self.rule.order == "alternating" else before
         self.total = self.rule.accumulated(self.total, newest, rounds=1)
 
-    def leave(self, change: Tensor, total: Tensor, num_clients: int) -> None:
+    def remove_client(self, change: Tensor, total: Tensor, num_clients: int) -> None:
         """Remove a client for good, so that the multipliers of the others sum to zero.
 
         Args:
@@ -211,7 +211,7 @@ class ChainServer:
         else:
             self.multipliers[0] += KAPPA * self.rule.step * self.residuals
 
-    def leave(self, client: int) -> None:
+    def remove_client(self, client: int) -> None:
         """Remove a client from the chain: its neighbours form a pair with d = d_{i-1} + d_i, and mu_i is dropped."""
         last = len(self.residuals)
         # The last client belongs only to the pair before it, which is dropped if that client leaves.

@@ -14,7 +14,7 @@ beta kappa l (1 - p) < 4 p h.
 import math
 from typing import Literal, Protocol
 
-from hyperfl_flwr.core.setting_types import Order, Realisation, number
+from hyperfl_flwr.core.setting_types import Order, Realisation, resolved_number
 from hyperfl_flwr.training.dual_averaging import KAPPA, DualRule
 
 LARGEST_EIGENVALUE: dict[Realisation, float] = {"mean": 1.0, "chain": 4.0}
@@ -120,8 +120,8 @@ def dual_rule(settings: DualSettings) -> DualRule:
         realisation=settings.realisation,
         order=settings.order,
         projection=settings.projection,
-        sigma=number(settings.sigma),
-        step=number(settings.dual_step),
+        sigma=resolved_number(settings.sigma),
+        step=resolved_number(settings.dual_step),
     )
 
 

@@ -107,7 +107,7 @@ class FactoredHeads:
         self._count = 0
         self._skip_zeros = skip_zeros
         if not skip_zeros:
-            self._use(self._unused.nonzero().flatten())
+            self._add_units(self._unused.nonzero().flatten())
 
     @classmethod
     def of(cls, hypernetwork: Hypernetwork, optimiser: torch.optim.Optimizer, *, steps: int) -> "FactoredHeads":
@@ -127,7 +127,7 @@ class FactoredHeads:
             name = type(hypernetwork).__name__
             raise ValueError(f"the heads must give theta = z H + c, but {name} computes theta differently; {plain}")
         weight, bias = hypernetwork.head_weight, hypernetwork.head_bias
-        groups = [group for tensor in (weight, bias) for group in optimiser.param_groups if _holds(group, tensor)]
+        groups = [group for tensor in (weight, bias) for group in optimiser.param_groups if _contains(group, tensor)]
         if type(optimiser) not in (SGD, torch.optim.SGD) or len(groups) != 2 or groups[0] is not groups[1]:
             name = type(optimiser).__name__
             raise ValueError(f"the heads must be in one group of a torch.optim.SGD, got {name}; {plain}")
@@ -144,9 +144,11 @@ class FactoredHeads:
     def forward(self, hidden: Tensor) -> Tensor:
         """Return theta [P] of the hidden activation z [p] under the current weights."""
         if self._skip_zeros:
-            self._use(((hidden != 0) & self._unused).nonzero().flatten())
+            self._add_units(((hidden != 0) & self._unused).nonzero().flatten())
         used = hidden[self._units]
-        coefficients = torch.cat((used * self._factors.weights[0], self._of_steps() * (self._past() @ hidden)))
+        coefficients = torch.cat(
+            (used * self._factors.weights[0], self._step_weights() * (self._past_activations() @ hidden))
+        )
         theta = torch.mv(self._in_use(self._stack, self._count).t(), coefficients)
         if self._velocity is not None:
             theta.addmv_(self._in_use(self._velocity).t(), used, alpha=self._factors.weights[1])
@@ -160,7 +162,9 @@ class FactoredHeads:
         of_units = of_units * self._factors.weights[0]
         if self._velocity is not None:
             of_units.addmv_(self._in_use(self._velocity), gradient, alpha=self._factors.weights[1])
-        return torch.mv(self._past().t(), self._of_steps() * of_steps).index_add_(0, self._units, of_units)
+        return torch.mv(self._past_activations().t(), self._step_weights() * of_steps).index_add_(
+            0, self._units, of_units
+        )
 
     @torch.no_grad()
     def squared_norm(self, hidden: Tensor, gradient: Tensor) -> Tensor:
@@ -192,15 +196,15 @@ class FactoredHeads:
     def materialise(self) -> None:
         """Write the current weights into `weight`; must be the last call."""
         self._combine(self._factors.weights, out=self._in_use(self._stack))
-        self.weight.mul_(self._of_unused(self._factors.weights))
+        self.weight.mul_(self._unused_weight(self._factors.weights))
         self.weight[self._units] = self._in_use(self._stack)
 
-    def _use(self, units: Tensor) -> None:
+    def _add_units(self, units: Tensor) -> None:
         """Add the rows of further units to the stack, with their values at the last fold."""
         if self._begin and not len(units):
             return
         if not self._begin or len(self._units) + len(units) > self._begin:
-            self._make_room(min(len(self._units) + len(units) + SPARE_UNITS, len(self.weight)))
+            self._grow(min(len(self._units) + len(units) + SPARE_UNITS, len(self.weight)))
         end = self._begin - len(self._units)
         for matrix, factor in zip((self._stack, self._velocity), self._unused_factors, strict=True):
             if matrix is not None:
@@ -210,7 +214,7 @@ class FactoredHeads:
         self._units = torch.cat((units, self._units))
         self._unused[units] = False
 
-    def _make_room(self, begin: int) -> None:
+    def _grow(self, begin: int) -> None:
         """Reallocate the stack so that the gradients begin at row `begin`, and copy the rows in use."""
         old = self._in_use(self._stack, self._count)
         stack = self.weight.new_empty(begin + self.rows, self.weight.shape[1])
@@ -237,7 +241,7 @@ class FactoredHeads:
             if self._velocity is None:
                 self._velocity = self.weight.new_empty(self._begin, self.weight.shape[1])
             self._in_use(self._velocity).copy_(momentum)
-        self._unused_factors = self._of_unused(self._factors.weights), self._of_unused(self._factors.buffer)
+        self._unused_factors = self._unused_weight(self._factors.weights), self._unused_weight(self._factors.buffer)
         self._factors.restart()
         self._count = 0
 
@@ -247,17 +251,17 @@ class FactoredHeads:
         if self._velocity is not None:
             out.add_(self._in_use(self._velocity), alpha=factors[1])
         if self._count:
-            activations = self._past()[:, self._units] * self._vector(factors)[:, None]
+            activations = self._past_activations()[:, self._units] * self._vector(factors)[:, None]
             out.addmm_(activations.t(), self._stack[self._begin : self._begin + self._count])
 
-    def _of_unused(self, factors: NDArray[np.float64]) -> float:
+    def _unused_weight(self, factors: NDArray[np.float64]) -> float:
         """Return factors[0] H_0 + factors[1] V_0 for an unused unit, as a multiple of `weight`."""
         return float(np.dot(factors[:2], self._unused_factors))
 
-    def _past(self) -> Tensor:
+    def _past_activations(self) -> Tensor:
         return self._activations[: self._count]
 
-    def _of_steps(self) -> Tensor:
+    def _step_weights(self) -> Tensor:
         return self._vector(self._factors.weights)
 
     def _vector(self, factors: NDArray[np.float64]) -> Tensor:
@@ -265,5 +269,5 @@ class FactoredHeads:
         return torch.as_tensor(factors[2 : 2 + self._count]).to(self.weight.dtype).to(self.weight.device)
 
 
-def _holds(group: Mapping[str, Any], tensor: Tensor) -> bool:
+def _contains(group: Mapping[str, Any], tensor: Tensor) -> bool:
     return any(parameter is tensor for parameter in group["params"])

@@ -32,7 +32,7 @@ class TrainingData(Protocol):
 
     @property
     def augmentation(self) -> Callable[[Tensor, np.random.Generator], Tensor] | None:
-        """Returns randomly changed copies of images [B, C, H, W]; None where training uses them as they are."""
+        """Returns randomly changed copies of images [B, C, H, W]; None if training uses them unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,10 @@ class ParameterSet:
     Attributes:
         parameters: Leaf tensors that require a gradient.
         learning_rate: Step size.
-        clip_norm: Largest norm of their joint gradient; 0 leaves it as it is.
+        clip_norm: Largest norm of their joint gradient; 0 does not clip.
         force: Constant tensors, one per parameter, that are added to the gradients after clipping; none if empty.
         pull: If positive, `pull` times (parameter - anchor) is added to the gradients after clipping, too.
-        anchor: Constant tensors, one per parameter, towards which `pull` draws; none without.
+        anchor: Constant tensors, one per parameter, towards which `pull` moves the parameters; empty if `pull` is 0.
     """
 
     parameters: Sequence[Tensor]
@@ -58,14 +58,14 @@ class ParameterSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Epochs:
-    """How many passes over the data, and how.
+    """Length and settings of local SGD.
 
     Attributes:
         epochs: Number of passes.
         batch_size: Samples per step; the last batch of a pass may be shorter.
-        momentum: Of SGD; the buffers start empty.
+        momentum: Momentum coefficient; the buffers start empty.
         weight_decay: L2 coefficient, added to the gradient after clipping.
-        steps: If positive, the number of steps, in as many passes as that takes, instead of `epochs`.
+        steps: Number of steps, over as many passes as necessary; replaces `epochs` if positive.
     """
 
     epochs: int
@@ -97,11 +97,11 @@ def train_epochs(
 
     Args:
         predict: The classifier; it must depend on the parameters of `sets`.
-        sets: What is trained, see `ParameterSet`.
+        sets: The parameters to train, see `ParameterSet`.
         data: The client's training samples.
-        epochs: Length and settings.
+        epochs: Length and settings of the training.
         rng: Order of the samples and augmentation.
-        other_loss: Computes what is added to the loss of each step; it is not in the returned mean.
+        other_loss: Computes a term that is added to the loss of each step, but not to the returned mean.
 
     Returns:
         Mean training loss of the last pass (with `epochs.steps` of all steps), in nats, each batch before its step; NaN
@@ -138,7 +138,7 @@ def run_epochs(step: Step, data: TrainingData, epochs: Epochs, rng: np.random.Ge
     Args:
         step: Trains on (images, labels) and returns the batch's mean loss before it.
         data: The client's training samples.
-        epochs: Length.
+        epochs: Length of the training.
         rng: Order of the samples and augmentation.
 
     Returns:

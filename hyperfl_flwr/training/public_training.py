@@ -1,7 +1,7 @@
-"""What follows from a run's settings about its clients' local training: the steps, and the networks beside the target.
+"""Parameters of the clients' local training that follow from a run's settings: steps, and networks besides the target.
 
-A client trains by it, and whoever has the settings knows it: the server that wrote them, and an attack on what a client
-sends.
+A client trains with these parameters. They are public: everyone with the settings knows them, such as the server, and
+an attack on a client's uploads.
 """
 
 import math
@@ -14,7 +14,7 @@ from hyperfl_flwr.training.local_sgd import Epochs
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps(Epochs):
-    """The steps of SGD on what a client shares.
+    """Steps of SGD on the parameters that a client shares.
 
     Attributes:
         learning_rate: Step size, above 0.
@@ -35,19 +35,21 @@ class LocalSteps(Epochs):
         if not (self.learning_rate > 0 and self.batch_size > 0 and (self.epochs > 0 or self.steps > 0)):
             raise ValueError("learning_rate, batch_size and the number of local epochs or steps must be positive")
 
-    def number(self, num_examples: int) -> int:
-        """Return how many steps a client with so many samples takes."""
+    def num_steps(self, num_examples: int) -> int:
+        """Return the number of steps that a client with `num_examples` samples takes."""
         return self.steps or self.epochs * math.ceil(num_examples / self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HypernetworkForm:
-    """A hypernetwork that makes the feature extractor of a client's embedding (`hyperfl_flwr.models.hypernetwork`).
+    """A hypernetwork that generates the feature extractor from a client's embedding.
+
+    See `hyperfl_flwr.models.hypernetwork`.
 
     Attributes:
         embedding_dim: Length of the embedding.
         hidden_width: Width of the hidden layer.
-        initialisation: How it was drawn.
+        initialisation: Initialisation of the hypernetwork, see `Initialisation`.
         embedding_frozen: Whether embedding and first layer are constants.
     """
 
@@ -59,11 +61,11 @@ class HypernetworkForm:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderForm:
-    """An encoder that makes a descriptor of a client's samples (`hyperfl_flwr.models.encoder`).
+    """An encoder that computes a descriptor of a client's samples (`hyperfl_flwr.models.encoder`).
 
     Attributes:
-        pooling: How its vectors of samples become one.
-        steps: The steps that train it.
+        pooling: Pooling of the sample vectors, see `Pooling`.
+        steps: Steps of the encoder's training.
     """
 
     pooling: Pooling
@@ -72,12 +74,13 @@ class EncoderForm:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorForm:
-    """A generator that makes samples (`hyperfl_flwr.models.generator`).
+    """A generator of samples (`hyperfl_flwr.models.generator`).
 
     Attributes:
-        width: Number of its maps.
-        pseudo_samples: Number P of pseudo-data that a client makes in a round.
-        class_balance: c, by which a client draws their labels.
+        width: Number of feature maps.
+        pseudo_samples: Number P of pseudo-samples that a client generates in a round.
+        class_balance: Factor c in the distribution of their labels, see
+            `hyperfl_flwr.training.distillation.label_probabilities`.
     """
 
     width: int
@@ -87,11 +90,11 @@ class GeneratorForm:
 
 @dataclass(frozen=True, kw_only=True)
 class DualForm:
-    """Dual variables that draw the clients' models together (`hyperfl_flwr.training.dual_averaging`).
+    """Dual variables that enforce consensus of the clients' models (`hyperfl_flwr.training.dual_averaging`).
 
     Attributes:
-        rule: How the multipliers move.
-        mixed: Whether what travels is rotated by a secret that the server does not have.
+        rule: Update rule of the multipliers.
+        mixed: Whether the exchanged vectors are rotated by a secret that the server does not know.
     """
 
     rule: DualRule
@@ -103,11 +106,11 @@ class PublicTraining:
     """A method's local training.
 
     Attributes:
-        steps: On the target network, or on the hypernetwork that makes it.
-        hypernetwork: None where clients train none; likewise the others.
-        encoder: See `EncoderForm`.
-        generator: See `GeneratorForm`.
-        dual: See `DualForm`.
+        steps: Steps on the target network, or on the hypernetwork that generates it.
+        hypernetwork: Hypernetwork that the clients train; None if there is none.
+        encoder: Encoder that the clients train; None if there is none.
+        generator: Generator that the clients' gradients train; None if there is none.
+        dual: Dual variables of the clients; None if there are none.
     """
 
     steps: LocalSteps

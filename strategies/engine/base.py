@@ -73,7 +73,7 @@ class BaseStrategy(Hooks, Strategy):
         self._current: SharedArrays = {}
         self._per_client_sent: Mapping[int, SharedArrays] = {}
         self._sent: list[Message] = []
-        self._asked: list[list[int]] = []
+        self._sent_clients: list[list[int]] = []
         self._rounding: dict[str, int] = {}
 
     @abstractmethod
@@ -141,40 +141,40 @@ class BaseStrategy(Hooks, Strategy):
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
         chosen = set(clients)
         self._current, self._per_client_sent = unpack_arrays(arrays), self.per_client_arrays(clients)
-        self._sent, self._asked = [], []
+        self._sent, self._sent_clients = [], []
         self._rounding = {"num_clients": len(clients), "max_num_examples": self.context.federation.max_num_examples}
         parts = (
-            (node, mine)
+            (node, hosted)
             for node in self.context.federation.nodes
-            for mine in self._apart(kind, [client for client in node.clients if client in chosen])
+            for hosted in self._split_audited(kind, [client for client in node.clients if client in chosen])
         )
-        for node, mine in parts:
+        for node, hosted in parts:
             request = Request(
                 round=self.progress.round,
                 experiment=self.context.experiment,
                 run_directory=self.context.run_directory,
-                clients=mine,
-                versions=[self.progress.versions[client] for client in mine],
-                kept_versions=[self.durable_versions.get(client, INITIAL) for client in mine],
+                clients=hosted,
+                versions=[self.progress.versions[client] for client in hosted],
+                kept_versions=[self.durable_versions.get(client, INITIAL) for client in hosted],
                 **self._rounding,
             )
             content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
             if self._per_client_sent:
                 per_client = {
                     per_client_key(client, key): value
-                    for client in mine
+                    for client in hosted
                     for key, value in self._per_client_sent[client].items()
                 }
                 content[PER_CLIENT_ARRAYS] = pack_arrays(per_client)
             self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
-            self._asked.append(mine)
+            self._sent_clients.append(hosted)
         return self._sent
 
-    def _apart(self, kind: str, clients: list[int]) -> list[list[int]]:
+    def _split_audited(self, kind: str, clients: list[int]) -> list[list[int]]:
         """Divide a node's clients into messages: each audited client alone, so that its upload is not summed."""
         alone = [client for client in clients if kind == MessageType.TRAIN and self._is_audited(client)]
-        together = [client for client in clients if client not in alone]
-        return [*([client] for client in alone), *([together] if together else [])]
+        rest = [client for client in clients if client not in alone]
+        return [*([client] for client in alone), *([rest] if rest else [])]
 
     def _is_audited(self, client: int) -> bool:
         return self.context.config.audit.covers(client, self.progress.round)
@@ -198,9 +198,9 @@ class BaseStrategy(Hooks, Strategy):
         per_client: dict[int, SharedArrays] = {}
         self._begin_outcome()
         bounds = self._bounds()
-        asked = iter(self._asked)
+        sent_clients = iter(self._sent_clients)
         for answer in exchanges:
-            self._add(answer, next(asked), bounds, total, per_client)
+            self._add(answer, next(sent_clients), bounds, total, per_client)
             del answer  # frees its arrays before the next reply is read
         examples = {result.client: result.num_examples for result in self.outcome.results}
         num_examples, num_clients = sum(examples.values()), len(examples)
@@ -225,18 +225,18 @@ class BaseStrategy(Hooks, Strategy):
     def collect(self, exchanges: Iterable[Exchange]) -> None:
         """Record the clients' metrics of an evaluation in `outcome`."""
         self._begin_outcome()
-        for answer, asked in zip(exchanges, self._asked, strict=True):
+        for answer, clients in zip(exchanges, self._sent_clients, strict=True):
             if answer.away:
-                self.outcome.leave(answer.node, asked)
+                self.outcome.add_away(answer.node, clients)
                 continue
-            if (content := self._content(answer, asked)) is None:
+            if (content := self._content(answer, clients)) is None:
                 continue
             try:
-                report = read_report(content, asked)
+                report = read_report(content, clients)
                 refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
                 self.outcome.add(answer.node, report, is_deployed=answer.is_deployed)
             except ValueError as error:
-                self._leave_out(answer, asked, str(error))
+                self._record_refusal(answer, clients, str(error))
 
     def _bounds(self) -> Bounds:
         return Bounds(
@@ -258,43 +258,43 @@ class BaseStrategy(Hooks, Strategy):
     def _add(
         self,
         answer: Exchange,
-        asked: list[int],
+        clients: list[int],
         bounds: Bounds,
         total: ReproducibleSum,
         per_client: dict[int, SharedArrays],
     ) -> None:
         """Add a reply's sums to `total` and its per-client arrays to `per_client`, in place; record its report."""
         if answer.away:
-            self.outcome.leave(answer.node, asked)
+            self.outcome.add_away(answer.node, clients)
             return
-        if (content := self._content(answer, asked)) is None:
+        if (content := self._content(answer, clients)) is None:
             return
         try:
-            reply = read_training(content, asked, self._current, self._per_client_sent)
+            reply = read_training(content, clients, self._current, self._per_client_sent)
             bounds.check(reply)
         except ValueError as error:
-            self._leave_out(answer, asked, str(error))
+            self._record_refusal(answer, clients, str(error))
             return
         self.outcome.add(answer.node, reply.report, is_deployed=answer.is_deployed)
-        if self._is_audited(asked[0]) and reply.report.results:
-            received = self._current | dict(self._per_client_sent.get(asked[0], {}))
+        if self._is_audited(clients[0]) and reply.report.results:
+            received = self._current | dict(self._per_client_sent.get(clients[0], {}))
             record_observation(reply, received, self.progress.round, Path(self.context.run_directory))
         per_client |= reply.per_client
         reply.add_to(total)
 
-    def _content(self, answer: Exchange, asked: list[int]) -> RecordDict | None:
+    def _content(self, answer: Exchange, clients: list[int]) -> RecordDict | None:
         """Return a reply's content and count its bytes; without content, record the reason and return None."""
         if answer.content is None:
-            self._leave_out(answer, asked, answer.problem, is_refused=answer.refused)
+            self._record_refusal(answer, clients, answer.problem, is_refused=answer.refused)
         else:
             self.outcome.bytes_on_wire += content_bytes([answer.content])
         return answer.content
 
-    def _leave_out(self, answer: Exchange, asked: list[int], problem: str, *, is_refused: bool = True) -> None:
+    def _record_refusal(self, answer: Exchange, clients: list[int], problem: str, *, is_refused: bool = True) -> None:
         """Record that all clients of a reply are left out; `is_refused` if the reply itself is invalid."""
-        self.outcome.fail(asked, f"node {self.context.federation.number_of(answer.node)}: {problem}")
+        self.outcome.fail(clients, f"node {self.context.federation.number_of(answer.node)}: {problem}")
         if is_refused:
-            self.outcome.refuse(answer.node, Refused.of(answer, asked, problem))
+            self.outcome.refuse(answer.node, Refused.of(answer, clients, problem))
 
     def summary(self) -> None:
         """Print nothing: manifest.json holds all settings."""

@@ -82,23 +82,23 @@ def ask(grid: Grid, context: ServerContext, server_round: int, query: Query) -> 
     Raises:
         RunFailedError: If a node's process died twice in a row.
     """
-    messages, asked = [], []
-    for message, mine in _messages(context, server_round, query):
+    messages, sent_clients = [], []
+    for message, clients in _messages(context, server_round, query):
         messages.append(message)
-        asked.append(mine)
+        sent_clients.append(clients)
     found = Answers(bytes_on_wire=content_bytes(message.content for message in messages))
-    for answer, mine in zip(exchange(grid, messages, context.config.round_timeout), asked, strict=True):
+    for answer, clients in zip(exchange(grid, messages, context.config.round_timeout), sent_clients, strict=True):
         try:
             if answer.content is None:
                 raise ValueError(answer.problem)
             found.bytes_on_wire += content_bytes([answer.content])
-            report, per_client = read_answers(answer.content, mine, query.expected)
+            report, per_client = read_answers(answer.content, clients, query.expected)
         except ValueError as error:
             if answer.away:
-                found.away[answer.node] = mine
+                found.away[answer.node] = clients
             elif answer.refused or answer.content is not None:
-                found.refused[answer.node] = Refused.of(answer, mine, str(error))
-            found.failures += [Failure(client=client, reason=printable(str(error))) for client in mine]
+                found.refused[answer.node] = Refused.of(answer, clients, str(error))
+            found.failures += [Failure(client=client, reason=printable(str(error))) for client in clients]
             continue
         found.arrays |= per_client
         found.num_examples |= {result.client: result.num_examples for result in report.results}
@@ -111,14 +111,14 @@ def ask(grid: Grid, context: ServerContext, server_round: int, query: Query) -> 
 def _messages(context: ServerContext, server_round: int, query: Query) -> Iterator[tuple[Message, list[int]]]:
     """Yield a message for each node that hosts some of the clients, and the ids of these clients."""
     for node in context.federation.nodes:
-        if mine := [client for client in node.clients if client in query.clients]:
+        if clients := [client for client in node.clients if client in query.clients]:
             request = Request(
                 round=server_round,
                 experiment=context.experiment,
                 run_directory=context.run_directory,
-                clients=mine,
-                versions=[INITIAL] * len(mine),
-                kept_versions=[INITIAL] * len(mine),
+                clients=clients,
+                versions=[INITIAL] * len(clients),
+                kept_versions=[INITIAL] * len(clients),
             )
             content = RecordDict({ARRAYS: query.shared, CONFIG: request.to_record()})
             content[QUESTION] = query.question.to_record()
@@ -127,11 +127,11 @@ def _messages(context: ServerContext, server_round: int, query: Query) -> Iterat
             if query.per_client:
                 per_client = {
                     per_client_key(client, key): value
-                    for client in mine
+                    for client in clients
                     for key, value in query.per_client[client].items()
                 }
                 content[PER_CLIENT_ARRAYS] = pack_arrays(per_client)
-            yield Message(content, dst_node_id=node.id, message_type=query.kind), mine
+            yield Message(content, dst_node_id=node.id, message_type=query.kind), clients
 
 
 def descriptors_of(clients: Collection[int], encoder: ArrayRecord, dimension: int, question: QuerySpec) -> Query:

@@ -80,8 +80,8 @@ class RecordedStrategy(Strategy):
         return arrays
 
     def _save(self, arrays: ArrayRecord) -> None:
-        mine = {SERVER + key: value for key, value in self.inner.server_state().items()}
-        self.checkpoints.save(unpack_arrays(arrays) | mine, self.inner.progress)
+        server_state = {SERVER + key: value for key, value in self.inner.server_state().items()}
+        self.checkpoints.save(unpack_arrays(arrays) | server_state, self.inner.progress)
 
     def start(
         self,
@@ -114,7 +114,7 @@ class RecordedStrategy(Strategy):
             arrays = arrays if reduced is None else reduced
             self._drop_nodes()
             self._record_training(current, time.perf_counter() - began)
-            self._give_up_if_hopeless()
+            self._abort_if_failing()
             if self._is_checkpoint(current):
                 self._save(arrays)
                 # Nodes may delete older private state only once the server can no longer go back to it.
@@ -135,7 +135,7 @@ class RecordedStrategy(Strategy):
     def _refresh_nodes(self, current: int) -> None:
         """Update the setting to the nodes that are present now."""
         if self.roster:
-            self._use(self.roster.refresh(current))
+            self._set_federation(self.roster.refresh(current))
 
     def _drop_nodes(self) -> None:
         """Remove from the setting the nodes that are gone, and the nodes to blame for refused replies."""
@@ -144,10 +144,10 @@ class RecordedStrategy(Strategy):
             for node, refused in outcome.blamed.items():
                 for_good, is_failure = refused.is_harmful, refused.is_failure
                 self.roster.exclude(node, refused.reason, for_good=for_good, is_failure=is_failure)
-            self.roster.lose(outcome.away)
-            self._use(self.roster.federation)
+            self.roster.mark_away(outcome.away)
+            self._set_federation(self.roster.federation)
 
-    def _use(self, federation: Federation) -> None:
+    def _set_federation(self, federation: Federation) -> None:
         if federation.nodes != self.inner.context.federation.nodes:
             self.inner.context = replace(self.inner.context, federation=federation)
             if self.roster:
@@ -165,20 +165,20 @@ class RecordedStrategy(Strategy):
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
         return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
-    def _give_up_if_hopeless(self) -> None:
+    def _abort_if_failing(self) -> None:
         config, progress = self.inner.context.config, self.inner.progress
-        failed, asked = progress.failed_trainings, progress.trainings
+        failed, trainings = progress.failed_trainings, progress.trainings
         where = f"see {self.directory.path}/failures"
         example = next((f": {failure.reason}" for failure in self.inner.outcome.failures), "")
         if progress.failed_rounds >= config.max_failed_rounds:
             rounds = f"{progress.failed_rounds} rounds in a row"
             raise RunFailedError(f"no sampled client finished in {rounds}{example}; {where}")
-        if failed > config.failure_budget * asked:
+        if failed > config.failure_budget * trainings:
             raise RunFailedError(
-                f"{failed} of {asked} client trainings failed, more than failure-budget = {config.failure_budget:g} of "
-                f"them{example}; {where}"
+                f"{failed} of {trainings} client trainings failed, more than failure-budget = "
+                f"{config.failure_budget:g} of them{example}; {where}"
             )
-        if failed == asked and progress.round == config.num_rounds:
+        if failed == trainings and progress.round == config.num_rounds:
             raise RunFailedError(f"every client failed{example}; {where}")
 
     def _record_training(self, current: int, seconds: float) -> None:
@@ -189,7 +189,7 @@ class RecordedStrategy(Strategy):
         away = sorted([*outcome.absent, *lost])
         config = self.inner.context.config
         missed = away if config.fraction_train == 1 or current == config.num_rounds else lost
-        asked = len(outcome.results) + len(outcome.failures) + len(missed)
+        sampled = len(outcome.results) + len(outcome.failures) + len(missed)
         means = _means(outcome.results, drop="aggregate-")
         phase = self.inner.phase(current)
         record: Record = {
@@ -214,10 +214,10 @@ class RecordedStrategy(Strategy):
         accuracy = "no client finished" if mean is None else f"personalized accuracy {mean:.4f}"
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
-            f"{len(outcome.results)} of {asked} clients, {seconds:.1f} s{self._who()}"
+            f"{len(outcome.results)} of {sampled} clients, {seconds:.1f} s{self._nodes_text()}"
         )
 
-    def _who(self) -> str:
+    def _nodes_text(self) -> str:
         """Return the part of a round's line that lists a deployment's nodes; empty in a simulation."""
         if self.roster is None or self.roster.simulated:
             return ""
@@ -293,8 +293,8 @@ def _renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
 def _means(results: Sequence[ClientResult], drop: str = " ") -> dict[str, float]:
     """Return unweighted means over clients; times and counts are left out, since only their sums are meaningful."""
     names = sorted({name for result in results for name in result.metrics})
-    wanted = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
+    averaged = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
     return {
         name.replace("-", "_"): statistics.fmean(result.metrics[name] for result in results if name in result.metrics)
-        for name in wanted
+        for name in averaged
     }

@@ -31,7 +31,7 @@ MOST_METRICS = 100
 LARGEST_METRIC = 1e100
 """Largest magnitude of a metric, so that sums over all clients are finite; plus infinity is also allowed (a loss)."""
 
-TAKEN = frozenset({"kind", "round", "phase", "client", "clients", "failed", "away", "num-examples"})
+RESERVED_NAMES = frozenset({"kind", "round", "phase", "client", "clients", "failed", "away", "num-examples"})
 """Names that metrics cannot have, as the lines of metrics.jsonl use them."""
 
 
@@ -70,20 +70,20 @@ class TrainingReply:
             total.add(self.arrays, self.num_examples)
 
 
-def read_report(content: RecordDict, asked: Sequence[int]) -> Report:
+def read_report(content: RecordDict, requested: Sequence[int]) -> Report:
     """Parse and validate the report in a reply.
 
     Args:
         content: The reply's content.
-        asked: Ids of the clients that the message was about, ascending.
+        requested: Ids of the clients that the message was about, ascending.
 
     Raises:
         ValueError: If there is no valid report, or it is about other clients.
     """
     report = Report.from_record(record_of(content, CLIENTS, ConfigRecord))
-    told = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
-    if told != list(asked):
-        raise ValueError(f"the reply is about the clients {told}, but the message was about {list(asked)}")
+    reported = sorted([result.client for result in report.results] + [failure.client for failure in report.failures])
+    if reported != list(requested):
+        raise ValueError(f"the reply is about the clients {reported}, but the message was about {list(requested)}")
     _check_metrics(report)
     return report
 
@@ -97,8 +97,8 @@ def _check_metrics(report: Report) -> None:
     found = {name: value for result in report.results for name, value in result.metrics.items()}
     if len(found) > MOST_METRICS:
         raise ValueError(f"the reply has {len(found)} metrics, more than {MOST_METRICS}")
-    if strange := [name for name in found if name in TAKEN or not re.fullmatch("[a-z][a-z0-9-]{0,99}", name)]:
-        raise ValueError(f"a metric cannot have the name {strange[0]!r}")
+    if bad := [name for name in found if name in RESERVED_NAMES or not re.fullmatch("[a-z][a-z0-9-]{0,99}", name)]:
+        raise ValueError(f"a metric cannot have the name {bad[0]!r}")
     for result in report.results:
         for name, value in result.metrics.items():
             if not (abs(value) <= LARGEST_METRIC or value == math.inf):
@@ -106,26 +106,26 @@ def _check_metrics(report: Report) -> None:
 
 
 def read_training(
-    content: RecordDict, asked: Sequence[int], shared: SharedArrays, per_client: Mapping[int, SharedArrays]
+    content: RecordDict, requested: Sequence[int], shared: SharedArrays, per_client: Mapping[int, SharedArrays]
 ) -> TrainingReply:
     """Parse and validate a reply to a TRAIN message.
 
     Args:
         content: The reply's content.
-        asked: Ids of the clients that the message was about, ascending.
+        requested: Ids of the clients that the message was about, ascending.
         shared: The arrays that all clients received; a client's arrays must have their names, shapes and types.
         per_client: The arrays that each client received alone, likewise; empty if no group is per client.
 
     Raises:
         ValueError: If anything is missing, has a wrong name, shape or type, or is not finite.
     """
-    report = read_report(content, asked)
+    report = read_report(content, requested)
     clients = sorted(result.client for result in report.results)
     num_examples = sum(result.num_examples for result in report.results)
     weights = weights_record(num_examples, len(clients))
     # The weights follow from the report: a node cannot choose its weight in the mean separately.
-    if (got := dict(record_of(content, WEIGHTS, MetricRecord))) != dict(weights):
-        raise ValueError(f"the weights {got} must be {dict(weights)}")
+    if (received := dict(record_of(content, WEIGHTS, MetricRecord))) != dict(weights):
+        raise ValueError(f"the weights {received} must be {dict(weights)}")
     arrays = _unpack(record_of(content, ARRAYS, ArrayRecord))
     if not clients:
         return TrainingReply(report=report, arrays={})
@@ -176,19 +176,19 @@ def _is_within(flat: NDArray[Any], limit: float) -> bool:
 
 
 def read_answers(
-    content: RecordDict, asked: Sequence[int], expected: Mapping[int, SharedArrays]
+    content: RecordDict, requested: Sequence[int], expected: Mapping[int, SharedArrays]
 ) -> tuple[Report, Mapping[int, SharedArrays]]:
     """Parse and validate a reply to a query: the report, and each client's arrays.
 
     Args:
         content: The reply's content.
-        asked: Ids of the clients that the query was about, ascending.
+        requested: Ids of the clients that the query was about, ascending.
         expected: Names, shapes and types of each client's arrays; empty if answers hold no arrays.
 
     Raises:
         ValueError: If anything is missing, has a wrong name, shape or type, or is not finite.
     """
-    report = read_report(content, asked)
+    report = read_report(content, requested)
     clients = sorted(result.client for result in report.results)
     return report, _read_per_client(content, clients, expected) if clients and expected else {}
 

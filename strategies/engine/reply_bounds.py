@@ -87,15 +87,15 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
         ValueError: If a number is impossible; the message names the client.
     """
     for result in report.results:
-        who = f"client {result.client}"
-        told = num_examples.get(result.client)
-        if told is not None and result.num_examples != told:
-            raise ValueError(f"{who} reports {result.num_examples} training samples but announced {told}")
+        client = f"client {result.client}"
+        announced = num_examples.get(result.client)
+        if announced is not None and result.num_examples != announced:
+            raise ValueError(f"{client} reports {result.num_examples} training samples but announced {announced}")
         if required and required not in result.metrics:
-            raise ValueError(f"{who} reports no {required}, or one that is not a number")
+            raise ValueError(f"{client} reports no {required}, or one that is not a number")
         for name, value in result.metrics.items():
             if name.endswith("accuracy") and not 0 <= value <= 1:
-                raise ValueError(f"the {name} of {who} must be between 0 and 1, got {value:g}")
+                raise ValueError(f"the {name} of {client} must be between 0 and 1, got {value:g}")
 
 
 def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict[str, float]:
@@ -121,10 +121,12 @@ def _with_outliers(reply: TrainingReply) -> SharedArrays:
     return arrays
 
 
-def _changes(got: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None) -> dict[str, float]:
+def _changes(
+    received: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """Return the norm of each group's change: of the arrays, divided by `divisors`, minus those that were sent."""
     squares: dict[str, float] = {}
-    for key, value in got.items():
+    for key, value in received.items():
         square = _squared_change(value, sent[key], divisors[key] if divisors else 1.0)
         squares[group_of(key)] = squares.get(group_of(key), 0.0) + square
     return {group: math.sqrt(square) for group, square in squares.items()}
@@ -142,15 +144,15 @@ def _measures_of(sent: SharedArrays) -> dict[str, float]:
     return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
 
 
-def _squared_change(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
-    """Return the squared norm of `got / divisor - sent`, block by block and so without copies of the arrays.
+def _squared_change(received: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
+    """Return the squared norm of `received / divisor - sent`, block by block and so without copies of the arrays.
 
     Each block is summed in the precision of the array that was sent, which is three times as fast as float64; a block
     that overflows is summed again in float64.
     """
     change, dtype = 0.0, np.result_type(sent, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for (_, new), (_, old) in zip(blocks(got), blocks(sent), strict=True):
+        for (_, new), (_, old) in zip(blocks(received), blocks(sent), strict=True):
             square = _dot_of_change(new.astype(dtype, copy=False), old, dtype.type(divisor))
             if not math.isfinite(square):
                 square = _dot_of_change(new.astype(np.float64), old, np.float64(divisor))
@@ -159,6 +161,6 @@ def _squared_change(got: NDArray[Any], sent: NDArray[Any], divisor: float) -> fl
 
 
 def _dot_of_change(new: NDArray[Any], old: NDArray[Any], divisor: np.floating[Any]) -> float:
-    moved = new / divisor
-    moved -= old
-    return float(np.dot(moved, moved))
+    change = new / divisor
+    change -= old
+    return float(np.dot(change, change))

@@ -94,7 +94,7 @@ class Outcome:
     @property
     def num_failures(self) -> int:
         """Number of clients that failed, without the clients of nodes that are to blame."""
-        refused = {client for each in self.blamed.values() for client in each.clients}
+        refused = {client for refusal in self.blamed.values() for client in refusal.clients}
         return sum(failure.client not in refused for failure in self.failures)
 
     def fail(self, clients: Sequence[int], reason: str) -> None:
@@ -113,6 +113,6 @@ class Outcome:
             is_failure=before.is_failure and refused.is_failure,
         )
 
-    def leave(self, node: int, clients: Sequence[int]) -> None:
+    def add_away(self, node: int, clients: Sequence[int]) -> None:
         """Record that a node is gone, with all clients of its message."""
         self.away.setdefault(node, []).extend(clients)

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import Failure
-from hyperfl_flwr.protocol.queries import ASSESS, CORRECT, DESCRIPTOR, TOGETHER, QuerySpec
+from hyperfl_flwr.protocol.queries import ASSESS, CORRECT, DESCRIPTOR, ENSEMBLE, QuerySpec
 from hyperfl_flwr.runs.novel_results import NovelRecord, described
 from hyperfl_flwr.runs.run_directory import RunDirectory
 from strategies.engine.base import BaseStrategy
@@ -65,12 +65,12 @@ class _Counts:
 
     Attributes:
         correct: Correct predictions of each model, M numbers.
-        together: Correct predictions of the mean of the models' logits.
+        ensemble: Correct predictions of the mean of the models' logits.
         total: Number of test samples n.
     """
 
     correct: list[int]
-    together: int
+    ensemble: int
     total: int
 
 
@@ -98,11 +98,11 @@ class _Assessment:
                     question = QuerySpec(
                         corruption=corruption, samples=amount, epsilon=epsilon, delta=self._config.novel.delta
                     )
-                    self.records += self._of_descriptors(question)
+                    self.records += self._records_of_descriptors(question)
         else:
-            self.records += self._of_models(corruption)
+            self.records += self._records_of_server_models(corruption)
 
-    def _of_models(self, corruption: str) -> Iterator[NovelRecord]:
+    def _records_of_server_models(self, corruption: str) -> Iterator[NovelRecord]:
         """Yield the records of the ways that choose among the server's models."""
         models = self._strategy.models(unpack_arrays(self._arrays))
         number = len(next(iter(models.values())))  # models are stacked along the first dimension
@@ -126,7 +126,7 @@ class _Assessment:
                 elif distances.between.get(client):
                     yield _nearest(client, corruption, found, size, distances)
 
-    def _of_descriptors(self, question: QuerySpec) -> Iterator[NovelRecord]:
+    def _records_of_descriptors(self, question: QuerySpec) -> Iterator[NovelRecord]:
         """Yield the records of models that are generated from descriptors."""
         dimension = self._strategy.descriptor_dimension
         query = descriptors_of(self._novel, self._arrays, dimension, question)
@@ -167,9 +167,9 @@ class _Assessment:
         """Return the counts by client; clients with impossible counts are added to the failures."""
         counts = {}
         for client, arrays in sorted(answers.arrays.items()):
-            total, correct, (together,) = answers.num_examples[client], arrays[CORRECT].tolist(), arrays[TOGETHER]
-            if all(0 <= count <= total for count in (*correct, together)):
-                counts[client] = _Counts(correct=correct, together=int(together), total=total)
+            total, correct, (ensemble,) = answers.num_examples[client], arrays[CORRECT].tolist(), arrays[ENSEMBLE]
+            if all(0 <= count <= total for count in (*correct, ensemble)):
+                counts[client] = _Counts(correct=correct, ensemble=int(ensemble), total=total)
             else:
                 reason = f"numbers of correct predictions must be between 0 and {total}"
                 self.failures.append(Failure(client=client, reason=reason))
@@ -178,13 +178,13 @@ class _Assessment:
 
 def _expected(number: int) -> SharedArrays:
     """Return the expected layout of a client's counts for a number of models."""
-    return {CORRECT: np.zeros(number, np.int64), TOGETHER: np.zeros(1, np.int64)}
+    return {CORRECT: np.zeros(number, np.int64), ENSEMBLE: np.zeros(1, np.int64)}
 
 
 def _chosen(way: str, client: int, corruption: str, found: _Counts, size: int) -> NovelRecord:
     """Return the record of a way that does not use the client's samples; `size` is a model's size in bytes."""
     number = len(found.correct)
-    correct = {"global": found.correct[0], "sampled": sum(found.correct) / number, "ensemble": found.together}[way]
+    correct = {"global": found.correct[0], "sampled": sum(found.correct) / number, "ensemble": found.ensemble}[way]
     sent = number if way == "ensemble" else 1
     return NovelRecord(
         way=way,

@@ -84,8 +84,8 @@ class _Pairs:
         self.training = list(range(config.num_clients))
         features = math.prod(context.federation.input_shape)
         self.weights = np.zeros((len(self.novel), len(self.training), features + 1), np.float32)
-        nothing = dict.fromkeys(self.novel, 0)
-        self._found = Distances(bytes_down=dict(nothing), bytes_up=dict(nothing), bytes_of_others=dict(nothing))
+        zeros = dict.fromkeys(self.novel, 0)
+        self._found = Distances(bytes_down=dict(zeros), bytes_up=dict(zeros), bytes_of_others=dict(zeros))
 
     def ask(self, kind: str) -> tuple[Mapping[int, SharedArrays], Mapping[int, SharedArrays]]:
         """Query both clients of every pair, drop the clients that fail, and return the others' answers.
@@ -97,19 +97,19 @@ class _Pairs:
             Answers of novel clients and of training clients, by client; rows are in the order of the pairs kept.
         """
         per_client = {client: {CLASSIFIERS: self.weights[row]} for row, client in enumerate(self.novel)}
-        theirs = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
-        novel = self._asked(kind, per_client, self._corruption)
-        training = self._asked(kind, theirs, "none")  # only novel clients' samples are corrupted
+        per_training_client = {client: {CLASSIFIERS: self.weights[:, row]} for row, client in enumerate(self.training)}
+        novel = self._query(kind, per_client, self._corruption)
+        training = self._query(kind, per_training_client, "none")  # only novel clients' samples are corrupted
         self._count(per_client, novel, training)
         rows = [row for row, client in enumerate(self.novel) if client in novel]
         columns = [row for row, client in enumerate(self.training) if client in training]
-        kept: dict[int, Any] = {client: _only(novel[client], columns) for client in novel}
-        others: dict[int, Any] = {client: _only(training[client], rows) for client in training}
+        kept: dict[int, Any] = {client: _select_rows(novel[client], columns) for client in novel}
+        others: dict[int, Any] = {client: _select_rows(training[client], rows) for client in training}
         self.weights = self.weights[np.ix_(rows, columns)]
         self.novel, self.training = sorted(novel), sorted(training)
         return kept, others
 
-    def _asked(self, kind: str, per_client: Mapping[int, SharedArrays], corruption: str) -> Mapping[int, SharedArrays]:
+    def _query(self, kind: str, per_client: Mapping[int, SharedArrays], corruption: str) -> Mapping[int, SharedArrays]:
         if not per_client or not next(iter(per_client.values()))[CLASSIFIERS].size:
             return {}
         expected = (
@@ -176,7 +176,7 @@ class _Pairs:
         return self._found
 
 
-def _only(arrays: SharedArrays, rows: Sequence[int]) -> SharedArrays:
+def _select_rows(arrays: SharedArrays, rows: Sequence[int]) -> SharedArrays:
     return {key: value[rows] for key, value in arrays.items()}
 
 

@@ -17,7 +17,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.base import build_structure
 from hyperfl_flwr.attacks.dual_difference import read_change
 from hyperfl_flwr.attacks.registry import attacks_on
-from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks, make_target, passes
+from hyperfl_flwr.audit.audit import Options, audit, chosen_attacks, local_epochs_setting, make_target
 from hyperfl_flwr.audit.history import ObservationHistory, attacked_round, require_history
 from hyperfl_flwr.audit.record_round import AttackedRound, record_round, recorded_round
 from hyperfl_flwr.cli.main import cli
@@ -68,7 +68,7 @@ def test_images_are_found_in_later_rounds_too(federate: Federate, tmp_path: Path
     run = federate("priv-hfl", **ALL, **ALONE, **{"learning-rate": 0.05})
     options = Options(attacks=["dual-difference"], num_images=3, iterations=200, total_variation=1e-4)
     base = settings_of(run) | {"batch-size": 1, "local-epochs": 1}
-    target = make_target(base | passes(base, options), options, run)
+    target = make_target(base | local_epochs_setting(base, options), options, run)
     assert (attacked_round(target), target.num_steps) == (3, 1)
     assert dual_rule(target.config.section(PrivHFLConfig)) == dual_rule(
         resolved(RunConfig.from_flat(settings_of(run))).priv_hfl

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.models import resnet18
 
-from experiments.collect import Collected, Entry, showing
+from experiments.collect import Collected, Entry, with_metric
 from experiments.dual.cost import Cost, computed_cost
 from experiments.runner import StudyManifest
 from experiments.study import load_study
@@ -49,7 +49,7 @@ def test_the_studys_numbers_are_the_computed_ones():
 
 def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
     """Two vectors of 4 pairs with 22,602 numbers of four bytes; whole numbers keep all digits."""
-    study = showing(load_study("dual-cost"), "server_state_bytes")
+    study = with_metric(load_study("dual-cost"), "server_state_bytes")
     assert study.paper["chain", "digits-5"].value == 2 * 4 * 22_602 * 4 == 723_264
     entries = {
         (row.name, column.name): Entry(
@@ -61,7 +61,7 @@ def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
         for column in study.columns
     }
     begun = StudyManifest(study=study.name, quick=False, changes={})
-    collected = Collected(study=study, begun=begun, entries=entries, commits=["abc"], rounds=[2])
+    collected = Collected(study=study, study_manifest=begun, entries=entries, commits=["abc"], rounds=[2])
     page = markdown(collected)
     assert "server_state_bytes in bytes" in page
     assert "after the slash the computed number (computed, experiments/dual/cost.py)" in page
@@ -69,7 +69,7 @@ def test_tables_hold_computed_numbers_of_the_metric_that_is_shown():
     assert "| PRIV-HFL as printed | cannot be run: not offered / 1,446,528 |" in page
     assert "723,264 (1) / 723,264" in latex(collected)
     assert ",17699555808," in comma_separated(collected)
-    assert showing(load_study("audit-table-3"), "recovered").paper == {}
+    assert with_metric(load_study("audit-table-3"), "recovered").paper == {}
 
 
 def test_the_papers_example():

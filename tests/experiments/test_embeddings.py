@@ -9,7 +9,7 @@ from federations import last_checkpoint
 
 from experiments.figures.curves import draw
 from experiments.figures.embeddings import groups_of, read_embeddings, separation
-from experiments.runner import StudyManifest, begin, run_cells
+from experiments.runner import StudyManifest, open_study_folder, run_cells
 from experiments.study import load_study
 from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.storage import read_arrays
@@ -77,7 +77,7 @@ def test_rows_without_embeddings_are_left_out(tmp_path):
     begun = StudyManifest(study="ablation", quick=True, changes=changes)
     both = study.cells(quick=True, rows=["fedavg", "hyperfl"], changes=changes)
     folder, fedavg = tmp_path / "both", tmp_path / "fedavg"
-    begin(folder, begun)
+    open_study_folder(folder, begun)
     run_cells(study, both, folder, 1, lambda cell, problem: None, quick=True)
     shutil.copytree(folder, fedavg, ignore=shutil.ignore_patterns("hyperfl"))
     with pytest.raises(RunDirectoryError, match=r"no finished cell in .* private embeddings"):

@@ -11,7 +11,7 @@ import hyperfl_flwr.app.server
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.launch.follow import RunCallbacks
-from hyperfl_flwr.launch.tensorboard import FOLDER, EventFiles, write_event_files, written_along
+from hyperfl_flwr.launch.tensorboard import FOLDER, EventFiles, write_during_run, write_event_files
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError)
@@ -86,7 +86,7 @@ def test_files_grow_with_the_run(federate: Federate) -> None:
     """After each round the files are up to date, and the wrapped observer is still called."""
     heard: list[int] = []
     run = federate("local", num_clients=2)
-    with written_along(run, RunCallbacks(on_round=lambda finished, *_: heard.append(finished))) as observer:
+    with write_during_run(run, RunCallbacks(on_round=lambda finished, *_: heard.append(finished))) as observer:
         observer.on_round(2, 2, 0.5)
         assert [step for step, _ in curves(run / FOLDER)["accuracy/personalized"]] == [1, 2]
     assert heard == [2]

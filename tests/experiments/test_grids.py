@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.collect import collect
-from experiments.runner import StudyManifest, begin, run_cells
+from experiments.runner import StudyManifest, open_study_folder, run_cells
 from experiments.study import load_study
 from experiments.tables import latex, markdown
 from hyperfl_flwr.core.errors import RunFailedError
@@ -37,7 +37,7 @@ def test_a_row_may_change_in_one_column_only():
 def test_the_best_of_a_grid_is_in_bold_and_what_failed_says_so(tmp_path):
     """One of two rates diverges; numbers are of validation data, a fifth of 60 samples, 12 per client."""
     study, begun = load_study("tuning"), StudyManifest(study="tuning", quick=True, changes={})
-    begin(tmp_path, begun)
+    open_study_folder(tmp_path, begun)
     cells = study.cells(quick=True, rows=["fedrep@0.01", "fedrep@0.3"])
     wild = cells[1].config.model_copy(update={"learning_rate": 1e30, "local_epochs": 3})
     with pytest.raises(RunFailedError, match="1 of 2 cells failed"):

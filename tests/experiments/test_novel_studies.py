@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.collect import collect, showing
+from experiments.collect import collect, with_metric
 from experiments.figures.curves import draw
-from experiments.figures.novel import curves, divergence_points, fifths, nearest_divergence
-from experiments.runner import StudyManifest, begin, differences
+from experiments.figures.novel import curves, divergence_points, nearest_divergence, quintiles
+from experiments.runner import StudyManifest, differences, open_study_folder
 from experiments.study import load_study
 from experiments.study_axes import read_lines, with_grid
 from experiments.tables import comma_separated, latex, markdown
@@ -53,7 +53,7 @@ def corrupted(tmp_path):
     """Return the study of Table 3 in its quick form and a folder with its three runs."""
     study, begun = load_study("it-pfl-table-3"), StudyManifest(study="it-pfl-table-3", quick=True, changes={})
     folder = tmp_path / "study"
-    begin(folder, begun)
+    open_study_folder(folder, begun)
     cells = study.cells(quick=True)
     assert [str(cell) for cell in cells] == [f"{row}, clean, seed 0" for row in WAYS]  # no cell twice
     for cell in cells:
@@ -110,11 +110,11 @@ def test_several_seeds_have_a_deviation_in_the_place_of_the_error(corrupted):
 def test_another_number_is_shown_by_the_way_of_each_row(corrupted):
     """`{way}` is replaced by each row's way; a number that no run has is refused."""
     study, begun, folder = corrupted
-    collected = collect(showing(study, "novel_{way}_blur"), begun, folder)
+    collected = collect(with_metric(study, "novel_{way}_blur"), begun, folder)
     for row, way in (("pfedhn", "sampled"), ("pfedhn-nearest", "nearest")):
         assert collected.entries[row, "clean"].values == [pytest.approx(50 * sum(ACCURACIES[way, "blur"]))]
     with pytest.raises(RunDirectoryError, match="the run of fedavg, clean has no nonsense"):
-        collect(showing(study, "nonsense"), begun, folder)
+        collect(with_metric(study, "nonsense"), begun, folder)
 
 
 def test_a_row_that_shows_anothers_runs_selects_them():
@@ -159,11 +159,11 @@ def test_divergence_against_scipy_and_by_hand():
 def test_fifths_hold_all_points_in_order():
     """Eleven points form groups of 2, 2, 3, 2 and 2; with fewer points than groups some stay empty."""
     points = [(float(x), x / 16) for x in range(11)]
-    found = fifths(points[::-1])
+    found = quintiles(points[::-1])
     assert [x for x, _ in found] == [0.5, 2.5, 5, 7.5, 9.5]
     assert [level.mean for _, level in found] == [x / 16 for x, _ in found]
     assert found[2][1].sem == pytest.approx(1 / 16 / math.sqrt(3))
-    assert [(x, level.mean, level.sem) for x, level in fifths([(1.0, 0.5)])] == [(1.0, 0.5, None)]
+    assert [(x, level.mean, level.sem) for x, level in quintiles([(1.0, 0.5)])] == [(1.0, 0.5, None)]
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def far(tmp_path):
     """Return Figure 3's quick form: novel client 4 has a training client's labels, client 5 has other ones."""
     study, begun = load_study("it-pfl-figure-3"), StudyManifest(study="it-pfl-figure-3", quick=True, changes={})
     folder = tmp_path / "study"
-    begin(folder, begun)
+    open_study_folder(folder, begun)
     counts = [[8, 0], [7, 1], [6, 2], [8, 0], [7, 1], [0, 8]]
     for place, cell in enumerate(study.cells(quick=True)):
         records = [record(WAYS[cell.row][0], 4, 0.75), record(WAYS[cell.row][0], 5, 0.5 - 0.125 * place)]
@@ -202,7 +202,7 @@ def test_points_of_figure_3(far):
 def test_curves_of_figure_4(tmp_path):
     """Levels are grouped by samples and epsilon; 30 and 31 samples are both shown as 30 (half to even)."""
     study, begun = load_study("it-pfl-figure-4"), StudyManifest(study="it-pfl-figure-4", quick=True, changes={})
-    begin(tmp_path / "study", begun)
+    open_study_folder(tmp_path / "study", begun)
     (cell,) = study.cells(quick=True)
     path: Path = cell.folder(tmp_path / "study")
     records = [

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from experiments.attack_cell import PREFIX
 from experiments.collect import collect
 from experiments.figures.curves import draw
-from experiments.runner import StudyManifest, begin, is_finished, run_cells, seeds_in
+from experiments.runner import StudyManifest, is_finished, open_study_folder, run_cells, seeds_in
 from experiments.study import FOLDER, load_study, study_names
 from experiments.tables import comma_separated, latex, markdown, write_tables
 from hyperfl_flwr.cli.main import cli
@@ -74,7 +74,10 @@ def test_every_number_of_a_paper_has_its_place_and_its_source(name):
     for (row, column), expected in study.paper.items():
         assert row in rows
         assert column in columns
-        assert "Table" in expected.source or (study.beside, expected.source[:8]) == ("the computed number", "computed")
+        assert "Table" in expected.source or (study.reference, expected.source[:8]) == (
+            "the computed number",
+            "computed",
+        )
         assert expected.value > 0
 
 
@@ -129,14 +132,16 @@ def test_columns_beside_the_papers_say_what_they_are():
 
 def test_a_folder_belongs_to_one_study(tmp_path):
     """It may be continued with the same or other machine settings; other changes are refused."""
-    begin(tmp_path / "a", QUICK)
-    begin(tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"}))
+    open_study_folder(tmp_path / "a", QUICK)
+    open_study_folder(
+        tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"data-root": "/data", "device": "cpu"})
+    )
     with pytest.raises(RunDirectoryError, match="was created with"):
-        begin(tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"num-rounds": 3}))
+        open_study_folder(tmp_path / "a", StudyManifest(study="table-1", quick=True, changes={"num-rounds": 3}))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
     with pytest.raises(RunDirectoryError, match="is neither empty nor a study's folder"):
-        begin(tmp_path / "b", QUICK)
+        open_study_folder(tmp_path / "b", QUICK)
     for command in ("table", "figure"):
         result = CliRunner().invoke(cli, [command, "table-1", "--output", str(tmp_path / "b")])
         assert isinstance(result.exception, RunDirectoryError)
@@ -148,7 +153,7 @@ def finished(quick_study, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "table-1"
     others = [row.name for row in load_study("table-1").rows if row.name not in ROWS]
     shutil.copytree(quick_study("table-1"), folder, ignore=shutil.ignore_patterns(*others, "table.*", "*.png"))
-    begin(folder, QUICK)
+    open_study_folder(folder, QUICK)
     study, told = load_study("table-1"), []
     cells = study.cells(quick=True, rows=ROWS, seeds=2)
     run_cells(study, cells, folder, 2, lambda cell, problem: told.append((str(cell), problem)))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from experiments.runner import StudyManifest, begin, differences, is_finished, run_cells
+from experiments.runner import StudyManifest, differences, is_finished, open_study_folder, run_cells
 from experiments.study import Cell, load_study
 from hyperfl_flwr.core.errors import RunDirectoryError, RunFailedError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots, usable_cores
@@ -21,7 +21,7 @@ def test_a_cell_that_waits_for_a_core_says_so(tmp_path):
     """All cores are held until the cell reports that it waits; then it runs to its end."""
     study, notes = load_study("table-1"), []
     cells = study.cells(quick=True, rows=["local"])
-    begin(tmp_path / "study", QUICK)
+    open_study_folder(tmp_path / "study", QUICK)
     with CoreSlots() as slots:
         slots.acquire(len(usable_cores()))
 
@@ -42,7 +42,7 @@ def test_a_cell_does_not_run_a_package_of_the_working_directory(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     study = load_study("table-1")
     cells = study.cells(quick=True, rows=["local"])
-    begin(tmp_path / "study", QUICK)
+    open_study_folder(tmp_path / "study", QUICK)
     run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: None, quick=True)
     assert is_finished(cells[0], tmp_path / "study")
     assert not (tmp_path / "mark").exists()
@@ -72,7 +72,7 @@ def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("MARK", str(tmp_path / "mark"))
     study, told = load_study("table-1"), []
     cells = study.cells(quick=True, rows=["fedavg", "local"])
-    begin(tmp_path / "study", QUICK)
+    open_study_folder(tmp_path / "study", QUICK)
     with pytest.raises(RunFailedError, match=r"1 of 2 cells failed(.|\n)*exit status -9: out of memory"):
         run_cells(study, cells, tmp_path / "study", 1, lambda cell, problem: told.append(bool(problem)))
     assert told == [True, False]
@@ -119,7 +119,7 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
         row=bad.row, column=bad.column, seed=0, config=bad.config.model_copy(update={"dataset": "npz:/nowhere.npz"})
     )
     folder, told = tmp_path / "study", []
-    begin(folder, QUICK)
+    open_study_folder(folder, QUICK)
 
     def on_finished(cell, problem):
         told.append((cell.row, bool(problem)))

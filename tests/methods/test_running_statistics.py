@@ -62,7 +62,7 @@ def test_fedavg_averages_them(federate: Federate) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if client_of(name).generated])
+@pytest.mark.parametrize("method", [name for name in METHODS if client_of(name).is_generated])
 def test_no_hypernetwork_generates_them(method: str, federate: Federate) -> None:
     """The error says what the target has and which targets fit."""
     with pytest.raises(ConfigError, match=r"running statistics.*take cnn, lenet, mlp or mlp-500"):

@@ -31,7 +31,7 @@ def test_a_row_names_the_shared_groups(method: str) -> None:
     assert sorted([*named, *(set(NO_PARAMETERS) & set(client.shared))]) == sorted(client.shared)
     for upload in row.uploads:
         if upload.part in client.shared:
-            assert upload.own_start == (client.shared[upload.part] == Reduction.PER_CLIENT)
+            assert upload.separate_start == (client.shared[upload.part] == Reduction.PER_CLIENT)
 
 
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.uploads])
@@ -39,7 +39,7 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
     """Parameters are close to those received, changes are small, and nothing else is sent."""
     run: Path = federate(method, num_rounds=2, num_clients=2, **{"audit.clients": "0", "audit.rounds": "1"})
     config = RunConfig.from_flat(settings_of(run))
-    sent = {upload.part: upload for upload in METHODS[method].sent(config, 1)}
+    sent = {upload.part: upload for upload in METHODS[method].active_uploads(config, 1)}
     seen = load_observation(observation_path(run, 1, 0))
     assert {group_of(key) for key in seen.reply} - set(NO_PARAMETERS) <= {
         group for part in sent for group in GROUPS.get(part, (part,))

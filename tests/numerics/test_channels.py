@@ -146,7 +146,7 @@ def test_images_are_found_in_the_sum():
     mean_image = digits(200, side=12, first=1000)[0].mean(dim=0).numpy()
     comparisons = {}
     for name in ("channels-known", "channels-ica"):
-        settings = AttackSettings(optimisation=QUICK, hidden=crowd.hidden if ATTACKS[name].told_hidden else None)
+        settings = AttackSettings(optimisation=QUICK, hidden=crowd.hidden if ATTACKS[name].gets_hidden else None)
         results = ATTACKS[name].run([crowd.sum], crowd.knowledge, settings)
         assert [result.images.shape for result in results] == [(1, 1, 12, 12)] * 5
         found = np.concatenate([result.images for result in results])

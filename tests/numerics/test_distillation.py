@@ -10,7 +10,7 @@ from torch.nn import functional
 from clients.priv_hfl import PrivHFLClient
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.models.initialisation import initial_state, ordinary_parameters
-from hyperfl_flwr.models.layers.batchnorm import statistics_kept
+from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.training.distillation import PseudoData, label_probabilities
 
@@ -133,7 +133,7 @@ def test_running_statistics_are_those_of_private_data():
     model.load_state_dict(initial_state(model, torch.Generator().manual_seed(0)), assign=True)
     images = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with statistics_kept(model):
+    with preserve_running_statistics(model):
         within = model(images)
     assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
     assert torch.equal(within, model(images))

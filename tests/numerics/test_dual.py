@@ -53,11 +53,11 @@ class Disturbed(ToyFederation):
         self.naive[client] += 2 * self.rule.step * residual  # mu_i moves in the client's own rounds only
         return torch.from_numpy(self.naive[client])
 
-    def lose(self, client, theta, kept):
+    def restore(self, client, theta, kept):
         if self.fault == "unacknowledged":
             self.last[client] = self.rounds + 1
         else:
-            super().lose(client, theta, kept)
+            super().restore(client, theta, kept)
 
 
 @pytest.mark.parametrize("problem", [LeastSquares.random(), Logistic()], ids=["least squares", "logistic"])
@@ -206,10 +206,10 @@ def test_a_late_client_and_one_that_leaves(realisation, leaver):
     for number in range(100):
         federation.round([i for i in range(NUM_CLIENTS) if i != 1 or number >= 40])
     if realisation == "chain":
-        federation.server.leave(leaver)
+        federation.server.remove_client(leaver)
     else:
         gone = federation.clients.pop(leaver)
-        federation.server.leave(gone.change, gone.total, NUM_CLIENTS)
+        federation.server.remove_client(gone.change, gone.total, NUM_CLIENTS)
     stay = [i for i in range(NUM_CLIENTS) if i != leaver]
     problem.hessians, problem.slopes = ([kept[i] for i in stay] for kept in (problem.hessians, problem.slopes))
     federation.theta, federation.num_clients = federation.theta[stay], NUM_CLIENTS - 1

@@ -232,8 +232,8 @@ def test_results_do_not_depend_on_the_batching():
     clients, _, _ = clients_of(MAKERS["fedavg"], 3, 1, 8)
     few = replace(QUICK, iterations=3, signed=False, learning_rate=0.1)
     seen = []
-    together = attack("ig", clients, few, at_once=3)
-    alone = attack("ig", clients, few, at_once=1, progress=lambda done, total: seen.append((done, total)))
+    together = attack("ig", clients, few, clients_per_batch=3)
+    alone = attack("ig", clients, few, clients_per_batch=1, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(3, 9), (6, 9), (9, 9)]
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.images, other.images, atol=1e-4)

@@ -130,7 +130,7 @@ def test_test_data_follow_the_training_proportions(labels, seed, num_clients, sa
     train = partitions.dirichlet_per_label(labels, generator(seed), num_clients=num_clients, alpha=0.5, min_samples=1)
     counts = class_counts(train, labels, num_classes)
     pool = generator(seed).permutation(np.repeat(np.arange(num_classes), 30))
-    test = partitions.follow(counts, pool, generator(seed), samples=samples)
+    test = partitions.match_class_shares(counts, pool, generator(seed), samples=samples)
     shares = counts / counts.sum(axis=1, keepdims=True)
     sizes = np.array([len(mine) for mine in test])
     assert (np.abs(class_counts(test, pool, num_classes) - shares * sizes[:, None]) < 1).all()
@@ -183,7 +183,7 @@ def test_reuse_of_the_paper_100_clients_300_test_samples():
     labels = np.repeat(np.arange(10), 1000)
     train = np.array([[172 if label in (client % 5 * 2, (client % 5 * 2 + 1), (client % 5 * 2 + 2) % 10) else 12
                        for label in range(10)] for client in range(100)])  # fmt: skip
-    indices = partitions.follow(train, labels, generator(0), samples=300)
+    indices = partitions.match_class_shares(train, labels, generator(0), samples=300)
     report = reuse_report(indices, labels, 10)
     assert report["per_class"]["draws"] == [3800, 2200] * 5
     assert report["per_class"]["available"] == [1000] * 10
@@ -263,10 +263,10 @@ def test_a_class_without_samples_is_left_out():
     indices = partitions.similarity(labels, generator(0), num_classes=3, num_clients=3, iid_fraction=0.2, samples=10)
     assert (class_counts(indices, labels, 3).sum(axis=0)[[1]] == 0).all()
     assert [len(mine) for mine in indices] == [10] * 3
-    test = partitions.follow(np.array([[5, 5, 0]]), labels, generator(0), samples=4)
+    test = partitions.match_class_shares(np.array([[5, 5, 0]]), labels, generator(0), samples=4)
     assert class_counts(test, labels, 3).tolist() == [[4, 0, 0]]
     with pytest.raises(DataError, match=r"none of the classes \[1\] of client 0"):
-        partitions.follow(np.array([[0, 5, 0]]), labels, generator(0), samples=4)
+        partitions.match_class_shares(np.array([[0, 5, 0]]), labels, generator(0), samples=4)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.dataset import Dataset
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
+from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat
 from hyperfl_flwr.data.sources import image_folder
 
 DIGITS = load_dataset("digits")
@@ -45,8 +45,8 @@ def save(path: Path, mode: str = "L", size: tuple[int, int] = (8, 8), value: int
     return path
 
 
-def read(path: Path, reading: Reading = AS_IT_IS) -> Dataset:
-    return load_dataset(f"folder:{path}", None, reading)
+def read(path: Path, sample_format: SampleFormat = UNCHANGED) -> Dataset:
+    return load_dataset(f"folder:{path}", None, sample_format)
 
 
 def test_a_quarter_of_each_class_becomes_the_test_data(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_split_follows_from_the_seed_and_the_names(tmp_path: Path) -> None:
     """Equal names give the same split in another folder; another seed gives another split."""
     first = read(write_digits(tmp_path / "a", count=40))
     second = read(write_digits(tmp_path / "b", count=40))
-    other = read(tmp_path / "a", Reading(seed=1))
+    other = read(tmp_path / "a", SampleFormat(seed=1))
     np.testing.assert_array_equal(first.test.images, second.test.images)
     assert first.test.images.shape == other.test.images.shape
     assert not np.array_equal(first.test.images, other.test.images)
@@ -99,10 +99,10 @@ def test_classes_are_numbered_as_the_federation_does(tmp_path: Path) -> None:
     """Labels are positions in the agreed list, also if the node has no folder of a class (0) or an empty one (2)."""
     write_digits(tmp_path, "13")
     (tmp_path / "2").mkdir()
-    dataset = read(tmp_path, Reading(classes=("3", "2", "1", "0")))
+    dataset = read(tmp_path, SampleFormat(classes=("3", "2", "1", "0")))
     assert (dataset.num_classes, dataset.classes) == (4, ("3", "2", "1", "0"))
     assert np.bincount(dataset.train.labels).tolist() == [6, 0, 6]
-    one_only = read(write_digits(tmp_path / "one", "7"), Reading(classes=("6", "7")))
+    one_only = read(write_digits(tmp_path / "one", "7"), SampleFormat(classes=("6", "7")))
     assert set(one_only.train.labels) == {1}
 
 
@@ -117,10 +117,10 @@ def test_images_are_converted_to_the_agreed_shape(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for number in range(2):
         Image.fromarray(board).save(tmp_path / "b" / f"{number}.png")
-    grey = read(tmp_path, Reading(input_shape=(1, 8, 8)))
+    grey = read(tmp_path, SampleFormat(input_shape=(1, 8, 8)))
     assert set(np.unique(grey.train.images[grey.train.labels == 0])) == {100}
     np.testing.assert_array_equal(grey.test.images[grey.test.labels == 1][0, 0], board)
-    colour = read(tmp_path, Reading(input_shape=(3, 4, 4)))
+    colour = read(tmp_path, SampleFormat(input_shape=(3, 4, 4)))
     assert (colour.input_shape, colour.mean, colour.std) == ((3, 4, 4), (0.5,) * 3, (0.5,) * 3)
     halved = colour.test.images[colour.test.labels == 1][0]
     assert halved.shape == (3, 4, 4)
@@ -131,29 +131,29 @@ def broken(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
 
 
-SHAPE = Reading(input_shape=(1, 8, 8))
-LISTED = Reading(classes=("0", "1"))
+SHAPE = SampleFormat(input_shape=(1, 8, 8))
+LISTED = SampleFormat(classes=("0", "1"))
 
 
 @pytest.mark.parametrize(
-    ("change", "reading", "parts"),
+    ("change", "sample_format", "parts"),
     [
-        (lambda f: shutil.rmtree(f), AS_IT_IS, ["must be an existing folder", "check the path after folder:"]),
-        (lambda f: [shutil.rmtree(f / n) for n in "012"], AS_IT_IS, ["a folder of images for each class", "add them"]),
-        (lambda f: [shutil.rmtree(f / n) for n in "02"], AS_IT_IS, ["two or more classes, got 1"]),
+        (lambda f: shutil.rmtree(f), UNCHANGED, ["must be an existing folder", "check the path after folder:"]),
+        (lambda f: [shutil.rmtree(f / n) for n in "012"], UNCHANGED, ["a folder of images for each class", "add them"]),
+        (lambda f: [shutil.rmtree(f / n) for n in "02"], UNCHANGED, ["two or more classes, got 1"]),
         (
             lambda f: write_digits(f / "train", "01"),
-            AS_IT_IS,
+            UNCHANGED,
             ["must have both folders train and test, or neither, but has only train"],
         ),
-        (lambda f: save(f / "a.png"), AS_IT_IS, ["a.png: an image must lie in a folder named after its class"]),
-        (lambda f: (f / "9").mkdir(), AS_IT_IS, ["9 must contain images", "or list the federation's classes"]),
+        (lambda f: save(f / "a.png"), UNCHANGED, ["a.png: an image must lie in a folder named after its class"]),
+        (lambda f: (f / "9").mkdir(), UNCHANGED, ["9 must contain images", "or list the federation's classes"]),
         (lambda f: None, LISTED, ["data.classes, 0,1, but also has 2", "rename or remove them"]),
-        (lambda f: broken(f / "1" / "0003.png"), AS_IT_IS, ["1/0003.png must be an image", "replace it"]),
-        (lambda f: save(f / "1" / "x.png", size=(8, 9)), AS_IT_IS, ["1 of ", "1/x.png, 9x8 with 1 channels", "1x8x8"]),
+        (lambda f: broken(f / "1" / "0003.png"), UNCHANGED, ["1/0003.png must be an image", "replace it"]),
+        (lambda f: save(f / "1" / "x.png", size=(8, 9)), UNCHANGED, ["1 of ", "1/x.png, 9x8 with 1 channels", "1x8x8"]),
         (
             lambda f: save(f / "2" / "x.png", "RGB"),
-            AS_IT_IS,
+            UNCHANGED,
             ["x.png, 8x8 with 3 channels", "data.input-shape=1x8x8"],
         ),
         (
@@ -170,11 +170,11 @@ LISTED = Reading(classes=("0", "1"))
         ),
     ],
 )
-def test_unfit_folders_are_refused(change, reading, parts, tmp_path: Path) -> None:
+def test_unfit_folders_are_refused(change, sample_format, parts, tmp_path: Path) -> None:
     folder = write_digits(tmp_path / "images")
     change(folder)
     with pytest.raises(DataError) as caught:
-        read(folder, reading)
+        read(folder, sample_format)
     assert str(folder) in str(caught.value)
     assert all(part in str(caught.value) for part in parts), caught.value
 
@@ -208,7 +208,7 @@ def test_images_are_decoded_once(tmp_path: Path, own_cache: Path, monkeypatch: p
 
 def test_the_owner_may_keep_decoded_images_elsewhere(tmp_path: Path, own_cache: Path) -> None:
     folder = write_digits(tmp_path / "images")
-    read(folder, Reading(cache=tmp_path / "state"))
+    read(folder, SampleFormat(cache=tmp_path / "state"))
     assert len(list((tmp_path / "state" / "decoded").iterdir())) == 1
     assert not own_cache.exists()
 
@@ -234,19 +234,19 @@ def test_a_folder_is_shared_out_like_any_data_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "message"),
+    ("sample_format", "message"),
     [
-        (Reading(input_shape=(3, 32, 32)), "digits must have the shape 3x32x32 (data.input-shape), got 1x8x8"),
-        (Reading(classes=("a", "b")), "data.classes must name the 10 classes of digits, got 2 names"),
+        (SampleFormat(input_shape=(3, 32, 32)), "digits must have the shape 3x32x32 (data.input-shape), got 1x8x8"),
+        (SampleFormat(classes=("a", "b")), "data.classes must name the 10 classes of digits, got 2 names"),
         (
-            Reading(normalisation=((0.1, 0.2), (1.0, 1.0))),
+            SampleFormat(normalisation=((0.1, 0.2), (1.0, 1.0))),
             "data.normalisation must have 1 or 1 numbers for each of MEAN and STD, got 2",
         ),
     ],
 )
-def test_named_data_must_be_what_is_agreed_on(reading: Reading, message: str) -> None:
+def test_named_data_must_be_what_is_agreed_on(sample_format: SampleFormat, message: str) -> None:
     with pytest.raises(DataError) as caught:
-        load_dataset("digits", None, reading)
+        load_dataset("digits", None, sample_format)
     assert message in str(caught.value)
 
 
@@ -256,11 +256,11 @@ def test_npz_data_are_seen_as_agreed(tmp_path: Path) -> None:
     Statistics of the images normalise them, but not those of an owner's images, which are unknown to others.
     """
     np.savez(tmp_path / "a.npz", images=np.full((8, 8, 8, 3), 51, np.uint8), labels=np.arange(8) % 2)
-    name, three = f"npz:{tmp_path / 'a.npz'}", Reading(classes=("x", "y", "z"))
+    name, three = f"npz:{tmp_path / 'a.npz'}", SampleFormat(classes=("x", "y", "z"))
     dataset = load_dataset(name, None, three)
     assert (dataset.num_classes, dataset.classes, dataset.mean[0]) == (3, ("x", "y", "z"), pytest.approx(0.2))
     assert load_dataset(name, None, replace(three, has_owner=True)).mean == (0.5,) * 3
-    given = Reading(normalisation=((0.25,), (0.75,)), has_owner=True)
+    given = SampleFormat(normalisation=((0.25,), (0.75,)), has_owner=True)
     assert (load_dataset(name, None, given).mean, load_dataset(name, None, given).std) == ((0.25,) * 3, (0.75,) * 3)
     with pytest.raises(DataError, match="3x9x9"):
-        load_dataset(name, None, Reading(input_shape=(3, 9, 9)))
+        load_dataset(name, None, SampleFormat(input_shape=(3, 9, 9)))

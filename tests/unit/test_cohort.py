@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hyperfl_flwr.node.cohort import Failed, Job, OneByOne, Received, Trained, train_cohort
+from hyperfl_flwr.node.cohort import Failed, Job, Received, SequentialTrainer, Trained, train_cohort
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Reduction, Request
 
@@ -51,7 +51,7 @@ def test_a_node_sums_what_its_clients_share() -> None:
     """
     given = received()
     result = train_cohort(
-        OneByOne(Member), request_for(1, 2, 9), Received(shared=given), REDUCTIONS, send_details=False
+        SequentialTrainer(Member), request_for(1, 2, 9), Received(shared=given), REDUCTIONS, send_details=False
     )
     np.testing.assert_array_equal(result.arrays["a/x"], [80, -10])
     np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
@@ -66,10 +66,10 @@ def test_a_node_sums_what_its_clients_share() -> None:
 
 
 class AtOnce:
-    """Trains all clients together, as a vectorised trainer does, by stacking the results of `OneByOne`."""
+    """Trains all clients together, as a vectorised trainer does, by stacking the results of `SequentialTrainer`."""
 
     def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
-        parts = list(OneByOne(Member).train(jobs, received))
+        parts = list(SequentialTrainer(Member).train(jobs, received))
         trained = [part for part in parts if isinstance(part, Trained)]
         yield Trained(
             clients=[part.clients[0] for part in trained],
@@ -84,7 +84,7 @@ def test_clients_that_are_trained_together() -> None:
     """The result equals that of one-by-one training, bit for bit; only a client with a non-finite row is left out."""
     request = request_for(1, 2, 3, 9)
     together = train_cohort(AtOnce(), request, Received(shared=received()), REDUCTIONS, send_details=True)
-    apart = train_cohort(OneByOne(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
+    apart = train_cohort(SequentialTrainer(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
     assert {key: value.tobytes() for key, value in together.arrays.items()} == {
         key: value.tobytes() for key, value in apart.arrays.items()
     }
@@ -111,7 +111,11 @@ def test_one_client_s_arrays_leave_as_they_are() -> None:
     """The arrays of client 2, alone or with one that fails, are sent in float32; with client 1, sums are in float64."""
     for clients, dtype in (((2,), np.float32), ((2, 9), np.float32), ((1, 2), np.float64)):
         result = train_cohort(
-            OneByOne(Member), request_for(*clients), Received(shared=received()), REDUCTIONS, send_details=False
+            SequentialTrainer(Member),
+            request_for(*clients),
+            Received(shared=received()),
+            REDUCTIONS,
+            send_details=False,
         )
         assert {value.dtype for value in result.arrays.values()} == {np.dtype(dtype)}
         assert result.outliers == {}
@@ -133,7 +137,7 @@ def test_numbers_that_are_far_too_large_are_added_apart() -> None:
             return [array * np.float32(1e6 if self.client == 2 else 1) for array in arrays], *others
 
     result = train_cohort(
-        OneByOne(Diverging), request_for(1, 2), Received(shared=received()), REDUCTIONS, send_details=False
+        SequentialTrainer(Diverging), request_for(1, 2), Received(shared=received()), REDUCTIONS, send_details=False
     )
     assert result.arrays["b/x"].tolist() == [2, -1]
     assert {level: sorted(arrays) for level, arrays in result.outliers.items()} == {1: ["b/x", "c/x"], 2: ["a/x"]}
@@ -148,7 +152,7 @@ def test_per_client_groups_are_not_summed() -> None:
     per_client = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
     reductions = REDUCTIONS | {"c": Reduction.PER_CLIENT}
     result = train_cohort(
-        OneByOne(Member),
+        SequentialTrainer(Member),
         request_for(1, 2, 9),
         Received(shared=given, per_client=per_client),
         reductions,
@@ -162,7 +166,9 @@ def test_per_client_groups_are_not_summed() -> None:
 
 def test_tracebacks_leave_the_node_only_if_they_may() -> None:
     failed = [
-        train_cohort(OneByOne(Member), request_for(9), Received(shared=received()), REDUCTIONS, send_details=allowed)
+        train_cohort(
+            SequentialTrainer(Member), request_for(9), Received(shared=received()), REDUCTIONS, send_details=allowed
+        )
         .failures[0]
         .details
         for allowed in (True, False)
@@ -179,7 +185,7 @@ def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
         return Member(client, returns_input=True)
 
     sums = train_cohort(
-        OneByOne(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False
+        SequentialTrainer(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False
     ).arrays
     for key, value in received().items():
         np.testing.assert_array_equal(given[key], value)

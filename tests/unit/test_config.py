@@ -12,7 +12,7 @@ from hyperfl_flwr.config.run_config import RESUMABLE_CHANGES, RunConfig, default
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.core.toml_files import flatten
-from hyperfl_flwr.data.sample_format import Reading
+from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
@@ -55,14 +55,16 @@ def test_values_arrive_where_they_are_read() -> None:
     assert (data.num_clients, data.seed, data.partition) == (7, 6, "iid")
     assert data.novel_clients == config.novel.clients
     for field in dataclasses.fields(data):
-        if field.name in ("novel_clients", "reading"):
+        if field.name in ("novel_clients", "sample_format"):
             continue
         owner = config if hasattr(config, field.name) and field.name != "seed" else config.data
         assert getattr(data, field.name) == getattr(owner, field.name)
     agreed = {"classes": "a, b", "input-shape": "1x28x20", "normalisation": "0.5/0.25", "seed": 4}
-    reading = read(**{f"data.{key}": value for key, value in agreed.items()}).data_settings().reading
-    assert reading == Reading(input_shape=(1, 28, 20), classes=("a", "b"), normalisation=((0.5,), (0.25,)), seed=4)
-    assert data.reading == Reading(seed=6)
+    sample_format = read(**{f"data.{key}": value for key, value in agreed.items()}).data_settings().sample_format
+    assert sample_format == SampleFormat(
+        input_shape=(1, 28, 20), classes=("a", "b"), normalisation=((0.5,), (0.25,)), seed=4
+    )
+    assert data.sample_format == SampleFormat(seed=6)
     with_novel = read(**{"num-clients": 7, "novel.clients": 2, "method": "fedavg"}).data_settings()
     assert (with_novel.num_clients, with_novel.novel_clients) == (9, 2)
 

@@ -150,7 +150,7 @@ METHOD = Method(
     name="mine",
     title="FedAvg with longer steps",
     paper="none",
-    leaves="the whole model",
+    sends="the whole model",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.0625,
     client="clients.mine:MyClient",

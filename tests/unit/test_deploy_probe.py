@@ -10,7 +10,7 @@ from little_servers import free_port, https_server, silent_server
 import hyperfl_flwr.deploy.probe
 from hyperfl_flwr.deploy.keys import write_authority, write_server_certificate
 from hyperfl_flwr.deploy.probe import Answer, clock, probe
-from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_admission, ask_registration
+from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registration
 from hyperfl_flwr.launch.findings import Level
 
 
@@ -113,7 +113,7 @@ def test_a_server_that_tells_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("status", "body", "registration"),
     [
         (401, b'{"detail": "Invalid SuperNode authentication"}', Registration.REFUSED),
         (404, b"<html>", Registration.UNCLEAR),
@@ -121,9 +121,10 @@ def test_a_server_that_tells_no_time() -> None:
         (500, b'{"code": 1007, "detail": "Invalid"}', Registration.UNCLEAR),
     ],
 )
-def test_answers_of_others_than_a_superlink(folder: Path, status: int, body: bytes, said: Registration) -> None:
+def test_answers_of_others_than_a_superlink(folder: Path, status: int, body: bytes, registration: Registration) -> None:
     """Only Flower's 401 counts as a refusal; tests/deployment has a SuperLink's answers to known and unknown keys."""
     key = ec.generate_private_key(ec.SECP384R1())
     with https_server(folder, status=status, body=body) as port:
-        for ask in (ask_registration, ask_admission):
-            assert ask(f"127.0.0.1:{port}", folder / "ca.crt", key) is said
+        for activate in (False, True):
+            answer = ask_registration(f"127.0.0.1:{port}", folder / "ca.crt", key, activate=activate)
+            assert answer is registration

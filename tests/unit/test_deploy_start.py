@@ -29,13 +29,14 @@ def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     def run(*answers: Registration | Exception) -> list[str]:
         left, notes = list(answers), []
 
-        def answer(*_: object) -> Registration:
-            said = left.pop(0)
-            if isinstance(said, Exception):
-                raise said
-            return said
+        def answer(*_: object, activate: bool) -> Registration:
+            assert activate
+            registration = left.pop(0)
+            if isinstance(registration, Exception):
+                raise registration
+            return registration
 
-        monkeypatch.setattr(hyperfl_flwr.deploy.admission, "ask_admission", answer)
+        monkeypatch.setattr(hyperfl_flwr.deploy.admission, "ask_registration", answer)
         wait_for_admission(deployment.node(0), notes.append)
         assert not left
         return notes
@@ -44,7 +45,7 @@ def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 
 def test_it_waits_until_the_last_one_is_missed(wait: Answers) -> None:
-    (note,) = wait(Registration.TAKEN, Registration.TAKEN, Registration.KNOWN)
+    (note,) = wait(Registration.IN_USE, Registration.IN_USE, Registration.KNOWN)
     assert note == "waiting until the SuperLink accepts this node; after a kill, up to 60 s"
 
 

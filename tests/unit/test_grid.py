@@ -123,7 +123,7 @@ class RestartingGrid(ScriptedGrid):
 
 def test_a_node_that_has_started_again_is_sent_its_message_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A answers at once. B does not answer its first message but its second one; no third one is sent."""
-    monkeypatch.setattr(grid_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(grid_module, "CHECK_SECONDS", 0.0)
     grid = RestartingGrid({A: [says(named(1))], B: [is_silent, says(named(2))]})
     answers = list(exchange(grid, ask(A, B), 10.0))
     assert [number_in(answer.content) for answer in answers] == [1, 2]

@@ -47,7 +47,7 @@ def test_wanted_threads_leave_room_for_fewer_nodes() -> None:
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """HYPERFL_CORES sets the number of cores; with the device cpu, no GPU counts."""
     monkeypatch.setenv("HYPERFL_CORES", "3")
-    machine = Machine.here(torch.device("cpu"))
+    machine = Machine.detect(torch.device("cpu"))
     assert (machine.cores, machine.gpus, str(machine)) == (3, 0, "3 cores")
     assert machine.memory > 1e8
 

@@ -89,11 +89,11 @@ def test_settings_that_matter_come_from_the_configuration() -> None:
 def test_the_encoder_has_steps_of_its_own() -> None:
     """The encoder takes one step on up to 500 samples, or, if encoder-steps is 0, as many steps as the model."""
     encoder = knowledge(method="it-pfl").training.encoder
-    assert (encoder.steps.number(2000), encoder.steps.batch_size, encoder.steps.learning_rate) == (1, 500, 0.02)
+    assert (encoder.steps.num_steps(2000), encoder.steps.batch_size, encoder.steps.learning_rate) == (1, 500, 0.02)
     steps = {"it-pfl.encoder-steps": 0, "pfedhn.local-steps": 7}
-    assert knowledge(**{"method": "it-pfl", **steps}).training.encoder.steps.number(2000) == 7
+    assert knowledge(**{"method": "it-pfl", **steps}).training.encoder.steps.num_steps(2000) == 7
     steps = {"it-pfl.encoder-steps": 0, "local-epochs": 2}
-    assert knowledge(**{"method": "it-pfl", **steps}).training.encoder.steps.number(2000) == 8
+    assert knowledge(**{"method": "it-pfl", **steps}).training.encoder.steps.num_steps(2000) == 8
 
 
 def test_impossible_values_are_refused() -> None:

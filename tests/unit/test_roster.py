@@ -37,7 +37,7 @@ def said() -> list[str]:
 @pytest.fixture
 def make_roster(said: list[str]) -> Callable[..., Roster]:
     def make(grid: ScriptedGrid, num_clients: int = 6, **changes: Any) -> Roster:
-        return Roster(grid, num_clients=num_clients, **{"timeout": 0.05, "say": said.append} | changes)
+        return Roster(grid, num_clients=num_clients, **{"timeout": 0.05, "announce": said.append} | changes)
 
     return make
 
@@ -167,7 +167,7 @@ def test_a_node_that_was_lost_is_greeted_again(make_roster: Callable[..., Roster
     grid = ScriptedGrid({**nodes_of(2, 6), B: [introduced, is_silent, introduced]})
     roster = make_roster(grid)
     roster.gather()
-    roster.lose([B], "no reply in time")
+    roster.mark_away([B], "no reply in time")
     assert (there(roster), roster.away) == ([0], [1])
     assert said[-1] == "node 1 is away (clients 1 3 5): no reply in time"
     assert there(roster) == [0]

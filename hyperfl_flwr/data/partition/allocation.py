@@ -139,7 +139,7 @@ def equal_sizes(
     return _first_fit(size, available, lambda size: rounding(size * proportions))
 
 
-def following_sizes(
+def matching_counts(
     counts: IntArray, labels: IntArray, samples: int | None, cap: int | None, rng: np.random.Generator
 ) -> IntArray:
     """Return the number of test samples of each class for each client, in the proportions of its training data.
@@ -190,7 +190,7 @@ def _first_fit(size: int, available: IntArray, demand: Callable[[int], IntArray]
         size -= 1
 
 
-def deal(labels: IntArray, demand: IntArray, rng: np.random.Generator) -> list[IntArray]:
+def draw_samples(labels: IntArray, demand: IntArray, rng: np.random.Generator) -> list[IntArray]:
     """Give every client its number of samples of every class.
 
     The samples of each class are shuffled into a ring; the clients, in random order, take consecutive pieces of it.

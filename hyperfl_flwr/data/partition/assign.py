@@ -11,7 +11,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.dataset import Dataset, IntArray
 from hyperfl_flwr.data.partition import registry as partitions
 from hyperfl_flwr.data.partition.allocation import class_counts
-from hyperfl_flwr.data.sample_format import AS_IT_IS, Reading
+from hyperfl_flwr.data.sample_format import UNCHANGED, SampleFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class DataSettings:
         validation_fraction: Share in [0, 1) of each client's training samples that replaces its test samples.
         novel_clients: Number of novel clients, which are the last ones and not trained. In the partition natural, they
             are drawn among the data set's clients; in the other partitions all clients are alike.
-        reading: Agreed classes, shape and normalisation of samples.
+        sample_format: Agreed classes, shape and normalisation of samples.
     """
 
     dataset: str
@@ -49,7 +49,7 @@ class DataSettings:
     augmentation: Literal["auto", "none"]
     validation_fraction: float
     novel_clients: int = 0
-    reading: Reading = AS_IT_IS
+    sample_format: SampleFormat = UNCHANGED
 
     def __post_init__(self) -> None:
         if self.partition not in partitions.PARTITIONS:
@@ -98,11 +98,11 @@ def assign(settings: DataSettings, dataset: Dataset) -> tuple[str, list[IntArray
     else:
         cap = dataset.test_samples if name in partitions.EQUAL_SIZES else None
         counts = class_counts(train, dataset.train.labels, dataset.num_classes)
-        test = partitions.follow(counts, dataset.test.labels, rng, samples=samples, cap=cap)
+        test = partitions.match_class_shares(counts, dataset.test.labels, rng, samples=samples, cap=cap)
     return name, train, test
 
 
-def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
+def split_validation(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[IntArray], list[IntArray]]:
     """Divide every client's training samples into training and validation samples.
 
     Args:
@@ -117,14 +117,14 @@ def hold_back(settings: DataSettings, train: Sequence[IntArray]) -> tuple[list[I
     """
     kept, held = [], []
     for client, indices in enumerate(train):
-        of_client = held_back(settings, client, indices)
+        of_client = split_client_validation(settings, client, indices)
         kept.append(of_client[0])
         held.append(of_client[1])
     return kept, held
 
 
-def held_back(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
-    """Divide one client's training samples, see `hold_back`."""
+def split_client_validation(settings: DataSettings, client: int, indices: IntArray) -> tuple[IntArray, IntArray]:
+    """Divide one client's training samples, see `split_validation`."""
     count = round(settings.validation_fraction * len(indices))
     if not 0 < count < len(indices):
         raise DataError(
@@ -184,10 +184,10 @@ def _natural_clients(settings: DataSettings, dataset: Dataset) -> IntArray:
     count = int(dataset.train.clients.max()) + 1
     novel = settings.novel_clients
     if settings.num_clients != count:
-        what = "num-clients + novel.clients" if novel else "num-clients"
+        names = "num-clients + novel.clients" if novel else "num-clients"
         advice = f"set num-clients to {count - novel}" if count > novel else f"lower novel.clients = {novel}"
         raise DataError(
-            f"{what} must be the number of client ids in {dataset.name}, which is {count}, "
+            f"{names} must be the number of client ids in {dataset.name}, which is {count}, "
             f"got {settings.num_clients}; {advice}"
         )
     return _numbered(dataset.train.clients, settings)

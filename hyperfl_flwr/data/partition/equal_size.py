@@ -12,7 +12,13 @@ import numpy as np
 
 from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.data.dataset import IntArray
-from hyperfl_flwr.data.partition.allocation import FloatArray, available_proportions, deal, equal_sizes, round_fairly
+from hyperfl_flwr.data.partition.allocation import (
+    FloatArray,
+    available_proportions,
+    draw_samples,
+    equal_sizes,
+    round_fairly,
+)
 
 _GROUPS = 5
 _EMNIST_BYCLASS = (range(10), range(10, 36), range(36, 62))
@@ -115,7 +121,7 @@ def similarity(
             counts[membership == group] = round_fairly(expected[membership == group], rng)
         return counts
 
-    return deal(labels, equal_sizes(proportions, labels, samples, cap, rounding), rng)
+    return draw_samples(labels, equal_sizes(proportions, labels, samples, cap, rounding), rng)
 
 
 def dirichlet(
@@ -153,7 +159,7 @@ def dirichlet(
     present = np.unique(labels)
     proportions = np.zeros((num_clients, num_classes))
     proportions[:, present] = rng.dirichlet(np.full(len(present), alpha), size=num_clients)
-    return deal(labels, equal_sizes(proportions, labels, samples, cap, partial(round_fairly, rng=rng)), rng)
+    return draw_samples(labels, equal_sizes(proportions, labels, samples, cap, partial(round_fairly, rng=rng)), rng)
 
 
 def _check_clients(num_clients: int, count: int) -> None:

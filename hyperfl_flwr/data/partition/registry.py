@@ -1,15 +1,16 @@
 """Registry of partitions, which divide a data set among clients.
 
 Every partition of training data takes the labels (or client ids) of the pool and a random generator, and returns one
-sorted array of positions per client. The clients' test data `follow` the training data. Sizes, rounding and reuse are
-those of `allocation`. For partitions into equal sizes, ``auto`` (None here) is the largest size without reuse, at most
-the recommended one; for the others it is all data, and a number is the upper limit for a client.
+sorted array of positions per client. `match_class_shares` gives the clients' test data the class shares of their
+training data. Sizes, rounding and reuse are those of `allocation`. For partitions into equal sizes, ``auto`` (None
+here) is the largest size without reuse, at most the recommended one; for the others it is all data, and a number is the
+upper limit for a client.
 """
 
 import numpy as np
 
 from hyperfl_flwr.data.dataset import IntArray
-from hyperfl_flwr.data.partition.allocation import deal, following_sizes
+from hyperfl_flwr.data.partition.allocation import draw_samples, matching_counts
 from hyperfl_flwr.data.partition.equal_size import dirichlet, dominant_classes, iid, similarity
 from hyperfl_flwr.data.partition.whole_pool import dirichlet_per_label, natural, shards
 
@@ -19,8 +20,8 @@ __all__ = [
     "dirichlet",
     "dirichlet_per_label",
     "dominant_classes",
-    "follow",
     "iid",
+    "match_class_shares",
     "natural",
     "shards",
     "similarity",
@@ -39,7 +40,7 @@ EQUAL_SIZES = frozenset({"similarity", "iid", "dirichlet"})
 """Partitions into equal sizes; the data set's recommended sizes limit their automatic sizes."""
 
 
-def follow(
+def match_class_shares(
     counts: IntArray,
     labels: IntArray,
     rng: np.random.Generator,
@@ -62,4 +63,4 @@ def follow(
     Raises:
         DataError: If no class of a client occurs in the test pool.
     """
-    return deal(labels, following_sizes(counts, labels, samples, cap, rng), rng)
+    return draw_samples(labels, matching_counts(counts, labels, samples, cap, rng), rng)

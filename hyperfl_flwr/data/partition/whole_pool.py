@@ -88,15 +88,15 @@ def dirichlet_per_label(
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)
             ends = np.cumsum(rng.dirichlet(np.full(num_clients, alpha))) * len(members)
-            for mine, piece in zip(owned, np.split(members, ends.astype(np.int64)[:-1]), strict=True):
-                mine.extend(piece.tolist())
+            for positions, piece in zip(owned, np.split(members, ends.astype(np.int64)[:-1]), strict=True):
+                positions.extend(piece.tolist())
         if min(map(len, owned)) >= min_samples:
             break
-    for mine in owned:  # has an effect only if the last try failed, too
-        while len(mine) < min_samples:
+    for positions in owned:  # has an effect only if the last try failed, too
+        while len(positions) < min_samples:
             largest = max(owned, key=len)
-            mine.append(largest.pop(int(rng.integers(len(largest)))))
-    return _at_most([np.array(mine, dtype=np.int64) for mine in owned], samples, rng)
+            positions.append(largest.pop(int(rng.integers(len(largest)))))
+    return _at_most([np.array(positions, dtype=np.int64) for positions in owned], samples, rng)
 
 
 def natural(
@@ -118,5 +118,5 @@ def natural(
 
 def _at_most(owned: list[IntArray], samples: int | None, rng: np.random.Generator) -> list[IntArray]:
     if samples is None:
-        return [np.sort(mine) for mine in owned]
-    return [np.sort(rng.permutation(mine)[:samples]) for mine in owned]
+        return [np.sort(positions) for positions in owned]
+    return [np.sort(rng.permutation(positions)[:samples]) for positions in owned]

@@ -50,14 +50,14 @@ def _decode(root: Path) -> Arrays:
     arrays: dict[str, npt.NDArray[np.uint8] | npt.NDArray[np.int64]] = {}
     for part in ("train", "test"):
         files = [sorted((root / FOLDER / part / name).glob("*.png")) for name in CIFAR10_CLASSES]
-        if empty := [name for name, each in zip(CIFAR10_CLASSES, files, strict=True) if not each]:
+        if empty := [name for name, paths in zip(CIFAR10_CLASSES, files, strict=True) if not paths]:
             raise DataError(
                 f"{root / FOLDER / part} must contain images of every class, but has none of {', '.join(empty)}; "
                 f"unpack CINIC-10.tar.gz again"
             )
-        labels = np.repeat(np.arange(len(CIFAR10_CLASSES)), [len(each) for each in files])
+        labels = np.repeat(np.arange(len(CIFAR10_CLASSES)), [len(paths) for paths in files])
         images = np.empty((len(labels), 3, _SIDE, _SIDE), dtype=np.uint8)
-        for number, file in enumerate(file for each in files for file in each):
+        for number, file in enumerate(file for paths in files for file in paths):
             images[number] = _read(file)
         arrays |= {f"{part}_images": images, f"{part}_labels": labels.astype(np.int64)}
     return arrays

@@ -25,7 +25,7 @@ def load_digits(root: Path) -> Arrays:
     """
     package = importlib.util.find_spec("sklearn")  # its file is read: to import it takes a second of every process
     if package is None or package.origin is None:
-        raise InstallationError("the package 'sklearn' (scikit-learn) is missing, in which the data set digits lies")
+        raise InstallationError("the data set digits needs the package scikit-learn; install it")
     rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", delimiter=",")
     images = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     labels = rows[:, -1].astype(np.int64)

@@ -130,7 +130,9 @@ def _allocate(folder: Path, count: int, shape: Shape) -> npt.NDArray[np.uint8]:
     try:
         refuse_excess(count * math.prod(shape))
     except MalformedFileError as error:
-        raise DataError(f"{folder}: {count} images of {wanted(shape)} are too large: {error}; shrink them") from error
+        raise DataError(
+            f"{folder}: {count} images of {describe_shape(shape)} are too large: {error}; shrink them"
+        ) from error
     return np.empty((count, *shape), dtype=np.uint8)
 
 
@@ -147,7 +149,7 @@ def _pixels(image: Image.Image, shape: Shape, *, convert: bool) -> npt.NDArray[n
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 
 
-def wanted(shape: Shape) -> str:
+def describe_shape(shape: Shape) -> str:
     """Return a description of images of a shape, for messages."""
     channels, height, width = shape
     colour = "grey" if channels == 1 else "RGB"

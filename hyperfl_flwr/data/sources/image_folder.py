@@ -22,8 +22,8 @@ from hyperfl_flwr.core.errors import DataError
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.cache import Arrays, fingerprint, load_or_build
 from hyperfl_flwr.data.dataset import Dataset, IntArray, Split, split_train_test
-from hyperfl_flwr.data.sample_format import HALF, Reading
-from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, files_below, is_image, wanted
+from hyperfl_flwr.data.sample_format import HALF, SampleFormat
+from hyperfl_flwr.data.sources.image_files import SUFFIXES, Shape, decode, describe_shape, files_below, is_image
 
 Images = Mapping[str, Sequence[Path]]
 """Image files by the name of their class."""
@@ -32,13 +32,13 @@ Labelled = tuple[Sequence[Path], IntArray]
 """Image files and their labels."""
 
 
-def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
+def read_class_folders(name: str, path: Path, sample_format: SampleFormat) -> Dataset:
     """Read a folder of class folders.
 
     Args:
         name: The data set's name.
         path: The folder.
-        reading: Agreed shape and classes, the seed of the split, and the folder for decoded images.
+        sample_format: Agreed shape and classes, the seed of the split, and the folder for decoded images.
 
     Returns:
         The data set, without augmentation and recommended sizes; images are normalised to [-1, 1].
@@ -48,13 +48,13 @@ def read_class_folders(name: str, path: Path, reading: Reading) -> Dataset:
             an image is damaged or does not fit.
     """
     parts = _parts(path)
-    _check_classes(path, parts, reading.classes)
-    classes = reading.classes or tuple(sorted({label for images in parts.values() for label in images}))
+    _check_classes(path, parts, sample_format.classes)
+    classes = sample_format.classes or tuple(sorted({label for images in parts.values() for label in images}))
     labelled = {part: _labelled(images, classes) for part, images in parts.items()}
     if "all" in labelled:
-        labelled = _split(path, *labelled["all"], reading.seed)
+        labelled = _split(path, *labelled["all"], sample_format.seed)
     # The labels come from the folders on every call; only the images, which are slow to decode, are cached.
-    arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, reading)
+    arrays = _decoded(path, {part: files for part, (files, _) in labelled.items()}, sample_format)
     train, test = (
         Split(images=arrays[f"{part}_images"], labels=labels) for part, (_, labels) in sorted(labelled.items())[::-1]
     )
@@ -105,8 +105,8 @@ def _parts(path: Path) -> dict[str, Images]:
 def _by_class(folder: Path) -> Images:
     """Return the images below each class folder of `folder`, by class."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if beside := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
-        raise DataError(f"{beside[0]}: an image must lie in a folder named after its class, below {folder}; move it")
+    if misplaced := [entry for entry in sorted(folder.iterdir()) if is_image(entry) and not entry.name.startswith(".")]:
+        raise DataError(f"{misplaced[0]}: an image must lie in a folder named after its class, below {folder}; move it")
     if not names:
         raise DataError(f"{folder} must contain a folder of images for each class, but has no folders; add them")
     return {name: [file for file in files_below(folder / name) if is_image(file)] for name in names}
@@ -151,16 +151,16 @@ def _split(path: Path, files: Sequence[Path], labels: IntArray, seed: int) -> di
     }
 
 
-def _decoded(path: Path, files: Mapping[str, Sequence[Path]], reading: Reading) -> Arrays:
+def _decoded(path: Path, files: Mapping[str, Sequence[Path]], sample_format: SampleFormat) -> Arrays:
     """Return the images of each part, from the cache if unchanged; deletes older states of the folder from it."""
-    form = repr((reading.input_shape, [len(each) for each in files.values()]))
+    form = repr((sample_format.input_shape, [len(paths) for paths in files.values()]))
     family = f"folder-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}-"
-    state = fingerprint([file for each in files.values() for file in each])
+    state = fingerprint([file for paths in files.values() for file in paths])
     return load_or_build(
         f"{family}{hashlib.sha256(form.encode()).hexdigest()[:8]}-{state}",
-        lambda: _decode(path, files, reading.input_shape),
+        lambda: _decode(path, files, sample_format.input_shape),
         [f"{part}_images" for part in files],
-        base=reading.cache,
+        base=sample_format.cache,
         family=family,
     )
 
@@ -186,7 +186,7 @@ def _refusal(path: Path, shape: Shape, refused: Sequence[str], count: int, *, gi
         )
     sized = f"data.input-shape={'x'.join(map(str, shape))}"
     return (
-        f"{path}: all images must have the same size and channels as the first, {wanted(shape)}; {len(refused)} of "
-        f"{count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and resize them "
-        f"automatically"
+        f"{path}: all images must have the same size and channels as the first, {describe_shape(shape)}; "
+        f"{len(refused)} of {count} do not, the first is {refused[0]}; convert them, or set {sized} to convert and "
+        f"resize them automatically"
     )

@@ -174,8 +174,10 @@ def _splits(arrays: _RawArrays, path: Path) -> tuple[Split, Split, tuple[str, ..
         return (*_split(images, labels, clients, path), names)
     test_images = read(arrays[test_kind], test_kind, path)
     if (of_test := test_images.shape[1:]) != (of_train := images.shape[1:]):
-        what = f"{of_test} and {of_train} (C, H, W)" if kind == "images" else f"lengths {of_test[0]} and {of_train[0]}"
-        raise _error(path, f"{test_kind} must have the shape of {kind}, got {what}", "convert one of them")
+        shapes = (
+            f"{of_test} and {of_train} (C, H, W)" if kind == "images" else f"lengths {of_test[0]} and {of_train[0]}"
+        )
+        raise _error(path, f"{test_kind} must have the shape of {kind}, got {shapes}", "convert one of them")
     test_labels = _labels(arrays["test_labels"], "test_labels", len(test_images), path)
     test_clients = None
     if ids is not None and "test_clients" in arrays:

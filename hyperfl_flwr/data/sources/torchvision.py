@@ -83,8 +83,8 @@ def grey_images(
     """Return the row of a data set like MNIST: 60,000 and 10,000 grey images of 28x28 pixels in ten classes.
 
     Args:
-        files: Where torchvision keeps it.
-        title: See `DatasetSpec`, also for the others.
+        files: torchvision's files of the data set.
+        title: Description of the data set, see `DatasetSpec`.
         source: Citation and licence.
         download_mb: Size of the download.
         classes: Names of the classes.

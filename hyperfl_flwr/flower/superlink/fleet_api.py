@@ -25,7 +25,7 @@ class Registration(Enum):
     """State of a key at the SuperLink."""
 
     KNOWN = auto()
-    TAKEN = auto()
+    IN_USE = auto()
     """The key is known, and a SuperNode with this key counts as online."""
     UNKNOWN = auto()
     REFUSED = auto()
@@ -34,39 +34,28 @@ class Registration(Enum):
     """Another answer: the server is not a SuperLink, or has another version."""
 
 
-def ask_registration(address: str, root_certificates: Path, key: ec.EllipticCurvePrivateKey) -> Registration:
-    """Ask a SuperLink whether a node's key is registered.
+def ask_registration(
+    address: str, root_certificates: Path, key: ec.EllipticCurvePrivateKey, *, activate: bool = False
+) -> Registration:
+    """Ask a SuperLink whether a node's key is registered, and optionally whether it accepts the node now.
 
     Args:
         address: Address of the SuperLink, HOST:PORT.
         root_certificates: PEM file of the authority that has signed the SuperLink's certificate.
         key: The node's private key; it is not sent.
+        activate: Whether to also activate the node for a moment, which the SuperLink refuses with `IN_USE` while
+            another SuperNode with this key counts as online.
 
     Raises:
         httpx.TransportError: If the connection fails, or the certificate is not trusted.
     """
     with _client(address, root_certificates, key) as client:
-        return _activate(client, key, 0)
-
-
-def ask_admission(address: str, root_certificates: Path, key: ec.EllipticCurvePrivateKey) -> Registration:
-    """Ask a SuperLink whether it accepts a node now, by activating the node for a moment.
-
-    Args:
-        address: Address of the SuperLink, HOST:PORT.
-        root_certificates: PEM file of the authority that has signed the SuperLink's certificate.
-        key: The node's private key; it is not sent.
-
-    Raises:
-        httpx.TransportError: If the connection fails, or the certificate is not trusted.
-    """
-    with _client(address, root_certificates, key) as client:
-        said = _activate(client, key, 0)
-        if said is not Registration.KNOWN:
-            return said
+        registration = _activate(client, key, 0)
+        if not activate or registration is not Registration.KNOWN:
+            return registration
         # The key is known, so a refusal of a valid interval means that another SuperNode is online with it.
-        said = _activate(client, key, HEARTBEAT_MIN_INTERVAL)
-        return Registration.TAKEN if said is Registration.UNKNOWN else said
+        registration = _activate(client, key, HEARTBEAT_MIN_INTERVAL)
+        return Registration.IN_USE if registration is Registration.UNKNOWN else registration
 
 
 def _client(address: str, root_certificates: Path, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:

@@ -59,10 +59,10 @@ def _logits(factory: Factory, target: nn.Module, samples: Tensor) -> Tensor:
         logits = _called(factory, target, given)
     expected = (len(samples), factory.num_classes)
     if not isinstance(logits, Tensor) or logits.shape != expected or logits.dtype != torch.float32:
-        got = f"float32 {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        found = f"float32 {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise factory.problem(
-            f"{len(samples)} samples must give logits, float32 {list(expected)}, but gave {got}; return one logit per "
-            f"class"
+            f"{len(samples)} samples must give logits, float32 {list(expected)}, but gave {found}; return one "
+            f"logit per class"
         )
     if not torch.equal(given, samples):
         raise factory.problem("the network changes its input in place; let its first layer return a new tensor")

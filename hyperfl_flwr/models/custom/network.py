@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.custom.source import top_level
-from hyperfl_flwr.models.initialisation import Drawn
-from hyperfl_flwr.models.layers.batchnorm import UNCOUNTED, AnyBatchNorm
+from hyperfl_flwr.models.initialisation import SelfInitialised
+from hyperfl_flwr.models.layers.batchnorm import WITHOUT_COUNTER, AnyBatchNorm
 from hyperfl_flwr.models.layers.dropout import Dropout
 from hyperfl_flwr.models.target import Target
 
@@ -76,8 +76,8 @@ class Factory:
         module, _, attribute = self.name.partition(":")
         found: object = getattr(self._module(module), attribute, None)
         if not callable(found):
-            what = "does not exist" if found is None else f"is of type {type(found).__name__}"
-            raise self.problem(f"{attribute} in module {module} {what}; name a callable")
+            problem = "does not exist" if found is None else f"is of type {type(found).__name__}"
+            raise self.problem(f"{attribute} in module {module} {problem}; name a callable")
         return found
 
     def _module(self, module: str) -> ModuleType:
@@ -127,7 +127,7 @@ def where(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-class CustomExtractor(nn.Module, Drawn):
+class CustomExtractor(nn.Module, SelfInitialised):
     """The part of a user-supplied network below its classifier.
 
     Args:
@@ -147,7 +147,7 @@ class CustomExtractor(nn.Module, Drawn):
         features: Tensor = self.network(images)
         return features
 
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the factory's values."""
         return _detached(new_target(self._factory, seed_of(generator)).extractor)
 
@@ -159,7 +159,7 @@ class CustomExtractor(nn.Module, Drawn):
         self._on = device
 
 
-class CustomClassifier(nn.Linear, Drawn):
+class CustomClassifier(nn.Linear, SelfInitialised):
     """The last layer of a user-supplied network.
 
     Args:
@@ -172,12 +172,12 @@ class CustomClassifier(nn.Linear, Drawn):
         self.weight, self.bias = layer.weight, layer.bias
         self._factory = factory
 
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the factory's values."""
         return _detached(new_target(self._factory, seed_of(generator)).classifier)
 
 
-class CustomTarget(Target, Drawn):
+class CustomTarget(Target, SelfInitialised):
     """A user-supplied network, split into extractor and classifier.
 
     Args:
@@ -193,7 +193,7 @@ class CustomTarget(Target, Drawn):
         super().__init__(extractor, classifier)
         self._factory, self.classifier_name = factory, classifier_name
 
-    def drawn(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the factory's values."""
         return _detached(new_target(self._factory, seed_of(generator)))
 
@@ -250,12 +250,12 @@ def _exchange_layers(network: nn.Module, factory: Factory) -> None:
     ours: dict[int, nn.Module] = {}
     # A layer that is used in several places has several names here, and must stay one layer: hence the ids.
     for name, layer in list(network.named_modules(remove_duplicate=False)):
-        if type(layer) in _DROPOUT or type(layer) in UNCOUNTED:
+        if type(layer) in _DROPOUT or type(layer) in WITHOUT_COUNTER:
             parent, _, leaf = name.rpartition(".")
             ours.setdefault(id(layer), _ours(layer, name, factory))
             setattr(network.get_submodule(parent), leaf, ours[id(layer)])
     for name, layer in network.named_modules():
-        if isinstance(layer, AnyBatchNorm) and type(layer) not in (*UNCOUNTED, *UNCOUNTED.values()):
+        if isinstance(layer, AnyBatchNorm) and type(layer) not in (*WITHOUT_COUNTER, *WITHOUT_COUNTER.values()):
             raise factory.problem(
                 f"{name} is a {type(layer).__name__}, which is not supported; use BatchNorm1d, BatchNorm2d or "
                 f"BatchNorm3d"
@@ -276,9 +276,11 @@ def _ours(layer: nn.Module, name: str, factory: Factory) -> nn.Module:
         raise factory.problem(f"{name} needs a momentum: cumulative averages are not supported; pass a number")
     if not layer.track_running_stats:
         return layer
-    mine = UNCOUNTED[type(layer)](layer.num_features, layer.eps, layer.momentum or 0.1, layer.affine)
-    mine.load_state_dict({key: value for key, value in layer.state_dict().items() if key != "num_batches_tracked"})
-    return mine
+    replacement = WITHOUT_COUNTER[type(layer)](layer.num_features, layer.eps, layer.momentum or 0.1, layer.affine)
+    replacement.load_state_dict(
+        {key: value for key, value in layer.state_dict().items() if key != "num_batches_tracked"}
+    )
+    return replacement
 
 
 def seed_of(generator: torch.Generator) -> int:

@@ -44,7 +44,7 @@ def top_level(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
 
 
-class OnePackage:
+class PackageFinder:
     """An import finder for one package or module in one folder; it finds nothing else there.
 
     Args:
@@ -77,8 +77,8 @@ def find(name: str, folders: Sequence[Path]) -> Path | None:
     """
     top = top_level(name)
     if top in OURS or top in sys.stdlib_module_names:
-        whose = "this project's" if top in OURS else "Python's"
-        raise ConfigError(f"target = {name}: {top} is {whose}; give your own package or module another name")
+        owner = "this project's" if top in OURS else "Python's"
+        raise ConfigError(f"target = {name}: {top} is {owner}; give your own package or module another name")
     for folder in folders:
         spec = PathFinder.find_spec(top, [str(folder)])
         if spec is None:
@@ -88,7 +88,7 @@ def find(name: str, folders: Sequence[Path]) -> Path | None:
         files_of(path)  # raises if the source is too large for an app
         # A finder of an earlier call may point to another folder, such as the copy of another run.
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "name", None) != top]
-        sys.meta_path.append(OnePackage(top, folder))
+        sys.meta_path.append(PackageFinder(top, folder))
         return path
     return None
 
@@ -124,10 +124,10 @@ def files_of(path: Path) -> dict[str, Path]:
     Raises:
         ConfigError: If they are too large for an app.
     """
-    found = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-    named = {each.relative_to(path.parent).as_posix(): each for each in sorted(found) if each.suffix in SUFFIXES}
-    kept = {name: each for name, each in named.items() if not _is_hidden(name)}
-    if (size := sum(each.stat().st_size for each in kept.values())) > LARGEST:
+    found = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    named = {file.relative_to(path.parent).as_posix(): file for file in sorted(found) if file.suffix in SUFFIXES}
+    kept = {name: file for name, file in named.items() if not _is_hidden(name)}
+    if (size := sum(file.stat().st_size for file in kept.values())) > LARGEST:
         raise ConfigError(
             f"{path} has {size / 1e6:.0f} MB of source, an app can hold {LARGEST / 1e6:.0f} MB; put the network into a "
             f"separate package, or install it on all nodes"

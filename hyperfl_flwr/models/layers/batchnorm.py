@@ -11,7 +11,7 @@ AnyBatchNorm = _BatchNorm
 """Base class of torch's BatchNorm layers, which torch does not export."""
 
 
-class _Uncounted(_BatchNorm):
+class _BatchNormWithoutCounter(_BatchNorm):
     """BatchNorm without `num_batches_tracked`, an integer that cannot be averaged and that a momentum makes unused."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
@@ -22,19 +22,19 @@ class _Uncounted(_BatchNorm):
         nn.Module._load_from_state_dict(self, *args)  # noqa: SLF001 - BatchNorm's method would require the counter
 
 
-class BatchNorm1d(_Uncounted, nn.BatchNorm1d):
+class BatchNorm1d(_BatchNormWithoutCounter, nn.BatchNorm1d):
     """BatchNorm of features [B, C] or [B, C, L], without a counter."""
 
 
-class BatchNorm2d(_Uncounted, nn.BatchNorm2d):
+class BatchNorm2d(_BatchNormWithoutCounter, nn.BatchNorm2d):
     """BatchNorm of maps [B, C, H, W], without a counter."""
 
 
-class BatchNorm3d(_Uncounted, nn.BatchNorm3d):
+class BatchNorm3d(_BatchNormWithoutCounter, nn.BatchNorm3d):
     """BatchNorm of volumes [B, C, D, H, W], without a counter."""
 
 
-UNCOUNTED: dict[type[nn.Module], type[_Uncounted]] = {
+WITHOUT_COUNTER: dict[type[nn.Module], type[_BatchNormWithoutCounter]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
@@ -48,7 +48,7 @@ def has_statistics(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def statistics_kept(module: nn.Module) -> Iterator[None]:
+def preserve_running_statistics(module: nn.Module) -> Iterator[None]:
     """Within this context, normalise by the statistics of each batch and leave the running statistics unchanged."""
     layers = [layer for layer in module.modules() if isinstance(layer, AnyBatchNorm) and layer.track_running_stats]
     for layer in layers:
