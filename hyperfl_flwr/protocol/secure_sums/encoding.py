@@ -1,0 +1,253 @@
+"""Encode clients' parameters and metrics as integers, so that sums modulo 2^32 and 2^64 are exact, and decode sums.
+
+An array x of a group that is averaged is sent as its change v = x - x_received, one of a group that is summed as v = x.
+It is encoded in a range that follows from what all nodes received: R = range * max(max |x_received|, 0.05). With the
+weight w, in [0, 1], of a client
+
+    q = rint(clip(w v / R, -w, w) 2^f),    f = 31 - ceil(log2(N + 1)),
+
+for N clients in the step, so that the sum of N clients is below 2^31 in magnitude. Each client is rounded for itself:
+the sum is an exact integer, the same for any number of nodes. Elements outside of the range are saturated, and the
+number of them is part of the sum, so the server learns how many in all, but not of which client.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
+from hyperfl_flwr.protocol.messages import Reduction, group_of
+
+USUAL_SIZE = 0.05
+"""Approximate root mean square of a network's initial parameters; the reference for arrays that are smaller."""
+
+STATISTICS_SIZE = 1.0
+"""Reference for running statistics of BatchNorm, which begin with a mean of 0 and change by about 1."""
+
+FEWEST_BITS = 8
+"""Least number f of fractional bits; with fewer, too many clients take part."""
+
+METRIC_BITS = 12
+"""Metrics are rounded to multiples of 2^-12 on the client.
+
+An accuracy is a fraction of a small, often known, number of samples. The exact sum of such fractions has a unique
+decomposition, so it would tell each client's accuracy."""
+
+SQUARE_BITS = 8
+"""Squares of metrics are summed in units of 2^-8."""
+
+SQUARES_FROM = 10
+"""Least number of clients in a step for which squares of metrics are summed: with fewer, both sums tell too much."""
+
+LARGEST_METRIC = 2.0**15
+"""Largest magnitude of a metric; larger, infinite and missing ones count as this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Fixed-point encoding of the arrays of a step; equal on all nodes and on the server.
+
+    Args:
+        received: The arrays that all clients of the step received, float32 or float64.
+        reductions: Reduction of each shared group; PER_CLIENT is impossible.
+        num_clients: Number N of clients in the step.
+        max_examples: Number of training samples with the weight 1, where samples are weights.
+        range: Range of an array's change, relative to the array that was received.
+
+    Raises:
+        ValueError: If an array is not of floats or not finite, a group is per client, or there are too many clients.
+    """
+
+    received: SharedArrays
+    reductions: Mapping[str, Reduction]
+    num_clients: int
+    max_examples: int
+    range: float
+
+    def __post_init__(self) -> None:
+        """Check that the arrays can be encoded."""
+        if self.bits < FEWEST_BITS:
+            raise ValueError(f"{self.num_clients} clients are too many for one sum")
+        for key, value in self.received.items():
+            if value.dtype.kind != "f":
+                raise ValueError(f"{key} has type {value.dtype}; only floating point arrays can be summed")
+            if not np.isfinite(value).all():
+                raise ValueError(f"{key} is not finite")
+            if self._reduction(key) is Reduction.PER_CLIENT:
+                raise ValueError(f"{key} is sent to the server for each client alone, so it cannot be summed")
+
+    @property
+    def bits(self) -> int:
+        """Number f of fractional bits."""
+        return 31 - math.ceil(math.log2(self.num_clients + 1))
+
+    @property
+    def size(self) -> int:
+        """Number P of elements of all arrays."""
+        return sum(value.size for value in self.received.values())
+
+    def new_sum(self) -> NDArray[np.uint32]:
+        """Return a vector of zeros [P]."""
+        return np.zeros(self.size, np.uint32)
+
+    def add(self, total: NDArray[np.uint32], arrays: SharedArrays, num_examples: int) -> int:
+        """Add one client's encoded arrays to a sum, in place.
+
+        Args:
+            total: The sum so far [P].
+            arrays: The client's arrays after training: finite, with the names and shapes of the received ones.
+            num_examples: Number of the client's training samples.
+
+        Returns:
+            Number of elements that were saturated.
+        """
+        saturated = 0
+        for key, sums in self._parts(total):
+            reduction, received = self._reduction(key), self.received[key].reshape(-1)
+            weight = self.weight(reduction, num_examples)
+            limit = weight * 2.0**self.bits
+            scale = limit / self._range_of(key)
+            for part, block in blocks(arrays[key]):
+                terms = block.astype(np.float64)
+                if reduction is not Reduction.SUM:
+                    terms -= received[part]
+                terms *= scale
+                saturated += int(np.count_nonzero(np.abs(terms) > limit))
+                np.clip(terms, -limit, limit, out=terms)
+                np.rint(terms, out=terms)
+                np.add(sums[part], terms.astype(np.int32).view(np.uint32), out=sums[part])
+        return saturated
+
+    def decode(self, total: NDArray[np.uint32], num_clients: int, num_examples: int) -> SharedArrays:
+        """Return the reduced arrays of a sum, in the types of the received ones.
+
+        Args:
+            total: The opened sum [P].
+            num_clients: Number of clients in it, above 0.
+            num_examples: Sum over them of their training samples, each at most `max_examples`.
+        """
+        found: SharedArrays = {}
+        for key, sums in self._parts(total):
+            reduction, received = self._reduction(key), self.received[key]
+            factor = self._range_of(key) * 2.0**-self.bits * self._divided(reduction, num_clients, num_examples)
+            values = sums.view(np.int32) * factor
+            if reduction is not Reduction.SUM:
+                values += received.reshape(-1)
+            found[key] = values.astype(received.dtype).reshape(received.shape)
+        return found
+
+    def weight(self, reduction: Reduction, num_examples: int) -> float:
+        """Return the weight of a client, in [0, 1]."""
+        if reduction is Reduction.MEAN_BY_EXAMPLES:
+            return min(num_examples, self.max_examples) / self.max_examples
+        return 1.0
+
+    def _divided(self, reduction: Reduction, num_clients: int, num_examples: int) -> float:
+        if reduction is Reduction.MEAN_BY_EXAMPLES:
+            return self.max_examples / num_examples
+        return 1.0 / num_clients if reduction is Reduction.MEAN else 1.0
+
+    def _reduction(self, key: str) -> Reduction:
+        return self.reductions[group_of(key)]
+
+    def _range_of(self, key: str) -> float:
+        value = self.received[key]
+        least = STATISTICS_SIZE if key.endswith(("running_mean", "running_var")) else USUAL_SIZE
+        return self.range * max(float(np.abs(value).max(initial=0.0)), least)
+
+    def _parts(self, total: NDArray[np.uint32]) -> Iterator[tuple[str, NDArray[np.uint32]]]:
+        """Yield the part of a vector that belongs to each array; the arrays are in the order of their names."""
+        first = 0
+        for key in sorted(self.received):
+            yield key, total[first : first + self.received[key].size]
+            first += self.received[key].size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """Counts and metrics over all clients of an opened sum.
+
+    Attributes:
+        nodes: Number of nodes.
+        clients: Number of clients.
+        examples: Their training samples, each at most `max_examples`; 0 in an evaluation.
+        saturated: Number of elements of their arrays that were saturated.
+        means: Mean of each metric over the clients.
+        stds: Standard deviation of each metric; empty for a step of few clients.
+    """
+
+    nodes: int
+    clients: int
+    examples: int
+    saturated: int
+    means: Mapping[str, float]
+    stds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersEncoding:
+    """Encoding of counts and metrics as a vector of uint64: nodes, clients, examples, saturated, and the metrics' sums.
+
+    Args:
+        metrics: Names of the metrics.
+        num_clients: Number N of clients in the step; from `SQUARES_FROM` on, squares are summed, too.
+    """
+
+    metrics: Sequence[str]
+    num_clients: int
+
+    @property
+    def with_squares(self) -> bool:
+        """Whether squares of the metrics are summed."""
+        return self.num_clients >= SQUARES_FROM
+
+    @property
+    def size(self) -> int:
+        """Length K of the vector."""
+        return 4 + len(self.metrics) * (1 + self.with_squares)
+
+    def encode(
+        self, clients: Sequence[Mapping[str, float]], *, num_examples: int, saturated: int
+    ) -> NDArray[np.uint64]:
+        """Return a node's vector.
+
+        Args:
+            clients: Metrics of each client that finished.
+            num_examples: Sum of their training samples, each at most `max_examples`.
+            saturated: Number of saturated elements of their arrays.
+        """
+        numbers = [1, len(clients), num_examples, saturated]
+        rounded = [[_rounded(metrics.get(name, math.inf)) for name in self.metrics] for metrics in clients]
+        numbers += [round(sum(column) * 2**METRIC_BITS) for column in zip(*rounded, strict=True)]
+        if self.with_squares:
+            squares = [[round(value * value * 2**SQUARE_BITS) for value in row] for row in rounded]
+            numbers += [sum(column) for column in zip(*squares, strict=True)]
+        return np.array([number % 2**64 for number in numbers], np.uint64)
+
+    def decode(self, total: NDArray[np.uint64]) -> Tally:
+        """Return what an opened vector says.
+
+        Raises:
+            ValueError: If it cannot be a sum: no client, or counts out of range.
+        """
+        nodes, clients, examples, saturated, *sums = total.view(np.int64).tolist()
+        if not (0 < nodes <= clients <= self.num_clients and examples >= 0 and saturated >= 0):
+            raise ValueError("the counts of the opened sum are impossible")
+        count = len(self.metrics)
+        means = {name: value / 2**METRIC_BITS / clients for name, value in zip(self.metrics, sums[:count], strict=True)}
+        stds = {}
+        if self.with_squares:
+            for name, square in zip(self.metrics, sums[count:], strict=True):
+                stds[name] = math.sqrt(max(0.0, square / 2**SQUARE_BITS / clients - means[name] ** 2))
+        return Tally(nodes=nodes, clients=clients, examples=examples, saturated=saturated, means=means, stds=stds)
+
+
+def _rounded(value: float) -> float:
+    """Return a metric as it is summed: within the bounds, and a multiple of 2^-12."""
+    if math.isnan(value):
+        return LARGEST_METRIC
+    unit = 2.0**-METRIC_BITS
+    return round(max(-LARGEST_METRIC, min(LARGEST_METRIC, value)) / unit) * unit

@@ -1,0 +1,70 @@
+"""Thresholds of secure sums, and the smallest crowd that a lying server can reduce a sum to.
+
+Of n nodes in a step, c may collude with the server. The secrets of an upload are shared among all n nodes, and t shares
+determine one. With 2t > n + c, no two disjoint groups of honest nodes can complete t shares, so the server cannot open
+both secrets of one upload, whatever it says to whom. It can still tell some nodes that others have dropped out. To cut
+an honest node out of the sum, it must tell this to at least t - c honest nodes, and each of these accepts at most n - t
+such nodes. So an opened sum covers at least
+
+    G = n - c - floor((n - c) (n - t) / (t - c))
+
+honest nodes. `tests/unit/test_secure_masks.py` enumerates all views of small numbers of nodes.
+"""
+
+from hyperfl_flwr.core.errors import ConfigError
+
+MOST_NODES = 100
+"""Largest number of nodes of a step: every node shares its secrets with all others.
+
+Graphs in which a node has fewer neighbours (Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic
+Overhead", CCS 2020) need a server that follows the protocol: a lying one says that all neighbours of a node are gone,
+and opens its upload."""
+
+USUAL_CROWD = 3
+"""Default of the least number of honest nodes in an opened sum."""
+
+
+def usual_colluding(num_nodes: int) -> int:
+    """Return the number of nodes that may collude with the server if nobody has chosen it: below a third.
+
+    Args:
+        num_nodes: Number of all nodes of the federation, also of absent ones.
+    """
+    return (num_nodes - 1) // 3
+
+
+def crowd(num_nodes: int, threshold: int, colluding: int) -> int:
+    """Return the least number G of honest nodes in a sum that a lying server can open; 0 if it can open an upload.
+
+    Args:
+        num_nodes: Number n of nodes in the step.
+        threshold: Number t of shares that determine a secret.
+        colluding: Number c of nodes that collude with the server.
+    """
+    if not colluding < threshold <= num_nodes or 2 * threshold <= num_nodes + colluding:
+        return 0
+    honest = num_nodes - colluding
+    return max(0, honest - honest * (num_nodes - threshold) // (threshold - colluding))
+
+
+def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_CROWD) -> int:
+    """Return the least threshold t that leaves a crowd of `min_cohort` honest nodes, and of half of the honest ones.
+
+    The smaller t is, the more nodes may drop out in a step: n - t.
+
+    Args:
+        num_nodes: Number n of nodes in the step.
+        colluding: Number c of nodes that may collude with the server.
+        min_cohort: Least number of honest nodes in an opened sum.
+
+    Raises:
+        ConfigError: If no threshold does.
+    """
+    wanted = max(min_cohort, -(-(num_nodes - colluding) // 2))
+    for threshold in range(colluding + 1, num_nodes + 1):
+        if crowd(num_nodes, threshold, colluding) >= wanted:
+            return threshold
+    raise ConfigError(
+        f"a secure sum of {num_nodes} nodes, {colluding} of which may collude with the server, cannot cover "
+        f"{min_cohort} honest nodes; start more nodes, or lower secagg.min-cohort (to 2 at least) or secagg.colluding"
+    )
