@@ -7,10 +7,10 @@ about machine and data override them, see `NodeConfig.applied_to`.
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from flwr.app import Context
-from pydantic import ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from hyperfl_flwr.config.run_config import RunConfig, explain
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
@@ -105,6 +105,32 @@ class NodeConfig(Section):
         "For `priv-hfl.mixing`: a file of at least 16 random bytes that all nodes have, but not the server.",
         values="absolute path",
     )
+    min_cohort: Annotated[int, Field(ge=2)] = setting(
+        3,
+        "Least number of honest nodes in a secure sum that this node takes part in. 2: the other node learns this "
+        "node's part by subtraction.",
+        values="whole number ≥ 2",
+    )
+    max_colluding: Auto | NonNegative = setting(
+        "auto",
+        "Number of nodes that this node's owner expects to collude with the server at most. `auto`: below a third of "
+        "the peers.",
+    )
+    peers_file: str = setting(
+        "",
+        "File with the public keys of all nodes, see `hyperfl deploy peers`. Not given: keys come from the server, "
+        "which is safe only if it follows the protocol.",
+        values="absolute path",
+    )
+    identity_key_file: str = setting(
+        "",
+        "The node's private key, whose public part is in the other nodes' `peers-file`.",
+        values="absolute path",
+    )
+    secure_sum_only: bool = setting(
+        False,
+        "Refuse every run that would see this node's clients alone (`secagg.enabled = false`). Needs `peers-file`.",
+    )
     novel_data: str = setting(
         "", "Data of a novel client, which receives a model on demand and does not train.", values="absolute path"
     )
@@ -117,10 +143,19 @@ class NodeConfig(Section):
     novel_delta: Probability | None = setting(None, "Privacy parameter δ of that noise.", values="number in (0, 1)")
     simulated: bool = False
 
-    @field_validator("data_root", "state_dir", "mixing_key_file", "novel_data", "novel_output")
+    @field_validator(
+        "data_root", "state_dir", "mixing_key_file", "peers_file", "identity_key_file", "novel_data", "novel_output"
+    )
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
         return absolute(_located(value, info))
+
+    @field_validator("secure_sum_only")
+    @classmethod
+    def _with_peers(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and not info.data.get("peers_file"):
+            raise ValueError("needs peers-file: otherwise all other keys could be the server's own")
+        return value
 
     @field_validator("data")
     @classmethod

@@ -13,6 +13,7 @@ from pydantic import ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
+from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig, PrivacyConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -29,7 +30,14 @@ S = TypeVar("S", bound=Section)
 GENERAL: Sequence[type[Section]] = (FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig)
 """Sections of the settings without a dot in their keys."""
 
-DOTTED: Sequence[type[Section]] = (DataConfig, NovelConfig, PersonalizeConfig, PrivacyConfig, AuditConfig)
+DOTTED: Sequence[type[Section]] = (
+    DataConfig,
+    NovelConfig,
+    PersonalizeConfig,
+    PrivacyConfig,
+    SecureSumConfig,
+    AuditConfig,
+)
 """Sections of dotted settings that do not belong to a method."""
 
 
@@ -67,6 +75,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
     novel: NovelConfig
     personalize: PersonalizeConfig
     privacy: PrivacyConfig
+    secagg: SecureSumConfig
     audit: AuditConfig
 
     @classmethod
