@@ -15,7 +15,8 @@ from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.batchnorm import has_statistics
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.server.federation import Federation
-from strategies.engine.base import BaseStrategy, ServerContext
+from strategies.engine.base import BaseStrategy
+from strategies.engine.context import ServerContext
 
 Side = TypeVar("Side")
 

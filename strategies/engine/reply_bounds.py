@@ -59,6 +59,17 @@ class Bounds:
             sent = self.per_client[client]
             self._refuse_long(_changes(arrays, sent), _measures_of(sent))
 
+    def check_means(self, means: SharedArrays, num_clients: int) -> None:
+        """Check the opened means of a secure sum, of which single replies cannot be checked.
+
+        Raises:
+            ValueError: If a group is out of bounds; the message names the group.
+        """
+        if self.max_ratio:
+            sums = {key: self.reductions[group_of(key)] is Reduction.SUM for key in means}
+            divisors = {key: float(num_clients) if is_sum else 1.0 for key, is_sum in sums.items()}
+            self._refuse_long(_changes(means, self.shared, divisors), self._measures)
+
     @cached_property
     def _measures(self) -> Mapping[str, float]:
         """The reference norms of the shared groups, computed once for all replies."""

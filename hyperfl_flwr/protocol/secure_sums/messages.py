@@ -35,9 +35,9 @@ VECTOR = "sum/masked"
 """Key of the masked vector, uint32 [P]."""
 
 
-def session_record(session: str) -> ConfigRecord:
-    """Pack the session of a greeting."""
-    return ConfigRecord({"session": session})
+def greeting(session: str) -> RecordDict:
+    """Return the content of a greeting: the session, or nothing if sums are not secure."""
+    return RecordDict({SECURE: ConfigRecord({"session": session})} if session else {})
 
 
 def session_in(content: RecordDict) -> str:

@@ -68,3 +68,9 @@ def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_C
         f"a secure sum of {num_nodes} nodes, {colluding} of which may collude with the server, cannot cover "
         f"{min_cohort} honest nodes; start more nodes, or lower secagg.min-cohort (to 2 at least) or secagg.colluding"
     )
+
+
+def fewest_nodes(colluding: int, min_cohort: int = USUAL_CROWD) -> int:
+    """Return the least number of nodes for which there is a threshold; arguments as for `smallest_threshold`."""
+    # With all n shares needed, no view can be split, and the crowd is all n - c honest nodes.
+    return max(2, colluding + min_cohort)
