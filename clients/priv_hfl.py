@@ -96,6 +96,11 @@ class PrivHFLClient(BaseClient):
             generator=generator if method.distill else None,
         )
 
+    @classmethod
+    def training_metrics(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the losses on private data and, with distillation, on pseudo-data."""
+        return (*super().training_metrics(config), *(("pseudo-loss",) if config.section(PrivHFLConfig).distill else ()))
+
     def __init__(self, context: ClientContext) -> None:
         self.rule = dual_rule(context.config.section(PrivHFLConfig))
         self._round, self._version = 1, INITIAL

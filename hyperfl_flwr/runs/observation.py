@@ -1,9 +1,10 @@
-"""The view of an honest-but-curious server on one client in one round, and its file in a run's folder.
+"""What an honest-but-curious server observes in one round, and its files in a run's folder.
 
-Under secure aggregation the server observes only the mean over clients.
+Without secure sums it observes each client's reply, and with them an opening: the mean over all clients in the sum.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,15 +101,7 @@ def observation_path(run_directory: Path, server_round: int, client: int) -> Pat
 
 def save_observation(path: Path, observation: Observation) -> None:
     """Write an observation to a file that only its owner can read."""
-    arrays = {f"received/{key}": value for key, value in observation.received.items()}
-    arrays |= {f"reply/{key}": value for key, value in observation.reply.items()}
-    meta = {
-        "num-examples": observation.num_examples,
-        "client": observation.client,
-        "round": observation.round,
-        "metrics": dict(observation.metrics),
-    }
-    write_arrays(path, arrays, meta, mode=_OWNER_ONLY)
+    _write(path, observation, {"client": observation.client})
 
 
 def load_observation(path: Path) -> Observation:
@@ -118,18 +111,76 @@ def load_observation(path: Path) -> Observation:
         StateError: If the file is missing or damaged, or does not contain an observation.
     """
     arrays, meta = read_arrays(path)
+    with _checked(path, "an observation"):
+        return _observation(arrays, meta, client=int(meta["client"]))
+
+
+def opening_path(run_directory: Path, server_round: int) -> Path:
+    """Return the path of what the server opened in a round of a run with secure sums."""
+    return run_directory / "openings" / f"round-{server_round:06d}.npz"
+
+
+def save_opening(run_directory: Path, opening: Observation, clients: Sequence[int]) -> None:
+    """Store what the server opened in a round, in a file and folder that only their owner can read.
+
+    Args:
+        run_directory: Folder of the run.
+        opening: The opened sum as an observation: `reply` is the mean over the clients, in the form that the method's
+            row declares, `num_examples` the total number of samples, and `metrics` are means; `client` is not used.
+        clients: Ids of the clients in the sum, which are public.
+
+    Raises:
+        ValueError: If `clients` is empty or names a client twice.
+    """
+    if not clients or len(set(clients)) != len(clients):
+        raise ValueError(f"the clients in a sum must be distinct, and at least one, got {list(clients)}")
+    path = opening_path(run_directory, opening.round)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _write(path, opening, {"clients": sorted(clients)})
+
+
+def load_opening(path: Path) -> tuple[Observation, list[int]]:
+    """Read an opening that `save_opening` has written, and the ids of the clients in the sum.
+
+    Raises:
+        StateError: If the file is missing or damaged, or does not contain an opening.
+    """
+    arrays, meta = read_arrays(path)
+    with _checked(path, "an opening"):
+        return _observation(arrays, meta), [int(client) for client in meta["clients"]]
+
+
+def _write(path: Path, observation: Observation, of_clients: Mapping[str, Any]) -> None:
+    arrays = {f"received/{key}": value for key, value in observation.received.items()}
+    arrays |= {f"reply/{key}": value for key, value in observation.reply.items()}
+    meta = {
+        "num-examples": observation.num_examples,
+        "round": observation.round,
+        "metrics": dict(observation.metrics),
+        **of_clients,
+    }
+    write_arrays(path, arrays, meta, mode=_OWNER_ONLY)
+
+
+def _observation(arrays: Arrays, meta: Mapping[str, Any], client: int = 0) -> Observation:
+    return Observation(
+        received=_direction(arrays, "received"),
+        reply=_direction(arrays, "reply"),
+        num_examples=int(meta["num-examples"]),
+        client=client,
+        round=int(meta["round"]),
+        metrics={str(name): float(value) for name, value in meta["metrics"].items()},
+    )
+
+
+@contextlib.contextmanager
+def _checked(path: Path, what: str) -> Iterator[None]:
+    """Convert the errors of reading a file's content to a `StateError`."""
     try:
-        return Observation(
-            received=_direction(arrays, "received"),
-            reply=_direction(arrays, "reply"),
-            num_examples=int(meta["num-examples"]),
-            client=int(meta["client"]),
-            round=int(meta["round"]),
-            metrics={str(name): float(value) for name, value in meta["metrics"].items()},
-        )
+        yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
-            f"{path} is not an observation of this version ({type(error).__name__}: {error}); record it again"
+            f"{path} is not {what} of this version ({type(error).__name__}: {error}); record it again"
         ) from error
 
 

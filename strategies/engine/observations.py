@@ -33,7 +33,8 @@ def record_observation(reply: TrainingReply, received: SharedArrays, server_roun
 
 
 def forget_observations(run_directory: Path, server_round: int) -> None:
-    """Delete the observations of all rounds after one, as a run that is resumed there repeats these rounds."""
-    for path in (run_directory / "observations").glob("round-*-client-*.npz"):
-        if int(path.name.split("-")[1]) > server_round:
-            path.unlink()
+    """Delete the observations and openings of all rounds after one, as a run that is resumed there repeats them."""
+    for pattern in ("observations/round-*-client-*.npz", "openings/round-*.npz"):
+        for path in run_directory.glob(pattern):
+            if int(path.stem.split("-")[1]) > server_round:
+                path.unlink()

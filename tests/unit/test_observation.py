@@ -1,6 +1,7 @@
 """A server's observations: stored for their owner only, and checked when they are loaded."""
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,17 @@ from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
-from hyperfl_flwr.runs.observation import Observation, load_observation, save_observation
+from hyperfl_flwr.runs.observation import (
+    Observation,
+    load_observation,
+    load_opening,
+    observation_path,
+    opening_path,
+    save_observation,
+    save_opening,
+)
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
+from strategies.engine.observations import forget_observations
 
 SHAPE = {"input_shape": (3, 32, 32), "num_classes": 10, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2)}
 
@@ -61,6 +71,49 @@ def test_what_is_no_observation_is_refused(tmp_path: Path) -> None:
         write_arrays(path, *changed)
         with pytest.raises(StateError, match="is not an observation"):
             load_observation(path)
+
+
+def test_an_opening_is_the_same_after_saving(tmp_path: Path) -> None:
+    save_opening(tmp_path, observation(), [4, 0, 2])
+    path = opening_path(tmp_path, 4)
+    found, clients = load_opening(path)
+    assert (path.name, found.num_examples, found.round, found.metrics) == (
+        "round-000004.npz",
+        7,
+        4,
+        {"train-loss": 0.25},
+    )
+    assert clients == [0, 2, 4]
+    for kept, original in ((found.received, observation().received), (found.reply, observation().reply)):
+        assert list(kept) == list(original)
+        for key, value in original.items():
+            np.testing.assert_array_equal(kept[key], value)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+    with pytest.raises(StateError, match="is not an observation"):
+        load_observation(path)
+    save_observation(path, observation())
+    with pytest.raises(StateError, match="is not an opening"):
+        load_opening(path)
+
+
+@pytest.mark.parametrize("clients", [[], [1, 1]])
+def test_an_opening_names_each_client_of_the_sum_once(clients: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be distinct, and at least one"):
+        save_opening(tmp_path, observation(), clients)
+    assert not list(tmp_path.iterdir())
+
+
+def test_resume_deletes_the_observations_and_openings_of_later_rounds(tmp_path: Path) -> None:
+    """Rounds 1 to 4 are recorded; after round 2 is restored, rounds 3 and 4 are repeated."""
+    for number in range(1, 5):
+        seen = replace(observation(), round=number)
+        save_opening(tmp_path, seen, [0, 1])
+        (tmp_path / "observations").mkdir(exist_ok=True)
+        save_observation(observation_path(tmp_path, number, 0), seen)
+    forget_observations(tmp_path, 2)
+    kept = [opening_path(tmp_path, number) for number in (1, 2)]
+    kept += [observation_path(tmp_path, number, 0) for number in (1, 2)]
+    assert sorted(tmp_path.glob("*/*")) == sorted(kept)
 
 
 def test_settings_that_matter_come_from_the_configuration() -> None:
