@@ -78,6 +78,14 @@ class PrivHFLClient(BaseClient):
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
 
     @classmethod
+    def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
+        """Return the group of the realisation and, with distillation, the generator."""
+        method = config.section(PrivHFLConfig)
+        exchanged = "changes" if method.realisation == "mean" else "force"
+        names = (exchanged, *(("generator",) if method.distill else ()))
+        return {name: cls.shared[name] for name in names}
+
+    @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
         """Return K local steps, the same number for all clients."""
         method = config.section(PrivHFLConfig)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
@@ -173,6 +174,11 @@ class BaseClient(ReportedMetrics, LocalTraining, NumPyClient):
             ValueError: If the method has no encoder.
         """
         raise ValueError(f"{self.context.config.method} has no encoder")
+
+    @classmethod
+    def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
+        """Return the shared groups that hold parameters with some settings; by default all of `shared`."""
+        return cls.shared
 
     def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups that are exchanged in this round; by default all."""

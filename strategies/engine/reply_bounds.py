@@ -58,7 +58,7 @@ class Bounds:
         if self.max_ratio:
             sums = {key: self.reductions[group_of(key)] is Reduction.SUM for key in means}
             divisors = {key: float(num_clients) if is_sum else 1.0 for key, is_sum in sums.items()}
-            self._refuse_long(_changes(means, self.shared, divisors), self._measures)
+            refuse_long(norms_of_change(means, self.shared, divisors), self._references, self.max_ratio)
 
     @cached_property
     def _references(self) -> Mapping[str, float]:

@@ -25,11 +25,11 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     header_record,
     release_of,
 )
-from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, usual_colluding
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import Exchange, first_replies
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine.context import SecureContext, ServerContext
+from strategies.engine.observations import record_opening
 from strategies.engine.plain_step import Reduced
 from strategies.engine.reply_bounds import Bounds
 from strategies.engine.round_outcome import Outcome
@@ -129,25 +129,19 @@ class SecureStep:
             )
             for node, request in sorted(requests, key=lambda pair: pair[0].partition)
         )
-        colluding = settings.colluding
-        if colluding == "auto":
-            colluding = usual_colluding(context.federation.num_nodes)
-        threshold = settings.threshold
-        if threshold == "auto":
-            threshold = smallest_threshold(len(rows), colluding, settings.min_cohort)
         header = Header(
             session=secure.session,
             experiment=context.experiment,
             round=requests[0][1].round,
             phase=phase,
             nodes=rows,
-            threshold=threshold,
+            threshold=settings.threshold_of(context.federation.num_nodes, len(rows)),
             max_examples=settings.max_examples,
             metrics=tuple(secure.metric_names(phase, requests[0][1].round)),
             settings=secure.settings,
             arrays=arrays_digest(received),
         )
-        self._ask = ask
+        self._context, self._ask = context, ask
         self._header = header.to_bytes()
         self._requests = {node.partition: (node, request) for node, request in requests}
         self._finished: dict[int, list[int]] = {}
@@ -224,6 +218,9 @@ class SecureStep:
             outcome.fail_unopened(str(error))
             return Reduced()
         outcome.tally, outcome.unmask_seconds = tally, time.perf_counter() - began
+        server_round = self._opening.step.header.round
+        if self._encoding is not None and self._context.config.audit.covers_round(server_round):
+            record_opening(self._encoding.received, means, outcome, server_round, self._context)
         return Reduced(means=means, num_examples=tally.examples)
 
     def _open(self, outcome: Outcome) -> tuple[NDArray[np.uint32], Tally]:
