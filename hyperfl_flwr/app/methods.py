@@ -120,9 +120,8 @@ def check_secure_sum(config: RunConfig) -> None:
     alone = [name for name, each in _groups(config).items() if each is Reduction.PER_CLIENT]
     if alone or not _groups(config):
         reason = f"the server must see each client's {', '.join(alone)}" if alone else "its clients upload nothing"
-        others = [
-            name for name in METHODS if name != "hyperfl" and _is_summed(config.model_copy(update={"method": name}))
-        ]
+        summed = [name for name in METHODS if _is_summed(config.model_copy(update={"method": name}))]
+        others = [name for name in summed if name != "hyperfl"]  # it needs a setting, see its strategy
         raise ConfigError(
             f"secagg.enabled must be false with {config.method}: {reason}, so there is no sum to hide it in; take one "
             f"of {', '.join(others)}"

@@ -172,7 +172,8 @@ def _roster(grid: Grid, config: RunConfig, announce: Announce, secure: SecureCon
         min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
         announce=announce,
         exclusion_rounds=config.exclusion_rounds,
-        **({"session": secure.session, "fewest": config.secagg.fewest_nodes} if secure else {}),
+        session=secure.session if secure else "",
+        fewest=config.secagg.fewest_nodes if secure else lambda num_nodes: 1,
     )
 
 

@@ -26,7 +26,7 @@ def means_of(outcome: Outcome, drop: str = " ") -> dict[str, float]:
 
 
 def seconds_of(outcome: Outcome) -> Record:
-    """Return the seconds of all clients or, with secure sums, those of the opening and the number of saturated values."""
+    """Return the clients' seconds or, with secure sums, those of the opening, and the number of saturated values."""
     if outcome.tally is not None:
         return {"unmask_seconds": outcome.unmask_seconds, "saturated": outcome.tally.saturated}
     return {"client_seconds": sum(result.metrics.get("seconds", 0.0) for result in outcome.results)}
