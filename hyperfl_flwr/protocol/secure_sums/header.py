@@ -113,7 +113,7 @@ class Header:
             rows = tuple(NodeRow(**_tuples(row)) for row in found.pop("nodes"))
             header = cls(nodes=rows, **_tuples(found))
             header.check()
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError, UnicodeError, json.JSONDecodeError) as error:
             raise ValueError(f"it is not a header: {type(error).__name__}") from None
         if header.to_bytes() != data:
             raise ValueError("the header is not in its canonical form")
