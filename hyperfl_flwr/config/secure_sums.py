@@ -7,6 +7,7 @@ from pydantic import Field
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.settings import Auto, NonNegative, Positive, PositiveFloat, Section, setting
+from hyperfl_flwr.protocol.secure_sums.encoding import MOST_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.thresholds import (
     MOST_NODES,
     check_threshold,
@@ -35,7 +36,7 @@ class SecureSumConfig(Section):
         "Largest change of a parameter that is sent, as a multiple of the largest parameter of its array (0.05 at "
         "least). Larger changes are cut off there and counted. A larger range makes the rounding coarser.",
     )
-    max_examples: Auto | Positive = setting(
+    max_examples: Auto | Annotated[int, Field(ge=1, le=MOST_EXAMPLES)] = setting(
         "auto",
         "Clients with this many training samples or more have the same weight, where samples are weights. Smaller "
         "clients are weighted by their samples, as without secure sums. The closer it is to the largest client, the "
@@ -61,7 +62,9 @@ class SecureSumConfig(Section):
         Args:
             num_examples: Numbers of training samples of the clients; empty if no node tells them.
         """
-        return max(num_examples, default=USUAL_EXAMPLES) if self.max_examples == "auto" else self.max_examples
+        if self.max_examples != "auto":
+            return self.max_examples
+        return min(MOST_EXAMPLES, max(num_examples, default=USUAL_EXAMPLES))
 
     def threshold_of(self, num_nodes: int, num_present: int) -> int:
         """Return the threshold of a step.
