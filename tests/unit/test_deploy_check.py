@@ -82,6 +82,7 @@ def test_a_new_deployment_only_lacks_its_superlink(deployment: Deployment) -> No
     found = look(deployment.folder)
     assert errors(found) == {}
     assert warnings(found) == {"superlink": "not running", "nodes": "2 (0, 1) not registered"}
+    assert found["peers"] == look(deployment.node(1))["peers"]  # the same fingerprint on both sides
 
 
 def test_another_program_has_the_port(deployment: Deployment) -> None:
