@@ -164,7 +164,7 @@ def _nodes(deployment: Deployment, *, is_running: bool) -> Iterator[Finding]:
     everyone = range(deployment.num_nodes)
     register = f"hyperfl deploy register '{deployment.folder}' while the SuperLink runs"
     if foreign:
-        yield error("nodes", f"{len(foreign)} keys that were replaced can still connect", register)
+        yield error("nodes", f"replaced keys that can still connect: {len(foreign)}", register)
     if unknown := [number for number in everyone if number not in nodes]:
         text = f"{_list(unknown)} not registered"
         yield warning("nodes", text, register)

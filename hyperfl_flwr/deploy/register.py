@@ -40,6 +40,12 @@ def register(deployment: Deployment) -> Iterator[str]:
         RunFailedError: If the SuperLink does not answer, or refuses a key.
     """
     environment = commands_environment(deployment)
+    for number in range(deployment.num_nodes):
+        if is_unregistered(deployment, number):  # before anything is changed: Flower says only "already in use"
+            raise RunFailedError(
+                f"node-{number} cannot be registered: its key was replaced before, and Flower never accepts such a key "
+                f"again; its owner must make another one with `hyperfl deploy own-key`"
+            )
     for flower_id in foreign_nodes(deployment):
         if problem := _supernode(["unregister", str(flower_id), "hyperfl"], environment):
             raise RunFailedError(f"a replaced key could not be unregistered: {problem}; {_remedy(deployment)}")
@@ -53,11 +59,6 @@ def register(deployment: Deployment) -> Iterator[str]:
         problem = _supernode(["register", str(file), "hyperfl", "--name", f"node-{number}"], environment)
         if problem == "":
             yield f"node-{number}: registered"
-        elif KNOWN in problem and is_unregistered(deployment, number):
-            raise RunFailedError(
-                f"node-{number} could not be registered: its key was replaced before, and Flower never accepts such a "
-                f"key again; its owner must make another one with `hyperfl deploy own-key`"
-            )
         elif KNOWN in problem:
             yield f"node-{number}: is already registered"
         else:
