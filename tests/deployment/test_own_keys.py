@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from gates import PAGE
-from programs import HYPERFL, LocalDeployment, local_deployment
+from programs import HYPERFL, SMALL, LocalDeployment, finished, local_deployment, sets
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.deploy.keys import public_line, read_node_key
@@ -120,6 +120,24 @@ def test_the_node_starts_with_its_own_key(machines: Machines) -> None:
         machines.made.nodes[0].stop()
     finally:
         shutil.move(machines.made.nodes[0].folder, node)
+
+
+def test_flowers_check_of_apps_refuses_every_app_that_is_submitted_from_a_folder(machines: Machines) -> None:
+    """If this fails, Flower can check such apps now, and the page has to say how owners use it."""
+    node = machines.made.nodes[1]
+    key = node.folder / "author"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    (node.folder / "trusted.yaml").write_text(f"fpk_1: '{key.with_suffix('.pub').read_text().strip()}'\n")
+    start = node.folder / "start.sh"
+    option = '--trusted-entities "$here/trusted.yaml" --root-certificates'
+    start.write_text(start.read_text().replace("--root-certificates", option))
+    node.start()
+    machines.made.wait_until_online(1)
+    words = sets({**SMALL, "min-nodes": 1, "node-timeout": 20})
+    code, _, said = finished(machines.made.hyperfl("run", "--dataset", "digits", "--num-rounds", "1", *words))
+    node.stop()
+    assert code == 1
+    assert "is refused: The FAB could not be verified." in said
 
 
 def test_a_replaced_key_is_not_registered_again(machines: Machines, tmp_path: Path) -> None:
