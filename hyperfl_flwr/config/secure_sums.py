@@ -7,7 +7,7 @@ from pydantic import Field
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.settings import Auto, NonNegative, Positive, PositiveFloat, Section, setting
-from hyperfl_flwr.protocol.secure_sums.encoding import MOST_EXAMPLES
+from hyperfl_flwr.protocol.secure_sums.header import MOST_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.thresholds import (
     MOST_NODES,
     check_threshold,

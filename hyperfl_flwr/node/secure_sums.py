@@ -19,7 +19,7 @@ from hyperfl_flwr.node.secure_session import Sessions
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Reduction, Request
-from hyperfl_flwr.protocol.secure_sums.encoding import MOST_EXAMPLES, Encoding
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import Header, Phase, arrays_digest
 from hyperfl_flwr.protocol.secure_sums.keys import agree, is_signed, public_of, sign_key
 from hyperfl_flwr.protocol.secure_sums.masks import ID_BYTES, Step, Upload, mask, release
@@ -235,8 +235,6 @@ def _check_settings(header: Header, terms: SecureTerms, phase: Phase) -> None:
         _refuse("the header is for other settings of the run than this node has received")
     if terms.max_examples not in ("auto", header.max_examples):
         _refuse("the header has another secagg.max-examples than the run's settings")
-    if header.max_examples > MOST_EXAMPLES:  # weights of small clients would be rounded to 0
-        _refuse(f"the header's max_examples is above {MOST_EXAMPLES}")
     if unknown := sorted(set(header.metrics) - set(terms.metric_names(phase, header.round))):
         _refuse(f"the header names metrics that this method's clients do not send: {', '.join(unknown)}")
 

@@ -25,10 +25,6 @@ from hyperfl_flwr.protocol.update_norms import USUAL_SIZE
 STATISTICS_SIZE = 1.0
 """Reference for running statistics of BatchNorm, which begin with a mean of 0 and change by about 1."""
 
-MOST_EXAMPLES = 1_000_000
-"""Largest number of training samples with the weight 1; with more, a small client's weight could be rounded to 0, and
-the sum would be that of a large client alone."""
-
 FEWEST_BITS = 8
 """Least number f of fractional bits; with fewer, too many clients take part."""
 

@@ -20,6 +20,10 @@ from hyperfl_flwr.core.setting_types import Scalar
 VERSION = 1
 """Version of the protocol; nodes refuse others."""
 
+MOST_EXAMPLES = 1_000_000
+"""Largest number of training samples with the weight 1; with more, a small client's weight could be rounded to 0, and
+the sum would be that of a large client alone."""
+
 MOST_BYTES = 1 << 24
 """Longest header that a node parses, in bytes."""
 
@@ -130,7 +134,7 @@ class Header:
         _require(_is_count(self.round) and self.round > 0, "round")
         _require(self.phase in ("train", "evaluate"), "phase")
         _require(_is_count(self.threshold) and self.threshold > 0, "threshold")
-        _require(_is_count(self.max_examples) and self.max_examples > 0, "max_examples")
+        _require(_is_count(self.max_examples) and 0 < self.max_examples <= MOST_EXAMPLES, "max_examples")
         _require(_is_hex(self.settings, 64), "settings")
         _require(_is_hex(self.arrays, 64), "arrays")
         names = self.metrics
