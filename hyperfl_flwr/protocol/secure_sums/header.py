@@ -112,9 +112,9 @@ class Header:
                 raise ValueError("the server uses another version of the protocol")
             rows = tuple(NodeRow(**_tuples(row)) for row in found.pop("nodes"))
             header = cls(nodes=rows, **_tuples(found))
+            header.check()
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"it is not a header: {type(error).__name__}") from None
-        header.check()
         if header.to_bytes() != data:
             raise ValueError("the header is not in its canonical form")
         return header
@@ -134,8 +134,9 @@ class Header:
         _require(_is_hex(self.settings, 64), "settings")
         _require(_is_hex(self.arrays, 64), "arrays")
         names = self.metrics
-        _require(len(names) <= _MOST_METRICS and len(set(names)) == len(names), "metrics")
+        _require(isinstance(names, tuple) and len(names) <= _MOST_METRICS, "metrics")
         _require(all(isinstance(name, str) and _METRIC.fullmatch(name) for name in names), "metrics")
+        _require(len(set(names)) == len(names), "metrics")
         for row in self.nodes:
             _require(_is_count(row.partition), "partition")
             _require(_is_hex(row.key, 64), "key")
