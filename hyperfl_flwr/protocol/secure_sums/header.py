@@ -156,7 +156,7 @@ def transcript_of(data: bytes) -> bytes:
 
 def settings_digest(settings: Mapping[str, Scalar]) -> str:
     """Return the digest of a run's settings by key, in hexadecimal digits."""
-    values = {key: value.hex() if isinstance(value, float) else value for key, value in settings.items()}
+    values = {key: ["float", value.hex()] if isinstance(value, float) else value for key, value in settings.items()}
     return hashlib.sha256(_canonical(values)).hexdigest()
 
 
