@@ -8,7 +8,7 @@ such nodes. So an opened sum covers at least
 
     G = n - c - floor((n - c) (n - t) / (t - c))
 
-honest nodes. `tests/unit/test_secure_masks.py` enumerates all views of small numbers of nodes.
+honest nodes. `tests/unit/test_secure_views.py` enumerates all that a server can say to few nodes.
 """
 
 from hyperfl_flwr.core.errors import ConfigError
