@@ -75,7 +75,7 @@ class Options:
     def __post_init__(self) -> None:
         """Raise a ConfigError if `summed` and `labels_known` are both set: attacks on a sum do not use labels."""
         if self.summed and self.labels_known:
-            raise ConfigError("attacks on a sum use no labels: give summed or labels-known, not both")
+            raise ConfigError("attacks on a sum use no labels, so labels-known has no effect; leave it out")
 
     def optimisation(self, row: Attack) -> Optimisation | None:
         """Return an attack's default optimisation with these options applied; None if it does not optimise."""
@@ -183,7 +183,7 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     row = METHODS[target.config.method]
     uploads = row.active_uploads(target.config, target.round)
     able = attacks_on(uploads, summed=target.summed)
-    possible = [name for name in able if ATTACKS[name].by_neighbours or not target.by_neighbours]
+    possible = [name for name in able if target.allows(ATTACKS[name])]
     if missing := [upload.part for upload in row.uploads if upload not in uploads]:
         method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
     for name in names:
