@@ -124,6 +124,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "data.global-test": False,
         "audit.clients": ",".join(map(str, range(number))),
         "audit.rounds": "all",
+        "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
     }
     config = resolved(RunConfig.from_flat(attacked))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
@@ -182,8 +183,7 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     row = METHODS[target.config.method]
     uploads = row.active_uploads(target.config, target.round)
-    able = attacks_on(uploads, summed=target.summed)
-    possible = [name for name in able if target.allows(ATTACKS[name])]
+    possible = [name for name in attacks_on(uploads, summed=target.summed) if target.allows(ATTACKS[name])]
     if missing := [upload.part for upload in row.uploads if upload not in uploads]:
         method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
     for name in names:
