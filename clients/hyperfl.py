@@ -61,6 +61,10 @@ def hyperfl_rates(config: RunConfig) -> HyperFLRates:
     )
 
 
+HEALTH = ("hidden-squared-norm", "hidden-active-units", "theta-norm")
+"""Metrics of a hypernetwork's health after training."""
+
+
 class HyperFLClient(BaseClient):
     """Trains the classifier (step 1), then the hypernetwork and the embedding (step 2)."""
 
@@ -85,6 +89,11 @@ class HyperFLClient(BaseClient):
             embedding_frozen=method.embedding == "common-frozen",
         )
         return replace(super().public_training(config), hypernetwork=form)
+
+    @classmethod
+    def training_metrics(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the loss and the hypernetwork's health; a client has no `theta-change` in its first round."""
+        return (*super().training_metrics(config), *HEALTH)
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `hypernetwork`, `embedding`, `classifier`, and `last`, which only a metric needs."""
@@ -129,12 +138,8 @@ class HyperFLClient(BaseClient):
         state = health(self.hypernetwork, self.embedding.v)
         change = float((state.theta - self.last.theta).norm())
         self.last.theta = state.theta
-        metrics = {
-            "train-loss": loss,
-            "hidden-squared-norm": state.squared_norm,
-            "hidden-active-units": float(state.active_units),
-            "theta-norm": state.weight_norm,
-        }
+        numbers = (state.squared_norm, float(state.active_units), state.weight_norm)
+        metrics = {"train-loss": loss, **dict(zip(HEALTH, numbers, strict=True))}
         return metrics if math.isnan(change) else {**metrics, "theta-change": change}
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clients.engine.split import SplitClient
-from clients.hyperfl import hyperfl_rates
+from clients.hyperfl import HEALTH, hyperfl_rates
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
@@ -48,6 +48,11 @@ class HyperFLFrozenClient(SplitClient):
         decay = plain.weight_decay if rates.weight_decay is None else rates.weight_decay
         return replace(plain, learning_rate=rates.extractor, clip_norm=rates.clip_norm, weight_decay=decay)
 
+    @classmethod
+    def training_metrics(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the loss and the health that `HyperFLClient` reports."""
+        return (*super().training_metrics(config), *HEALTH)
+
     def epochs(self) -> Epochs:
         """Return the local epochs of the settings, unconverted: they train the classifier, which no head generates."""
         return super().local_steps(self.context.config)
@@ -63,9 +68,5 @@ class HyperFLFrozenClient(SplitClient):
         extractor, classifier = self.model.extractor, self.model.classifier
         loss = train_fedrep(extractor, classifier, self.context.data, self.epochs(), rates, rng)
         theta = torch.cat([parameter.detach().flatten() for parameter in extractor.parameters()])
-        return {
-            "train-loss": loss,
-            "hidden-squared-norm": float(hidden.square().sum()),
-            "hidden-active-units": float((hidden > 0).sum()),
-            "theta-norm": float(theta.norm()),
-        }
+        numbers = (float(hidden.square().sum()), float((hidden > 0).sum()), float(theta.norm()))
+        return {"train-loss": loss, **dict(zip(HEALTH, numbers, strict=True))}

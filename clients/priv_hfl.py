@@ -78,6 +78,14 @@ class PrivHFLClient(BaseClient):
     private: ClassVar[tuple[str, ...]] = ("model", "accumulated")
 
     @classmethod
+    def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
+        """Return the group of the realisation and, with distillation, the generator."""
+        method = config.section(PrivHFLConfig)
+        exchanged = "changes" if method.realisation == "mean" else "force"
+        names = (exchanged, *(("generator",) if method.distill else ()))
+        return {name: cls.shared[name] for name in names}
+
+    @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
         """Return K local steps, the same number for all clients."""
         method = config.section(PrivHFLConfig)
@@ -95,6 +103,11 @@ class PrivHFLClient(BaseClient):
             dual=DualForm(rule=dual_rule(method), mixed=method.mixing),
             generator=generator if method.distill else None,
         )
+
+    @classmethod
+    def training_metrics(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the losses on private data and, with distillation, on pseudo-data."""
+        return (*super().training_metrics(config), *(("pseudo-loss",) if config.section(PrivHFLConfig).distill else ()))
 
     def __init__(self, context: ClientContext) -> None:
         self.rule = dual_rule(context.config.section(PrivHFLConfig))

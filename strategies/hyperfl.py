@@ -4,12 +4,13 @@ Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Again
 2025, algorithm 1 (server): varphi <- sum_i (n_i / n) varphi_i.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, resolved_number
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
@@ -41,6 +42,21 @@ class WithEmbedding(BaseStrategy):
 
 class HyperFL(WithEmbedding):
     """Averages the shared group `hypernetwork`."""
+
+    @classmethod
+    def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
+        """Refuse secure sums of hypernetworks that are trained with different embeddings.
+
+        Raises:
+            ConfigError: If `secagg.enabled` is set without `hyperfl.embedding = common-frozen`.
+        """
+        embedding = config.section(HyperFLConfig).embedding
+        if config.secagg.enabled and embedding != "common-frozen":
+            raise ConfigError(
+                f"secagg.enabled must be false with hyperfl.embedding = {embedding}: a sum of hypernetworks that were "
+                f"trained with different embeddings can be separated into the clients' parts (docs/privacy/audit.md); "
+                f"use hyperfl-frozen, or hyperfl.embedding=common-frozen"
+            )
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the hypernetwork's initial values, drawn as `hyperfl.initialisation` says."""

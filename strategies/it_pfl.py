@@ -28,7 +28,7 @@ from hyperfl_flwr.models.server_hypernetwork import ServerRates
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
 from hyperfl_flwr.training.server_adam import ServerAdam
-from strategies.engine.base import ServerContext
+from strategies.engine.context import ServerContext
 from strategies.engine.query_clients import Answers, ask, descriptors_of
 from strategies.pfedhn import PFedHN
 
@@ -203,12 +203,12 @@ class ITPFL(PFedHN):
         self.server.forget_momentum()
         self.progress.last_phase_after = server_round - 1
 
-    def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
+    def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int], grid: Grid) -> Sequence[Message]:
         if not self.kept:
-            return super()._messages(kind, arrays, clients)
+            return super()._messages(kind, arrays, clients, grid)
         self._frozen = unpack_arrays(arrays)
         described = [client for client in clients if client in self.descriptors]
-        return super()._messages(kind, pack_arrays({}), described)
+        return super()._messages(kind, pack_arrays({}), described, grid)
 
     def _begin_outcome(self) -> None:
         super()._begin_outcome()

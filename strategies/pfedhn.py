@@ -18,7 +18,8 @@ from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHype
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
-from strategies.engine.base import BaseStrategy, ServerContext
+from strategies.engine.base import BaseStrategy
+from strategies.engine.context import ServerContext
 
 
 class PFedHN(BaseStrategy):

@@ -30,7 +30,8 @@ from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_array
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.training.dual_averaging import ChainServer, MeanServer
 from hyperfl_flwr.training.dual_stability import default_dual, dual_rule, effective_rate, stability_warnings
-from strategies.engine.base import BaseStrategy, ServerContext
+from strategies.engine.base import BaseStrategy
+from strategies.engine.context import ServerContext
 
 CHANGES, FORCE, GENERATOR = "changes/theta", "force/theta", "generator"
 

@@ -25,7 +25,7 @@ from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.runs.run_directory import read_metrics
 from hyperfl_flwr.server.federation import handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
-from strategies.engine.base import ServerContext
+from strategies.engine.context import ServerContext
 
 Settings = dict[str, Scalar]
 MakeGrid = Callable[[int, Settings], Grid]

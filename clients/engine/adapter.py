@@ -9,7 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, Rec
 from clients.engine.base import BaseClient
 from clients.novel.answers import assess, classifier_errors, classifier_gradients
 from hyperfl_flwr.metrics.memory import peak_memory, process_name
+from hyperfl_flwr.node.array_sums import PlainSum
 from hyperfl_flwr.node.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
+from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.protocol.arrays import SharedArrays, not_finite, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
@@ -39,37 +41,44 @@ class Cohort:
         trainer: Trainer of the clients in a message.
         reductions: Reduction of each shared group.
         send_details: Whether the text and traceback of a failure are sent to the server.
+        secure: The node's side of secure sums; None if the server sees each node's sums.
     """
 
     make_client: Callable[[int], BaseClient]
     trainer: Trainer
     reductions: Mapping[str, Reduction]
     send_details: bool
+    secure: SecureCohort | None = None
 
 
 def train(cohort: Cohort, message: Message) -> Message:
-    """Answer a TRAIN message with the shared arrays or their sums, the weights, and a report."""
+    """Answer a TRAIN message with the shared arrays or their sums, the weights, and a report; or with masked sums."""
     began = time.perf_counter()
     received, request = _received(message), Request.of(message.content)
-    result = train_cohort(cohort.trainer, request, received, cohort.reductions, send_details=cohort.send_details)
+    if cohort.secure:
+        return Message(cohort.secure.train(cohort.trainer, message.content, received), reply_to=message)
+    total = PlainSum(received.shared, cohort.reductions, request)
+    result = train_cohort(cohort.trainer, request, received, total, send_details=cohort.send_details)
     content = RecordDict(
         {
-            ARRAYS: pack_arrays(result.arrays),
+            ARRAYS: pack_arrays(total.arrays),
             WEIGHTS: weights_record(result.num_examples, len(result.results)),
             CLIENTS: _report(result, began).to_record(),
         }
     )
-    if result.outliers:
-        content[OUTLIER_SUMS] = _pack_by_number(result.outliers)
+    if outliers := total.outliers:
+        content[OUTLIER_SUMS] = _pack_by_number(outliers)
     if result.per_client:
         content[PER_CLIENT_ARRAYS] = _pack_by_number(result.per_client)
     return Message(content, reply_to=message)
 
 
 def evaluate(cohort: Cohort, message: Message) -> Message:
-    """Answer an EVALUATE message with a report."""
+    """Answer an EVALUATE message with a report, or with masked sums."""
     began = time.perf_counter()
     received, request = _received(message), Request.of(message.content)
+    if cohort.secure:
+        return Message(cohort.secure.evaluate(cohort.make_client, message.content, received), reply_to=message)
     result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
     return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
+from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
@@ -30,7 +32,7 @@ CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
 
 
-class BaseClient(LocalTraining, NumPyClient):
+class BaseClient(ReportedMetrics, LocalTraining, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -136,7 +138,7 @@ class BaseClient(LocalTraining, NumPyClient):
         context = self.context
         began = time.perf_counter()
         self._load(self._named(parameters), config["version"])
-        metrics: dict[str, Scalar] = _accuracy("aggregate", self._evaluate())
+        metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate())
         evaluated = time.perf_counter()
         self._set_mode(training=True)
         path = (context.client, config["round"])
@@ -144,7 +146,7 @@ class BaseClient(LocalTraining, NumPyClient):
         seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
         metrics |= self.train(numpy_generator(context.config.seed, "training", *path))
         trained = time.perf_counter()
-        metrics |= _accuracy("personalized", self._evaluate())
+        metrics |= accuracy_metrics("personalized", self._evaluate())
         if config["round"] == context.config.num_rounds:
             metrics |= self._global_accuracy("personalized")
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
@@ -159,7 +161,7 @@ class BaseClient(LocalTraining, NumPyClient):
         """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""
         self.receive(self._named(parameters), config["version"])
         sums = self._evaluate()
-        return sums.mean_loss, sums.total, _accuracy("aggregate", sums) | self._global_accuracy("aggregate")
+        return sums.mean_loss, sums.total, accuracy_metrics("aggregate", sums) | self._global_accuracy("aggregate")
 
     def describe(self, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         """Return a descriptor of training samples and their number, for a method with an encoder.
@@ -172,6 +174,11 @@ class BaseClient(LocalTraining, NumPyClient):
             ValueError: If the method has no encoder.
         """
         raise ValueError(f"{self.context.config.method} has no encoder")
+
+    @classmethod
+    def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
+        """Return the shared groups that hold parameters with some settings; by default all of `shared`."""
+        return cls.shared
 
     def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups that are exchanged in this round; by default all."""
@@ -269,10 +276,6 @@ class BaseClient(LocalTraining, NumPyClient):
         sums = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
         total = sum(sums, ClassificationSums())
         return {f"{kind}-global-accuracy": total.accuracy}
-
-
-def _accuracy(kind: str, sums: ClassificationSums) -> dict[str, Scalar]:
-    return {f"{kind}-accuracy": sums.accuracy, f"{kind}-loss": sums.mean_loss, "test-examples": float(sums.total)}
 
 
 def _to_numpy(tensor: Tensor) -> NDArray[Any]:

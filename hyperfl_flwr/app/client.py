@@ -4,26 +4,32 @@ The node config is parsed once for each message (`hyperfl_flwr.config.node_confi
 `hyperfl_flwr.app.node` loads the data and builds the clients. Messages are recorded in the ledger in the state folder
 before they are handled or sent, see `hyperfl_flwr.node.ledger_app`. A node with `novel-data` is a novel client: it
 requests a model on demand and refuses all other messages, see `clients.novel.node`.
+
+With secure sums, every round has a message UNMASK, and a deployment starts a process for each message. So this module
+imports torch, directly or not, only in the functions that need it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from logging import ERROR
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
 
-from clients.engine import adapter
-from clients.novel.node import NovelNode
-from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.app.node import NodeApp
+from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
 from hyperfl_flwr.config.node_config import NOVEL_DATA, NodeConfig, is_simulated, state_folder
 from hyperfl_flwr.core.errors import RefusalError, for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle
+from hyperfl_flwr.node.secure_sums import release_shares
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable
 from hyperfl_flwr.protocol.queries import PERSONALIZE, PROBLEM, QUERIES
+from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.protocol.sizes import content_bytes
+
+if TYPE_CHECKING:
+    from clients.engine.adapter import Cohort
 
 Handler = Callable[[Message, Context], Message]
 Answer = Callable[[Message, Context, NodeConfig], Message]
@@ -48,9 +54,19 @@ def ledger_for(message: Message, context: Context) -> LedgerHandle | None:
     return LedgerHandle(
         method=name,
         ledger=Ledger(state_folder(context.node_config.get("state-dir"), folder, simulated=simulated)),
-        private=client_of(name).private if name in METHODS else (),
+        private=_private_groups(name, message),
         send_details=simulated,
+        sums_only=sends_sums_only(context.node_config, context.run_config),
     )
+
+
+def _private_groups(method: str, message: Message) -> Sequence[str]:
+    """Return the groups that must not leave the node; none for UNMASK, of which the reply must not have any arrays."""
+    if message.metadata.message_type == UNMASK or method not in METHODS:
+        return ()
+    from hyperfl_flwr.app.methods import client_of
+
+    return client_of(method).private
 
 
 app = LedgerApp(ledger_for)
@@ -59,48 +75,66 @@ app = LedgerApp(ledger_for)
 def on_node(answer: Answer) -> Handler:
     """Return a handler for Flower that parses the node config and refuses messages that the owner does not allow.
 
-    A message that is too large is refused before its arrays are unpacked.
+    A message that is too large is refused before its arrays are unpacked. If only secure sums may leave the node,
+    other messages are refused.
     """
 
     def handle(message: Message, context: Context) -> Message:
         node = NodeConfig.of_context(context)
         node.refuse_large(content_bytes([message.content]))
+        refuse_plain(message, node, context.run_config)
         return answer(message, context, node)
 
     return handle
-
-
-def _refuse_novel(node: NodeConfig) -> None:
-    """Refuse training and evaluation on a novel client's node, so that the server cannot select data on it."""
-    if node.novel_data:
-        raise RefusalError("this node is a novel client: it only receives a model on demand and does not train")
 
 
 @app.train()
 @on_node
 def train(message: Message, context: Context, node: NodeConfig) -> Message:
     """Train the sampled clients of this node."""
-    _refuse_novel(node)
-    request = Request.of(message.content)
-    return adapter.train(NodeApp(node, context.run_config).cohort(request), message)
+    from clients.engine import adapter
+
+    return adapter.train(_cohort(message, context, node), message)
 
 
 @app.evaluate()
 @on_node
 def evaluate(message: Message, context: Context, node: NodeConfig) -> Message:
     """Evaluate the clients of this node."""
-    _refuse_novel(node)
-    request = Request.of(message.content)
-    return adapter.evaluate(NodeApp(node, context.run_config).cohort(request), message)
+    from clients.engine import adapter
+
+    return adapter.evaluate(_cohort(message, context, node), message)
+
+
+def _cohort(message: Message, context: Context, node: NodeConfig) -> "Cohort":
+    """Return the clients that a message asks for.
+
+    Raises:
+        RefusalError: If the node is a novel client, so that the server cannot select data on it.
+    """
+    from hyperfl_flwr.app.node import NodeApp
+
+    if node.novel_data:
+        raise RefusalError("this node is a novel client: it only receives a model on demand and does not train")
+    return NodeApp(node, context.run_config).cohort(Request.of(message.content))
+
+
+@app.query(UNMASK.removeprefix("query."))
+@on_node
+def unmask(message: Message, _: Context, node: NodeConfig) -> Message:
+    """Release this node's shares of a step, with which the server opens the sum."""
+    return Message(release_shares(sessions_of(node), node.place[0], message.content), reply_to=message)
 
 
 @on_node
 def answer(message: Message, context: Context, node: NodeConfig) -> Message:
     """Answer a query about the data of clients of this node."""
+    from clients.engine import adapter
+    from clients.novel.node import NovelNode
+
     if novel := NovelNode.of(node):
         return novel.answer(message)
-    request = Request.of(message.content)
-    return adapter.answer(NodeApp(node, context.run_config).cohort(request), message)
+    return adapter.answer(_cohort(message, context, node), message)
 
 
 for query in QUERIES:
@@ -115,6 +149,8 @@ def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
     Raises:
         RefusalError: If the node is not a novel client.
     """
+    from clients.novel.node import NovelNode
+
     if novel := NovelNode.of(node):
         return novel.answer(message)
     raise RefusalError("this node is not a novel client and does not accept a model on demand")
@@ -123,13 +159,18 @@ def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Answer the handshake with the properties of this node, or with the reason why it cannot take part."""
+    from clients.engine import adapter
+    from clients.novel.node import NovelNode
+    from hyperfl_flwr.app.node import NodeApp
+
     try:
         node = NodeConfig.of_context(context)
+        refuse_plain(message, node, context.run_config)
         if novel := NovelNode.of(node):
             return novel.introduce(message)
         if context.run_config.get("personalize.run"):
             raise RefusalError("the run makes models on demand, but this node's config has no novel-data")
-        properties = NodeApp(node, context.run_config).properties()
+        properties = NodeApp(node, context.run_config).properties() | introduction(message, node)
     except Exception as error:
         number = context.node_config.get("partition-id")
         if type(number) is not int:  # the handshake's answer needs the node's number

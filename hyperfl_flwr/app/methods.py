@@ -1,7 +1,7 @@
 """Both sides of a method: their classes, loaded when they are needed, and checks of a run's settings."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -14,8 +14,10 @@ from hyperfl_flwr.models.custom.checks import check_custom
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.layers.batchnorm import has_statistics
 from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.server.federation import Federation
-from strategies.engine.base import BaseStrategy, ServerContext
+from strategies.engine.base import BaseStrategy
+from strategies.engine.context import SecureContext, ServerContext
 
 Side = TypeVar("Side")
 
@@ -45,7 +47,14 @@ def _load(path: str, kind: type[Side]) -> type[Side]:
     return found
 
 
-def new_strategy(config: RunConfig, federation: Federation, *, experiment: str, run_directory: str) -> BaseStrategy:
+def new_strategy(
+    config: RunConfig,
+    federation: Federation,
+    *,
+    experiment: str,
+    run_directory: str,
+    secure: SecureContext | None = None,
+) -> BaseStrategy:
     """Return the server's side of a run's method, as it is before the first round; see `strategies.engine.base`."""
     context = ServerContext(
         config=config,
@@ -53,6 +62,7 @@ def new_strategy(config: RunConfig, federation: Federation, *, experiment: str, 
         reductions=client_of(config.method).shared,
         experiment=experiment,
         run_directory=run_directory,
+        secure=secure,
     )
     return strategy_of(config.method)(context)
 
@@ -71,6 +81,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     _check_target(config, input_shape, num_classes)
     _check_novel(config, input_shape)
     _check_audit(config)
+    check_secure_sum(config)
     strategy_of(config.method).check(config, input_shape)
 
 
@@ -96,6 +107,44 @@ def _check_audit(config: RunConfig) -> None:
             f"audit.clients must be empty with {config.method}, got {config.audit.clients}: its clients upload "
             f"nothing that could be recorded; leave it out, or choose another method"
         )
+
+
+def check_secure_sum(config: RunConfig) -> None:
+    """Refuse secure sums where the server must see single clients.
+
+    Raises:
+        ConfigError: Naming the setting, the reason, and what to do instead.
+    """
+    if not config.secagg.enabled:
+        return
+    alone = [name for name, each in _groups(config).items() if each is Reduction.PER_CLIENT]
+    if alone or not _groups(config):
+        reason = f"the server must see each client's {', '.join(alone)}" if alone else "its clients upload nothing"
+        summed = [name for name in METHODS if _is_summed(config.model_copy(update={"method": name}))]
+        others = [name for name in summed if name != "hyperfl"]  # it needs a setting, see its strategy
+        raise ConfigError(
+            f"secagg.enabled must be false with {config.method}: {reason}, so there is no sum to hide it in; take one "
+            f"of {', '.join(others)}"
+        )
+    if config.audit.clients:
+        raise ConfigError(
+            f"audit.clients must be empty with secagg.enabled, got {config.audit.clients}: the server does not see "
+            f"single clients; audit.rounds alone records what it opens"
+        )
+    if config.novel.clients:
+        raise ConfigError(
+            f"novel.clients must be 0 with secagg.enabled, got {config.novel.clients}: each novel client answers for "
+            f"itself alone; assess them in a run without secure sums"
+        )
+
+
+def _groups(config: RunConfig) -> Mapping[str, Reduction]:
+    return client_of(config.method).active_groups(config)
+
+
+def _is_summed(config: RunConfig) -> bool:
+    found = _groups(config)
+    return bool(found) and Reduction.PER_CLIENT not in found.values()
 
 
 def _check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:

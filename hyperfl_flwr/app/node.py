@@ -13,7 +13,9 @@ from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.secure import secure_node
 from hyperfl_flwr.config.node_config import NodeConfig, state_folder
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, RefusalError
 from hyperfl_flwr.core.rng import seed_for
@@ -26,9 +28,12 @@ from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.cohort import SequentialTrainer
 from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.node.secure_cohort import SecureCohort
+from hyperfl_flwr.node.secure_sums import SecureTerms
 from hyperfl_flwr.privacy.secret_rotation import read_key, run_key
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import Request
+from hyperfl_flwr.protocol.secure_sums.header import Phase, settings_digest
 
 
 class NodeApp:
@@ -47,8 +52,9 @@ class NodeApp:
         self.node = node
         self.simulated = node.simulated
         self.config = resolved(node.applied_to(run_config))
+        self._received = run_config
         self.has_owners_data = self.config.dataset != run_config["dataset"]
-        self.partition, self.num_nodes = self._place()
+        self.partition, self.num_nodes = node.place
         self.clients = clients_of_node(self.partition, self.num_nodes, self.config.hosted_clients)
         if self.node.has_local_data and self.num_nodes != self.config.hosted_clients:
             raise RefusalError(
@@ -62,21 +68,6 @@ class NodeApp:
             torch.set_num_threads(self.config.threads)
         elif self.simulated:  # other nodes share the machine
             torch.set_num_threads(1)
-
-    def _place(self) -> tuple[int, int]:
-        """Return the node's number and the number of all nodes.
-
-        Raises:
-            ConfigError: If the node config lacks one of them.
-        """
-        place = {"partition-id": self.node.partition_id, "num-partitions": self.node.num_partitions}
-        if missing := [key for key, value in place.items() if value is None]:
-            raise ConfigError(
-                f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
-                f"--node-config 'partition-id=0 num-partitions=2'",
-                public=f"its node config lacks {' and '.join(missing)}",
-            )
-        return self.node.partition_id or 0, self.node.num_partitions or 1
 
     def data(self) -> FederatedData:
         """Return the data of all clients, or only of this node's client if the data are the node's own.
@@ -112,7 +103,26 @@ class NodeApp:
             trainer=SequentialTrainer(make_client),
             reductions=client_class.shared,
             send_details=self.simulated,
+            secure=self._secure_cohort() if self.config.secagg.enabled else None,
         )
+
+    def _secure_cohort(self) -> SecureCohort:
+        """Return the node's side of secure sums."""
+        config, client_class = self.config, client_of(self.config.method)
+
+        def metric_names(phase: Phase, server_round: int) -> tuple[str, ...]:
+            return client_class.metric_names(config, phase, server_round)
+
+        terms = SecureTerms(
+            settings=settings_digest(RunConfig.from_flat(self._received).flat()),  # without the owner's
+            num_clients=config.hosted_clients,
+            reductions=client_class.shared,
+            range=config.secagg.range,
+            max_examples=config.secagg.max_examples,
+            max_update_ratio=config.max_update_ratio,
+            metric_names=metric_names,
+        )
+        return SecureCohort(node=secure_node(self.node), terms=terms)
 
     def _mixing_secret(self) -> bytes:
         """Return the owner's secret for `priv-hfl.mixing`; empty without mixing, or in a simulation without key file.
@@ -146,7 +156,8 @@ class NodeApp:
     def properties(self) -> dict[str, ConfigRecordValues]:
         """Return the node's answer to the handshake; label counts only in a simulation, which has no private data.
 
-        The numbers of training samples are the same that every answer to a TRAIN message contains.
+        The numbers of training samples are the same that every answer to a TRAIN message contains. With secure sums,
+        no message of a deployed node contains them.
         """
         data = self.data()
         properties: dict[str, ConfigRecordValues] = {
@@ -165,6 +176,8 @@ class NodeApp:
             properties["model"] = source_hash(self.config.target)
         if self.simulated:
             properties["threads"] = torch.get_num_threads()
+        elif self.config.secagg.enabled:
+            del properties["num-examples"]
         return properties
 
 

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
+from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
@@ -26,6 +27,7 @@ from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_na
 from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.server.federation import refuse_other_source
 from hyperfl_flwr.server.membership import Announce, Roster
+from strategies.engine.context import SecureContext
 from strategies.engine.recorded import RecordedStrategy
 from strategies.novel.assess import assess_novel_clients
 
@@ -66,11 +68,15 @@ def run(grid: Grid, config: RunConfig) -> Path:
         announce(line)
         early_records.append(logging.makeLogRecord({"levelname": "INFO", "msg": line}))
 
-    roster = _roster(grid, config, announce_early)
+    secure = secure_context(config)
+    roster = _roster(grid, config, announce_early, secure)
     directory, last_round = _opened(config, roster)
     with _recorded(directory, early_records):
         announce(resolution_text(read_manifest(directory.path)["resolved"]))
-        _train(grid, resolved(config), roster, directory, last_round)
+        samples = list(roster.federation.num_examples.values())
+        for line in secure_sum_warnings(config, samples, simulated=roster.simulated):
+            announce(line)
+        _train(grid, resolved(config), roster, directory, last_round, secure)
     return directory.path
 
 
@@ -82,6 +88,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         federation = roster.gather()
         refuse_other_source(federation, config.target)
         check_run(config, federation.input_shape, federation.num_classes)
+        check_nodes(config, federation)
         directory = RunDirectory.create(path)
         directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
         keep_model(config.target, directory.path)
@@ -95,6 +102,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
             refuse_other_model(read_manifest(directory.path), config.target)
             check_run(config, federation.input_shape, federation.num_classes)
+            check_nodes(config, federation)
         except BaseException:
             directory.close()
             raise
@@ -104,9 +112,16 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
     return directory, last_round
 
 
-def _train(grid: Grid, config: RunConfig, roster: Roster, directory: RunDirectory, last_round: int) -> None:
-    experiment = read_manifest(directory.path)["experiment"]
-    inner = new_strategy(config, roster.federation, experiment=experiment, run_directory=str(directory.path))
+def _train(
+    grid: Grid,
+    config: RunConfig,
+    roster: Roster,
+    directory: RunDirectory,
+    last_round: int,
+    secure: SecureContext | None,
+) -> None:
+    experiment, folder = read_manifest(directory.path)["experiment"], str(directory.path)
+    inner = new_strategy(config, roster.federation, experiment=experiment, run_directory=folder, secure=secure)
     strategy = RecordedStrategy(inner, directory, announce, roster)
     arrays = strategy.resume(last_round) if last_round else inner.initial_arrays()
     result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
@@ -149,7 +164,7 @@ def _recorded(directory: RunDirectory, early_records: Sequence[logging.LogRecord
 announce = partial(log, logging.INFO, "%s")
 
 
-def _roster(grid: Grid, config: RunConfig, announce: Announce) -> Roster:
+def _roster(grid: Grid, config: RunConfig, announce: Announce, secure: SecureContext | None) -> Roster:
     return Roster(
         grid,
         num_clients=config.hosted_clients,
@@ -157,6 +172,8 @@ def _roster(grid: Grid, config: RunConfig, announce: Announce) -> Roster:
         min_nodes=None if config.min_nodes == "auto" else config.min_nodes,
         announce=announce,
         exclusion_rounds=config.exclusion_rounds,
+        session=secure.session if secure else "",
+        fewest=config.secagg.fewest_nodes if secure else lambda num_nodes: 1,
     )
 
 

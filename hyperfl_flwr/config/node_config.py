@@ -28,7 +28,6 @@ from hyperfl_flwr.core.settings import (
     setting,
 )
 from hyperfl_flwr.core.similar_names import nearest
-from hyperfl_flwr.data.registry import DATASETS
 from hyperfl_flwr.data.sample_format import expanded, is_local_data, local_data_path
 from hyperfl_flwr.flower.home import get_flwr_home
 
@@ -165,8 +164,12 @@ class NodeConfig(Section):
                 raise ValueError(f"must name a file after npz: or a folder after folder:; got {value!r}")
             kind, _, path = value.partition(":")
             return f"{kind}:{_located(path, info)}"
-        if value and value not in DATASETS:
-            raise ValueError(f"must be npz:FILE, folder:PATH or a data set; got {value!r}{nearest(value, DATASETS)}")
+        if value:
+            from hyperfl_flwr.data.registry import DATASETS  # deferred: imports torch
+
+            if value not in DATASETS:
+                text = f"must be npz:FILE, folder:PATH or a data set; got {value!r}{nearest(value, DATASETS)}"
+                raise ValueError(text)
         return value
 
     @classmethod
@@ -208,6 +211,22 @@ class NodeConfig(Section):
     def flat(self) -> dict[str, Scalar]:
         """Return the keys that differ from their defaults, in the form of Flower's node config."""
         return self.model_dump(by_alias=True, exclude_defaults=True)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The node's number and the number of all nodes.
+
+        Raises:
+            ConfigError: If the node config lacks one of them.
+        """
+        place = {"partition-id": self.partition_id, "num-partitions": self.num_partitions}
+        if missing := [key for key, value in place.items() if value is None]:
+            raise ConfigError(
+                f"the node config lacks {' and '.join(missing)}; start the SuperNode with "
+                f"--node-config 'partition-id=0 num-partitions=2'",
+                public=f"its node config lacks {' and '.join(missing)}",
+            )
+        return self.partition_id or 0, self.num_partitions or 1
 
     @property
     def has_local_data(self) -> bool:

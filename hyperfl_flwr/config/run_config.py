@@ -13,8 +13,8 @@ from pydantic import ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
-from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig, PrivacyConfig
+from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section, Setting, declared

@@ -279,9 +279,20 @@ class AuditConfig(Section):
         "no result.",
         values="empty, `all`, numbers with commas between them",
     )
-    rounds: Numbers = setting("", "Rounds that are recorded.", values="empty, `all`, numbers with commas between them")
+    rounds: Numbers = setting(
+        "",
+        "Rounds that are recorded. With secure sums, the server records what it has opened in them.",
+        values="empty, `all`, numbers with commas between them",
+    )
 
     def covers(self, client: int, server_round: int) -> bool:
         """Return whether the server records a client's messages in a round."""
-        chosen = ((self.clients, client), (self.rounds, server_round))
-        return all(text == "all" or str(number) in text.split(",") for text, number in chosen)
+        return self.covers_round(server_round) and _names(self.clients, client)
+
+    def covers_round(self, server_round: int) -> bool:
+        """Return whether the server records a round; with secure sums, it records the opened sum."""
+        return _names(self.rounds, server_round)
+
+
+def _names(text: str, number: int) -> bool:
+    return text == "all" or str(number) in text.split(",")

@@ -4,7 +4,15 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.settings import Auto, NonNegative, Positive, PositiveFloat, Section, setting
+from hyperfl_flwr.protocol.secure_sums.thresholds import (
+    MOST_NODES,
+    check_threshold,
+    fewest_nodes,
+    smallest_threshold,
+    usual_colluding,
+)
 
 
 class SecureSumConfig(Section):
@@ -40,3 +48,32 @@ class SecureSumConfig(Section):
     min_cohort: Annotated[int, Field(ge=2)] = setting(
         3, "Least number of honest nodes in a sum. A node's owner may require more.", values="whole number ≥ 2"
     )
+
+    def threshold_of(self, num_nodes: int, num_present: int) -> int:
+        """Return the threshold of a step.
+
+        Args:
+            num_nodes: Number P of all nodes of the federation.
+            num_present: Number n of nodes in the step.
+
+        Raises:
+            ConfigError: If so few, or so many, nodes cannot have a secure sum.
+        """
+        if num_present > MOST_NODES:
+            raise ConfigError(
+                f"secagg.enabled allows at most {MOST_NODES} nodes in a round, got {num_present}; host several clients "
+                f"on each node"
+            )
+        colluding = self.colluding_of(num_nodes)
+        if self.threshold == "auto":
+            return smallest_threshold(num_present, colluding, self.min_cohort)
+        check_threshold(num_present, self.threshold, colluding, self.min_cohort)
+        return self.threshold
+
+    def fewest_nodes(self, num_nodes: int) -> int:
+        """Return the least number of nodes in a step, for P nodes in all."""
+        return fewest_nodes(self.colluding_of(num_nodes), self.min_cohort)
+
+    def colluding_of(self, num_nodes: int) -> int:
+        """Return the number of nodes that may collude with the server, for P nodes in all."""
+        return usual_colluding(num_nodes) if self.colluding == "auto" else self.colluding

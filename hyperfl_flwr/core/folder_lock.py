@@ -1,7 +1,9 @@
 """Lock a folder so that only one process writes to it; the kernel releases the lock when the process ends."""
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,3 +24,14 @@ def lock_folder(path: Path) -> IO[str]:
         lock.close()
         raise RunDirectoryError(f"another process is writing to {path}; wait for it, or stop it") from None
     return lock
+
+
+@contextlib.contextmanager
+def wait_for_folder(path: Path) -> Iterator[None]:
+    """Hold the lock of an existing folder within this context, for a short time; waits for another holder."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

@@ -3,8 +3,8 @@
 Client is this project's term, node is Flower's. Node p of P hosts the clients p, p+P, p+2P, ...: with P = N there is
 one client per node, as in a deployment; with P = 2 two Ray actors run a hundred clients. A node trains its sampled
 clients and sends one reply, with the weighted sum of their shared parameters. So a 60 MB hypernetwork is transferred
-once per node and not once per client. The number of nodes does not change any bit of the sum, see
-`hyperfl_flwr.protocol.reproducible_sum`. A client that fails is reported and left out; the node continues.
+once per node and not once per client. `hyperfl_flwr.node.array_sums` has the sums. A client that fails is reported and
+left out; the node continues.
 
 A `Trainer` decides how to train the clients: one after another (`SequentialTrainer`), or together, with stacked
 parameters.
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.core.errors import for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
-from hyperfl_flwr.protocol.messages import ClientResult, Failure, Reduction, Request, printable
-from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
+from hyperfl_flwr.protocol.messages import ClientResult, Failure, Request, printable
 
 
 class CohortClient(Protocol):
@@ -137,22 +136,32 @@ class SequentialTrainer:
         return Trained(clients=[job.client], stacked=stacked, num_examples=[num_examples], metrics=[metrics])
 
 
+class ArraySum(Protocol):
+    """Interface: add up the shared arrays of a node's clients, see `hyperfl_flwr.node.array_sums`."""
+
+    def add(self, arrays: SharedArrays, num_examples: int) -> None:
+        """Add one client's arrays.
+
+        Args:
+            arrays: Its shared arrays after training: finite, with the names, shapes and types of those received.
+            num_examples: Number of its training samples.
+
+        Raises:
+            ValueError: If the client may not take part; the sum is unchanged.
+        """
+
+
 @dataclass
 class CohortResult:
-    """Combined results of a node's clients.
+    """Combined results of a node's clients, without the sum of their shared arrays.
 
     Attributes:
-        arrays: The shared parameters of a single finished client, or the weighted sums over several; empty if no client
-            finished.
-        outliers: Sums of the terms that are too large for `arrays`, by level.
         per_client: The per-client groups of each finished client.
         num_examples: Total number of training samples of the finished clients.
         results: Numbers of each finished client, by ascending id.
         failures: Failures of the other clients.
     """
 
-    arrays: SharedArrays = field(default_factory=dict)
-    outliers: dict[int, SharedArrays] = field(default_factory=dict)
     per_client: dict[int, SharedArrays] = field(default_factory=dict)
     num_examples: int = 0
     results: list[ClientResult] = field(default_factory=list)
@@ -160,12 +169,7 @@ class CohortResult:
 
 
 def train_cohort(
-    trainer: Trainer,
-    request: Request,
-    received: Received,
-    reductions: Mapping[str, Reduction],
-    *,
-    send_details: bool,
+    trainer: Trainer, request: Request, received: Received, total: ArraySum, *, send_details: bool
 ) -> CohortResult:
     """Train the requested clients and sum their shared parameters.
 
@@ -173,66 +177,32 @@ def train_cohort(
         trainer: Trains the clients.
         request: The clients, and the versions of private state that they start from.
         received: Arrays from the server.
-        reductions: Reduction of each shared group.
+        total: The sum to add to.
         send_details: True to send the message and traceback of a failure to the server.
     """
     result = CohortResult()
-    rounding = {"num_clients": request.num_clients, "max_num_examples": request.max_num_examples}
-    shared = _Shared(ReproducibleSum(received.shared, reductions, **rounding))
     for part in trainer.train(_jobs(request), received):
         if isinstance(part, Failed):
             result.failures.append(failure_of(part.client, part.error, send_details=send_details))
         else:
             for row in range(len(part.clients)):
-                _take(part, row, result, received, shared, send_details=send_details)
+                _take(part, row, result, received, total, send_details=send_details)
         del part  # frees these parameters before the next clients are trained
-    result.arrays, result.outliers = shared.arrays, shared.outliers
     return result
 
 
-class _Shared:
-    """Sum of the shared arrays of a node's clients; keeps the first client's arrays unchanged until a second one.
-
-    Args:
-        total: Sum to add the arrays to.
-    """
-
-    def __init__(self, total: ReproducibleSum) -> None:
-        self._total = total
-        self._waiting: list[tuple[SharedArrays, int]] = []
-        self._count = 0
-
-    def add(self, arrays: SharedArrays, num_examples: int) -> None:
-        """Add the arrays of one more client."""
-        # A single client's float32 arrays are sent as they are: exact, and half the bytes of a float64 sum.
-        self._waiting.append((arrays, num_examples))
-        self._count += 1
-        while self._count > 1 and self._waiting:
-            self._total.add(*self._waiting.pop(0))
-
-    @property
-    def arrays(self) -> SharedArrays:
-        """See `CohortResult`."""
-        return self._waiting[0][0] if self._waiting else self._total.sums(0)
-
-    @property
-    def outliers(self) -> dict[int, SharedArrays]:
-        """See `CohortResult`."""
-        return {level: self._total.sums(level) for level in self._total.levels if level}
-
-
 def _take(
-    part: Trained, row: int, result: CohortResult, received: Received, shared: _Shared, *, send_details: bool
+    part: Trained, row: int, result: CohortResult, received: Received, total: ArraySum, *, send_details: bool
 ) -> None:
     """Add one trained client to the result."""
     client, num_examples = part.clients[row], part.num_examples[row]
     arrays, before = {key: value[row] for key, value in part.stacked.items()}, received.of(client)
     try:
         _check(arrays, before)
+        total.add({key: value for key, value in arrays.items() if key in received.shared}, num_examples)
     except (ValueError, FloatingPointError) as error:
         result.failures.append(failure_of(client, error, send_details=send_details))
         return
-    shared.add({key: value for key, value in arrays.items() if key in received.shared}, num_examples)
     if per_client := {key: value for key, value in arrays.items() if key not in received.shared}:
         result.per_client[client] = per_client
     result.num_examples += num_examples

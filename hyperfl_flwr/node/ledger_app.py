@@ -4,14 +4,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from logging import ERROR
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hyperfl_flwr.core.errors import for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.node.ledger import Ledger, LedgerEntry, LedgerError, Origin
-from hyperfl_flwr.protocol.messages import OUTLIER_SUMS, PER_CLIENT_ARRAYS, group_of
+from hyperfl_flwr.protocol.messages import HELLO, OUTLIER_SUMS, PER_CLIENT_ARRAYS, group_of
+from hyperfl_flwr.protocol.secure_sums.messages import UNMASK, unmasked_parts
 
 NOT_RECORDED = "the node's ledger cannot be written, so nothing else leaves it; its log says why"
 """The only text that a node sends without a ledger entry."""
@@ -26,12 +27,14 @@ class LedgerHandle:
         ledger: The ledger to append to.
         private: Groups of parameters that must not leave the node.
         send_details: True if full messages of exceptions may leave the node; else only the result of `for_others`.
+        sums_only: True if only masked sums, shares and the handshake may leave the node.
     """
 
     method: str
     ledger: Ledger
     private: Collection[str]
     send_details: bool
+    sums_only: bool = False
 
 
 class LedgerApp(ClientApp):
@@ -62,6 +65,11 @@ class LedgerApp(ClientApp):
                 log(ERROR, "the reply contains arrays of private groups, so it is not sent: %s", ", ".join(kept))
                 reply = _error(message, "ValueError: the reply contains arrays of private groups")
                 entry = _leaving(origin, reply)
+            kind = message.metadata.message_type
+            if reply.has_content() and (unmasked := _unmasked(kind, reply.content, sums_only=handle.sums_only)):
+                log(ERROR, "the reply contains more than a secure sum, so it is not sent: %s", ", ".join(unmasked))
+                reply = _error(message, "ValueError: the reply contains more than a secure sum")
+                entry = _leaving(origin, reply)
             handle.ledger.append(entry)
         except LedgerError as error:
             log(ERROR, "%s", error)
@@ -83,6 +91,11 @@ def private_arrays(entry: LedgerEntry, private: Collection[str]) -> list[str]:
     """Return the names of a message's arrays that belong to one of the private groups."""
     names = [(record.name, array.name) for record in entry.records for array in record.arrays]
     return [name for record, name in names if array_group(record, name) in private]
+
+
+def _unmasked(kind: str, content: RecordDict, *, sums_only: bool) -> list[str]:
+    """Return what a reply must not contain; a reply to UNMASK has only shares, whatever the settings say."""
+    return unmasked_parts(kind, content) if kind == UNMASK or (sums_only and kind != HELLO) else []
 
 
 def array_group(record: str, name: str) -> str:

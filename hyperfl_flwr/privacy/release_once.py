@@ -5,9 +5,7 @@ A server that gets k vectors with new noise from the same data can average the n
 file, together with its inputs; for other inputs the owner must allow another release, by choosing another file.
 """
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.folder_lock import wait_for_folder
 from hyperfl_flwr.core.storage import read_arrays, write_arrays
 
 _VECTOR = "vector"
@@ -43,14 +42,10 @@ def release_once(
     Raises:
         StateError: If the file has a vector with other inputs, or is damaged.
     """
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # another process may handle the repeated message at the same time
+    with wait_for_folder(path.parent):  # another process may handle the repeated message at the same time
         if not path.exists():
             write_arrays(path, {_VECTOR: make()}, dict(made_of), mode=0o600)
         arrays, stored = read_arrays(path)
-    finally:
-        os.close(folder)
     if changed := [key for key in made_of if stored.get(key) != made_of[key]]:
         raise StateError(
             f"{path} has already been released with other {', '.join(changed)}; each release spends another epsilon "

@@ -79,10 +79,7 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
         RunFailedError: If a process of a simulation died twice, or Flower did not accept the messages.
     """
     watch = _Watch(grid, timeout)
-    watch.pending = [
-        _Sent(message=message, name=name, end=time.monotonic() + timeout, limits=ReplyLimits.to(message.content))
-        for message, name in zip(messages, _push(grid, messages), strict=True)
-    ]
+    watch.pending = _send(grid, messages, timeout)
     while watch.pending:
         sent = watch.pending[0]
         answer = sent.answer(watch)
@@ -96,6 +93,36 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterato
         watch.pending.pop(0)
         yield answer
         del answer  # frees the reply's arrays before the next reply is fetched
+
+
+def first_replies(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Exchange]:
+    """Send messages to nodes and yield each result as soon as there is one, in any order.
+
+    A caller that needs only some of the replies stops; later replies stay with Flower, unread. Else as `exchange`.
+    """
+    watch = _Watch(grid, timeout)
+    watch.pending = _send(grid, messages, timeout)
+    began = time.monotonic()
+    while watch.pending:
+        for sent in list(watch.pending):
+            if not sent.is_done(grid):
+                continue
+            answer = sent.answer(watch)
+            if answer.died and not sent.is_resent:
+                sent.send_again(grid, timeout)
+                continue
+            watch.pending.remove(sent)
+            yield answer
+        if watch.pending:
+            time.sleep(min(max(POLL_SECONDS, (time.monotonic() - began) / 20), LONGEST_POLL_SECONDS))
+            watch.resend_to_restarted()
+
+
+def _send(grid: Grid, messages: Sequence[Message], timeout: float) -> list["_Sent"]:
+    return [
+        _Sent(message=message, name=name, end=time.monotonic() + timeout, limits=ReplyLimits.to(message.content))
+        for message, name in zip(messages, _push(grid, messages), strict=True)
+    ]
 
 
 @dataclass(kw_only=True)
@@ -142,6 +169,12 @@ class _Sent:
             return replace(found, away=True)
         has_failed = found.content is None and not found.away
         return replace(found, is_deployed=True, refused=has_failed, has_failed=has_failed)
+
+    def is_done(self, grid: Grid) -> bool:
+        """Return True if there is a reply, or if there will be none; does not wait."""
+        self.replies = self.replies or self._fetch(grid)
+        is_over = self.refusal or self.loss or self.name is None or time.monotonic() >= self.end
+        return bool(self.replies or is_over)
 
     def _wait(self, watch: "_Watch") -> list[Message]:
         """Return the reply as soon as it has arrived; an empty list if none has arrived at the end.

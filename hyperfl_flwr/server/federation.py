@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.core.errors import RunFailedError
@@ -19,6 +19,7 @@ from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
 from hyperfl_flwr.protocol.queries import NOVEL
+from hyperfl_flwr.protocol.secure_sums.messages import greeting
 from hyperfl_flwr.server.exchange import POLL_SECONDS, exchange
 from hyperfl_flwr.server.handshake import Node, Refusal, introduce
 
@@ -66,6 +67,11 @@ class Federation:
         """Number of classes."""
         return int(self.nodes[0].properties["num-classes"])
 
+    @property
+    def num_nodes(self) -> int:
+        """Number P of all nodes of the federation, including those that are away."""
+        return int(self.nodes[0].properties["num-nodes"])
+
     def number_of(self, node: int) -> int:
         """Return the number of the node with the given Flower id."""
         return next(host.partition for host in self.nodes if host.id == node)
@@ -86,22 +92,23 @@ class Federation:
         return counts
 
 
-def handshake(grid: Grid, num_clients: int, timeout: float) -> Federation:
+def handshake(grid: Grid, num_clients: int, timeout: float, session: str = "") -> Federation:
     """Wait for all nodes except novel ones, and check that they host all clients and agree on their data.
 
     Args:
         grid: Flower's grid.
         num_clients: Number of clients N; together, the nodes must host each of 0 .. N-1 exactly once.
         timeout: Longest wait in seconds.
+        session: Identity of this process for secure sums; empty without them.
 
     Raises:
         RunFailedError: If a node refuses, a node is missing after `timeout`, no node hosts a client, two nodes claim
             the same client, or the nodes' data differ in shape or number of classes.
     """
-    return _agreed(greet(grid, timeout), num_clients)
+    return _agreed(greet(grid, timeout, session=session), num_clients)
 
 
-def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
+def greet(grid: Grid, timeout: float, *, novel: bool = False, session: str = "") -> list[Node]:
     """Wait for all nodes of one kind and return them in the order of their numbers.
 
     In a simulation the server starts before all nodes are registered. It learns the expected number of nodes from the
@@ -111,6 +118,7 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
         grid: Flower's grid.
         timeout: Longest wait in seconds.
         novel: True to wait for novel nodes, which receive models on demand; False to wait for the other nodes.
+        session: Identity of this process for secure sums; empty without them.
 
     Raises:
         RunFailedError: If nodes are missing after `timeout` or, unless `novel`, if a node refuses.
@@ -120,9 +128,9 @@ def greet(grid: Grid, timeout: float, *, novel: bool = False) -> list[Node]:
     others: set[int] = set()
     while True:
         new = [node for node in grid.get_node_ids() if node not in nodes and node not in others]
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in new]
+        messages = [Message(greeting(session), dst_node_id=node, message_type=HELLO) for node in new]
         for answer in exchange(grid, messages, timeout):
-            introduced = introduce(answer)
+            introduced = introduce(answer, needs_key=bool(session))
             if isinstance(introduced, Node):
                 nodes[answer.node] = introduced
             elif novel:

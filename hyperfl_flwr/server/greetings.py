@@ -3,11 +3,12 @@
 import time
 from dataclasses import dataclass
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.messages import HELLO
+from hyperfl_flwr.protocol.secure_sums.messages import greeting
 from hyperfl_flwr.server.exchange import match
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
 from hyperfl_flwr.server.handshake import Node, Refusal, introduce
@@ -30,7 +31,7 @@ class _Greeting:
 
     message: Message
     name: str
-    sent: float
+    sent_at: float
 
 
 class Greetings:
@@ -39,14 +40,15 @@ class Greetings:
     Args:
         grid: Flower's grid.
         timeout: Seconds after which a greeting without a reply is sent again.
+        session: Identity of this process for secure sums; empty without them.
 
     Attributes:
         answers: Parsed replies of the connected nodes, by Flower's id.
     """
 
-    def __init__(self, grid: Grid, timeout: float) -> None:
+    def __init__(self, grid: Grid, timeout: float, session: str = "") -> None:
         self.answers: dict[int, Node | Refusal] = {}
-        self._grid, self._timeout = grid, timeout
+        self._grid, self._timeout, self._session = grid, timeout, session
         self._waiting: dict[int, _Greeting] = {}
         self._greeted_at: dict[int, float] = {}
         self._barred: dict[int, Refusal] = {}
@@ -80,19 +82,19 @@ class Greetings:
             self._collect()
 
     def _greet(self, nodes: list[int]) -> None:
-        messages = [Message(RecordDict(), dst_node_id=node, message_type=HELLO) for node in nodes]
+        messages = [Message(greeting(self._session), dst_node_id=node, message_type=HELLO) for node in nodes]
         names: list[str | None] = list(repeated(lambda: self._grid.push_messages(messages))) if messages else []
         for node, message, name in zip(nodes, messages, names, strict=True):
             self._greeted_at[node] = time.monotonic()
             if name is not None:  # None: Flower refuses a message to a node that has just left
-                self._waiting[node] = _Greeting(message=message, name=name, sent=time.monotonic())
+                self._waiting[node] = _Greeting(message=message, name=name, sent_at=time.monotonic())
 
     def _collect(self) -> None:
         """Collect the replies that have arrived; the next refresh greets nodes without a reply in time again."""
-        for node, greeting in list(self._waiting.items()):
-            end, now = greeting.sent + self._timeout, time.monotonic()
+        for node, sent in list(self._waiting.items()):
+            end, now = sent.sent_at + self._timeout, time.monotonic()
             try:
-                replies = fetch(self._grid, greeting.name, ReplyLimits(), min(end, now + FETCH_SECONDS))
+                replies = fetch(self._grid, sent.name, ReplyLimits(), min(end, now + FETCH_SECONDS))
             except (LateReplyError, SuperLinkError):
                 del self._waiting[node]
                 continue
@@ -106,4 +108,4 @@ class Greetings:
                 continue
             del self._waiting[node]
             if not (replies[0].has_error() and replies[0].error.code in _NO_ANSWER):
-                self.answers[node] = introduce(match([greeting.message], replies)[0])
+                self.answers[node] = introduce(match([sent.message], replies)[0], needs_key=bool(self._session))

@@ -1,5 +1,6 @@
 """Parse and validate a node's handshake reply (untrusted input)."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from flwr.app import ConfigRecord
 from hyperfl_flwr.core.versions import differing
 from hyperfl_flwr.protocol.messages import PROPERTIES, printable, record_of
 from hyperfl_flwr.protocol.queries import NOVEL, PROBLEM
+from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
 
 MOST_NODES = 10_000
@@ -49,11 +51,14 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "normalisation": _is_text,
     "train-label-counts": _are_counts,
     "test-label-counts": _are_counts,
+    KEY: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
+    SIGNATURE: lambda value: _is_text(value) and bool(re.fullmatch("([0-9a-f]{2}){0,128}", value)),
 }
 """Check of each property's type and range."""
 
 _NEEDED = ("num-nodes", "clients", "input-shape", "num-classes", "partitioned-by", "owners-data", "device")
 _NEEDED_OF_NOVEL = ("num-nodes", "clients")
+_KEYS = (KEY, SIGNATURE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +108,13 @@ class Refusal:
         return f"{name} is refused: {self.reason}"
 
 
-def introduce(answer: Exchange) -> Node | Refusal:
-    """Return the node that replied to a greeting, or the reason why it does not take part."""
+def introduce(answer: Exchange, *, needs_key: bool = False) -> Node | Refusal:
+    """Return the node that replied to a greeting, or the reason why it does not take part.
+
+    Args:
+        answer: The reply.
+        needs_key: Whether it must have a public key, for secure sums.
+    """
     if answer.content is None:
         return Refusal(id=answer.node, number=None, reason=answer.problem)
     try:
@@ -114,15 +124,15 @@ def introduce(answer: Exchange) -> Node | Refusal:
         return Refusal(id=answer.node, number=None, reason=f"its handshake cannot be read: {printable(str(error))}")
     if PROBLEM in properties:
         return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
-    if reason := _problem(properties):
+    if reason := _problem(properties, _KEYS if needs_key else ()):
         return Refusal(id=answer.node, number=number, reason=reason)
     return Node(id=answer.node, partition=number, clients=sorted(properties["clients"]), properties=properties)
 
 
-def _problem(properties: Mapping[str, Any]) -> str:
+def _problem(properties: Mapping[str, Any], also_needed: Sequence[str]) -> str:
     """Return which properties are missing or have a wrong type or range; empty if all are valid."""
     needed = _NEEDED_OF_NOVEL if properties.get(NOVEL) else _NEEDED
-    if missing := [key for key in needed if key not in properties]:
+    if missing := [key for key in (*needed, *also_needed) if key not in properties]:
         return f"its handshake lacks {', '.join(missing)}"
     # `printable` also limits the length: the value is untrusted and goes to the log.
     wrong = (key for key, is_right in _KINDS.items() if key in properties and not is_right(properties[key]))

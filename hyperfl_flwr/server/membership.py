@@ -40,6 +40,8 @@ class Roster:
             replied, and half of them (rounded up) must take part.
         announce: Function that receives one line about each change.
         exclusion_rounds: Number of rounds to exclude a node after its first refused reply.
+        session: Identity of this process for secure sums; empty without them.
+        fewest: Function from the number of nodes P to the least number that a round is possible with.
 
     Attributes:
         federation: The nodes that are connected and fit.
@@ -59,6 +61,8 @@ class Roster:
         min_nodes: int | None = None,
         announce: Announce = lambda _: None,
         exclusion_rounds: int = 5,
+        session: str = "",
+        fewest: Callable[[int], int] = lambda num_nodes: 1,
     ) -> None:
         self.federation = Federation([])
         self.num_nodes = 0
@@ -70,7 +74,8 @@ class Roster:
         self.simulated = is_simulated(grid)
         self._agreement = Agreement(terms={})
         self._has_begun, self._num_novel = False, 0
-        self._greetings = Greetings(grid, timeout)
+        self._session, self._fewest = session, fewest
+        self._greetings = Greetings(grid, timeout, session)
         self._numbers: dict[int, int] = {}
         self._last_announced: dict[int, str] = {}
         self._announced_notes: set[str] = set()
@@ -86,7 +91,7 @@ class Roster:
                 in a simulation, if anything is wrong with a node.
         """
         if self.simulated:
-            self.federation = handshake(self._grid, self._num_clients, self._timeout)
+            self.federation = handshake(self._grid, self._num_clients, self._timeout, self._session)
             self.num_nodes = len(self.federation.nodes)
             self.seen = {node.partition for node in self.federation.nodes}
             return self.federation
@@ -237,7 +242,8 @@ class Roster:
     @property
     def min_nodes(self) -> int:
         """Number of nodes required before a round: the setting or, without it, half of all nodes (rounded up)."""
-        return max(1, -(-self.num_nodes // 2)) if self._min_nodes is None else self._min_nodes
+        chosen = -(-self.num_nodes // 2) if self._min_nodes is None else self._min_nodes
+        return max(chosen, self._fewest(self.num_nodes))
 
     def _has_enough(self) -> bool:
         return self.num_nodes > 0 and len(self.federation.nodes) >= self.min_nodes

@@ -2,15 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
@@ -20,40 +17,19 @@ from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CONFIG,
     PER_CLIENT_ARRAYS,
-    Reduction,
     Request,
     per_client_key,
     weights_record,
 )
-from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.server.exchange import Exchange, match
-from hyperfl_flwr.server.federation import Federation
+from hyperfl_flwr.server.handshake import Node
+from strategies.engine.context import ServerContext
 from strategies.engine.hooks import Hooks
-from strategies.engine.observations import record_observation
-from strategies.engine.replies import read_report, read_training
-from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
+from strategies.engine.plain_step import PlainStep, Reduced
 from strategies.engine.round_outcome import Outcome, Refused
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerContext:
-    """The context of a strategy: everything that its rounds depend on.
-
-    Attributes:
-        config: The run's settings.
-        federation: The nodes and the clients that they host.
-        reductions: The method's shared groups and how each is reduced.
-        experiment: Id of the run.
-        run_directory: The server's output folder.
-    """
-
-    config: RunConfig
-    federation: Federation
-    reductions: Mapping[str, Reduction]
-    experiment: str
-    run_directory: str
+from strategies.engine.secure_step import SecureStep, UnsentStep, secure_step
 
 
 class BaseStrategy(Hooks, Strategy):
@@ -72,9 +48,9 @@ class BaseStrategy(Hooks, Strategy):
         self.outcome = Outcome()
         self._current: SharedArrays = {}
         self._per_client_sent: Mapping[int, SharedArrays] = {}
+        self._step: PlainStep | SecureStep | UnsentStep = UnsentStep("no messages were prepared")
         self._sent: list[Message] = []
         self._sent_clients: list[list[int]] = []
-        self._rounding: dict[str, int] = {}
 
     @abstractmethod
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
@@ -125,7 +101,7 @@ class BaseStrategy(Hooks, Strategy):
         self.progress.round = server_round
         self.progress.num_rounds = self.context.config.num_rounds
         self.progress.phase = self.phase(server_round)
-        return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round))
+        return self._messages(MessageType.TRAIN, arrays, self.sampled(server_round), grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -136,39 +112,56 @@ class BaseStrategy(Hooks, Strategy):
         """
         if server_round != self.context.config.num_rounds:
             return []
-        return self._messages(MessageType.EVALUATE, arrays, self.present)
+        return self._messages(MessageType.EVALUATE, arrays, self.present, grid)
 
-    def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int]) -> Sequence[Message]:
+    def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int], grid: Grid) -> Sequence[Message]:
         chosen = set(clients)
         self._current, self._per_client_sent = unpack_arrays(arrays), self.per_client_arrays(clients)
-        self._sent, self._sent_clients = [], []
-        self._rounding = {"num_clients": len(clients), "max_num_examples": self.context.federation.max_num_examples}
-        parts = (
-            (node, hosted)
+        rounding = {"num_clients": len(clients), "max_num_examples": self.context.federation.max_num_examples}
+        requests = [
+            (node, self._request(mine, rounding))
             for node in self.context.federation.nodes
-            for hosted in self._split_audited(kind, [client for client in node.clients if client in chosen])
-        )
-        for node, hosted in parts:
-            request = Request(
-                round=self.progress.round,
-                experiment=self.context.experiment,
-                run_directory=self.context.run_directory,
-                clients=hosted,
-                versions=[self.progress.versions[client] for client in hosted],
-                kept_versions=[self.durable_versions.get(client, INITIAL) for client in hosted],
-                **self._rounding,
+            for mine in self._split_audited(kind, [client for client in node.clients if client in chosen])
+        ]
+        trains = kind == MessageType.TRAIN
+        if self.context.secure:
+            self._step = secure_step(self.context, grid, self._current, requests, trains=trains)
+        else:
+            self._step = PlainStep(
+                self.context,
+                self.progress.round,
+                trains=trains,
+                received=self._current,
+                per_client=self._per_client_sent,
+                rounding=rounding,
             )
-            content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record()})
-            if self._per_client_sent:
-                per_client = {
-                    per_client_key(client, key): value
-                    for client in hosted
-                    for key, value in self._per_client_sent[client].items()
-                }
-                content[PER_CLIENT_ARRAYS] = pack_arrays(per_client)
-            self._sent.append(Message(content, dst_node_id=node.id, message_type=kind))
-            self._sent_clients.append(hosted)
+        if isinstance(self._step, UnsentStep):
+            requests = []
+        self._sent_clients = [list(request.clients) for _, request in requests]
+        self._sent = [self._message(kind, arrays, node, request) for node, request in requests]
         return self._sent
+
+    def _request(self, clients: list[int], rounding: Mapping[str, int]) -> Request:
+        return Request(
+            round=self.progress.round,
+            experiment=self.context.experiment,
+            run_directory=self.context.run_directory,
+            clients=clients,
+            versions=[self.progress.versions[client] for client in clients],
+            kept_versions=[self.durable_versions.get(client, INITIAL) for client in clients],
+            **rounding,
+        )
+
+    def _message(self, kind: str, arrays: ArrayRecord, node: Node, request: Request) -> Message:
+        content = RecordDict({ARRAYS: arrays, CONFIG: request.to_record(), **self._step.records()})
+        if self._per_client_sent:
+            per_client = {
+                per_client_key(client, key): value
+                for client in request.clients
+                for key, value in self._per_client_sent[client].items()
+            }
+            content[PER_CLIENT_ARRAYS] = pack_arrays(per_client)
+        return Message(content, dst_node_id=node.id, message_type=kind)
 
     def _split_audited(self, kind: str, clients: list[int]) -> list[list[int]]:
         """Divide a node's clients into messages: each audited client alone, so that its upload is not summed."""
@@ -194,58 +187,44 @@ class BaseStrategy(Hooks, Strategy):
         Returns:
             The shared parameters of `advance` (None: unchanged) and the weights of the finished clients (None: none).
         """
-        total = ReproducibleSum(self._current, self.context.reductions, **self._rounding)
-        per_client: dict[int, SharedArrays] = {}
-        self._begin_outcome()
-        bounds = self._bounds()
-        sent_clients = iter(self._sent_clients)
-        for answer in exchanges:
-            self._add(answer, next(sent_clients), bounds, total, per_client)
-            del answer  # frees its arrays before the next reply is read
-        examples = {result.client: result.num_examples for result in self.outcome.results}
-        num_examples, num_clients = sum(examples.values()), len(examples)
+        reduced = self._take(exchanges)
+        num_clients = len(self.outcome.finished)
         self.progress.trainings += num_clients + self.outcome.num_failures
         self.progress.failed_trainings += self.outcome.num_failures
         self.progress.failed_rounds = 0 if num_clients else self.progress.failed_rounds + 1
-        means = total.take_mean(num_examples, num_clients)
-        self.outcome.bytes_up = num_bytes(means) + max(map(num_bytes, per_client.values()), default=0)
-        if per_client:
-            self.update(dict(sorted(per_client.items())), examples)
-        for result in self.outcome.results:
-            self.progress.versions[result.client] = self.progress.round
-        advanced = self.advance(means if num_clients else {})
+        largest = max(map(num_bytes, reduced.per_client.values()), default=0)
+        self.outcome.bytes_up = num_bytes(reduced.means) + largest
+        if reduced.per_client:
+            self.update(reduced.per_client, {result.client: result.num_examples for result in self.outcome.results})
+        for client in self.outcome.finished:
+            self.progress.versions[client] = self.progress.round
+        advanced = self.advance(reduced.means if num_clients else {})
         arrays = pack_arrays(advanced) if num_clients or advanced else None
-        return arrays, weights_record(num_examples, num_clients) if num_clients else None
+        return arrays, weights_record(reduced.num_examples, num_clients) if num_clients else None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect the clients' evaluations, see `collect`."""
-        self.collect(match(self._sent, replies))
-        return weights_record(sum(result.num_examples for result in self.outcome.results), len(self.outcome.results))
+        num_examples = self.collect(match(self._sent, replies))
+        return weights_record(num_examples, len(self.outcome.finished))
 
-    def collect(self, exchanges: Iterable[Exchange]) -> None:
-        """Record the clients' metrics of an evaluation in `outcome`."""
+    def collect(self, exchanges: Iterable[Exchange]) -> int:
+        """Record the clients' metrics of an evaluation in `outcome`; returns their number of samples, if known."""
+        return self._take(exchanges).num_examples
+
+    def _take(self, exchanges: Iterable[Exchange]) -> Reduced:
+        """Add all replies of a step, and record what became of each."""
         self._begin_outcome()
-        for answer, clients in zip(exchanges, self._sent_clients, strict=True):
-            if answer.away:
-                self.outcome.add_away(answer.node, clients)
-                continue
-            if (content := self._content(answer, clients)) is None:
-                continue
-            try:
-                report = read_report(content, clients)
-                refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
-                self.outcome.add(answer.node, report, is_deployed=answer.is_deployed)
-            except ValueError as error:
-                self._record_refusal(answer, clients, str(error))
-
-    def _bounds(self) -> Bounds:
-        return Bounds(
-            max_ratio=self.context.config.max_update_ratio,
-            num_examples=self.context.federation.num_examples,
-            shared=self._current,
-            per_client=self._per_client_sent,
-            reductions=self.context.reductions,
-        )
+        nodes = {node.id: node for node in self.context.federation.nodes}
+        sent_clients = iter(self._sent_clients)
+        for answer in exchanges:
+            clients = next(sent_clients)
+            if (content := self._content(answer, clients)) is not None:
+                try:
+                    self._step.add(nodes[answer.node], content, clients, self.outcome, is_deployed=answer.is_deployed)
+                except ValueError as error:
+                    self._record_refusal(answer, clients, str(error))
+            del answer, content  # frees its arrays before the next reply is read
+        return self._step.close(self.outcome)
 
     def _begin_outcome(self) -> None:
         present = set(self.present)
@@ -255,36 +234,11 @@ class BaseStrategy(Hooks, Strategy):
             bytes_on_wire=content_bytes(message.content for message in self._sent),
         )
 
-    def _add(
-        self,
-        answer: Exchange,
-        clients: list[int],
-        bounds: Bounds,
-        total: ReproducibleSum,
-        per_client: dict[int, SharedArrays],
-    ) -> None:
-        """Add a reply's sums to `total` and its per-client arrays to `per_client`, in place; record its report."""
-        if answer.away:
-            self.outcome.add_away(answer.node, clients)
-            return
-        if (content := self._content(answer, clients)) is None:
-            return
-        try:
-            reply = read_training(content, clients, self._current, self._per_client_sent)
-            bounds.check(reply)
-        except ValueError as error:
-            self._record_refusal(answer, clients, str(error))
-            return
-        self.outcome.add(answer.node, reply.report, is_deployed=answer.is_deployed)
-        if self._is_audited(clients[0]) and reply.report.results:
-            received = self._current | dict(self._per_client_sent.get(clients[0], {}))
-            record_observation(reply, received, self.progress.round, Path(self.context.run_directory))
-        per_client |= reply.per_client
-        reply.add_to(total)
-
     def _content(self, answer: Exchange, clients: list[int]) -> RecordDict | None:
         """Return a reply's content and count its bytes; without content, record the reason and return None."""
-        if answer.content is None:
+        if answer.away:
+            self.outcome.add_away(answer.node, clients)
+        elif answer.content is None:
             self._record_refusal(answer, clients, answer.problem, is_refused=answer.refused)
         else:
             self.outcome.bytes_on_wire += content_bytes([answer.content])

@@ -21,7 +21,7 @@ from hyperfl_flwr.protocol.messages import (
 from hyperfl_flwr.protocol.queries import DESCRIBE, DESCRIPTOR, QUESTION, QuerySpec
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import exchange
-from strategies.engine.base import ServerContext
+from strategies.engine.context import ServerContext
 from strategies.engine.replies import read_answers
 from strategies.engine.round_outcome import Refused
 

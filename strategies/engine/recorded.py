@@ -3,11 +3,9 @@
 Flower has no hooks for these, and considers a run completed in which every client failed.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -26,6 +24,7 @@ from hyperfl_flwr.server.membership import Roster
 from strategies.engine.base import BaseStrategy
 from strategies.engine.observations import forget_observations
 from strategies.engine.round_outcome import Outcome
+from strategies.engine.round_records import means_of, renamed, seconds_of
 
 Announce = Callable[[str], None]
 """Prints one line for the user."""
@@ -125,7 +124,7 @@ class RecordedStrategy(Strategy):
         self._drop_nodes()
         self._record_aggregate(num_rounds, self.inner.outcome)
         self._record_failures(f"round-{num_rounds:06d}-evaluation", "the evaluation")
-        if not self.inner.outcome.results:
+        if not self.inner.outcome.finished:
             where = f"{self.directory.path}/failures"
             raise RunFailedError(f"no client could be evaluated after the last round; see {where}")
         result = Result()
@@ -163,6 +162,8 @@ class RecordedStrategy(Strategy):
         config = self.inner.context.config
         before_last = config.fraction_train < 1 and current == config.num_rounds - 1
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
+        if config.secagg.enabled:  # a repeated round with another crowd would tell the difference
+            return True
         return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
     def _abort_if_failing(self) -> None:
@@ -183,25 +184,25 @@ class RecordedStrategy(Strategy):
 
     def _record_training(self, current: int, seconds: float) -> None:
         outcome = self.inner.outcome
-        per_client = [_renamed(result, drop="aggregate-") for result in outcome.results]
+        per_client = [renamed(result, drop="aggregate-") for result in outcome.results]
         self._record_aggregate(current - 1, outcome)
         lost = [client for clients in outcome.away.values() for client in clients]
         away = sorted([*outcome.absent, *lost])
         config = self.inner.context.config
         missed = away if config.fraction_train == 1 or current == config.num_rounds else lost
-        sampled = len(outcome.results) + len(outcome.failures) + len(missed)
-        means = _means(outcome.results, drop="aggregate-")
+        sampled = len(outcome.finished) + len(outcome.failures) + len(missed)
+        means = means_of(outcome, drop="aggregate-")
         phase = self.inner.phase(current)
         record: Record = {
             "kind": "train",
             "round": current,
             **({"phase": phase} if phase else {}),
-            "clients": len(outcome.results),
+            "clients": len(outcome.finished),
             "failed": sorted(failure.client for failure in outcome.failures),
             "away": away,
             **means,
             "seconds": seconds,
-            "client_seconds": sum(result.metrics.get("seconds", 0.0) for result in outcome.results),
+            **seconds_of(outcome),
             "bytes_down_per_client": outcome.bytes_down,
             "bytes_up_per_client": outcome.bytes_up,
             "bytes_on_wire": outcome.bytes_on_wire,
@@ -214,7 +215,7 @@ class RecordedStrategy(Strategy):
         accuracy = "no client finished" if mean is None else f"personalized accuracy {mean:.4f}"
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
-            f"{len(outcome.results)} of {sampled} clients, {seconds:.1f} s{self._nodes_text()}"
+            f"{len(outcome.finished)} of {sampled} clients, {seconds:.1f} s{self._nodes_text()}"
         )
 
     def _nodes_text(self) -> str:
@@ -253,8 +254,9 @@ class RecordedStrategy(Strategy):
             )
             for result in outcome.results
         ]
-        record: Record = {"kind": "aggregate", "round": after_round, "clients": len(rows), **_means(rows)}
-        lines = ({"kind": "client-aggregate", "round": after_round, **_renamed(row)} for row in rows)
+        means = {name: value for name, value in means_of(outcome).items() if name.startswith("aggregate_")}
+        record: Record = {"kind": "aggregate", "round": after_round, "clients": len(outcome.finished), **means}
+        lines = ({"kind": "client-aggregate", "round": after_round, **renamed(row)} for row in rows)
         self.directory.append([record, *lines])
 
     def configure_train(
@@ -282,19 +284,3 @@ class RecordedStrategy(Strategy):
     def summary(self) -> None:
         """Delegate to the inner strategy."""
         self.inner.summary()
-
-
-def _renamed(result: ClientResult, drop: str = " ") -> dict[str, Any]:
-    """Return one client's numbers by their names in metrics.jsonl, without those that start with `drop`."""
-    numbers = {name.replace("-", "_"): value for name, value in result.metrics.items() if not name.startswith(drop)}
-    return {"client": result.client, "num_examples": result.num_examples, **numbers}
-
-
-def _means(results: Sequence[ClientResult], drop: str = " ") -> dict[str, float]:
-    """Return unweighted means over clients; times and counts are left out, since only their sums are meaningful."""
-    names = sorted({name for result in results for name in result.metrics})
-    averaged = [name for name in names if not name.startswith(drop) and not name.endswith(("seconds", "examples"))]
-    return {
-        name.replace("-", "_"): statistics.fmean(result.metrics[name] for result in results if name in result.metrics)
-        for name in averaged
-    }

@@ -5,24 +5,14 @@ them. They prevent one node's mistake or crude manipulation from dominating the 
 samples, an update a thousand times too long, an accuracy of 7.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction, Report, group_of
+from hyperfl_flwr.protocol.update_norms import norms_of_change, reference_norms, refuse_long
 from strategies.engine.replies import TrainingReply
-
-USUAL_SIZE = 0.05
-"""Approximate root mean square of a network's initial parameters.
-
-An update is measured relative to it if the parameters that were sent are smaller, for example zero.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +44,26 @@ class Bounds:
             return
         if reply.arrays:
             divisors = _divisors(reply, self.reductions)
-            self._refuse_long(_changes(_with_outliers(reply), self.shared, divisors), self._measures)
+            refuse_long(norms_of_change(_with_outliers(reply), self.shared, divisors), self._references, self.max_ratio)
         for client, arrays in reply.per_client.items():
             sent = self.per_client[client]
-            self._refuse_long(_changes(arrays, sent), _measures_of(sent))
+            refuse_long(norms_of_change(arrays, sent), reference_norms(sent), self.max_ratio)
+
+    def check_means(self, means: SharedArrays, num_clients: int) -> None:
+        """Check the opened means of a secure sum, of which single replies cannot be checked.
+
+        Raises:
+            ValueError: If a group is out of bounds; the message names the group.
+        """
+        if self.max_ratio:
+            sums = {key: self.reductions[group_of(key)] is Reduction.SUM for key in means}
+            divisors = {key: float(num_clients) if is_sum else 1.0 for key, is_sum in sums.items()}
+            refuse_long(norms_of_change(means, self.shared, divisors), self._references, self.max_ratio)
 
     @cached_property
-    def _measures(self) -> Mapping[str, float]:
+    def _references(self) -> Mapping[str, float]:
         """The reference norms of the shared groups, computed once for all replies."""
-        return _measures_of(self.shared)
-
-    def _refuse_long(self, changes: Mapping[str, float], measures: Mapping[str, float]) -> None:
-        for group, change in changes.items():
-            ratio = change / measures[group] if measures[group] else 0.0
-            if not ratio <= self.max_ratio:  # also refuses NaN
-                raise ValueError(
-                    f"its update of {group} has {ratio:.3g} times the norm of the values that it received, more than "
-                    f"max-update-ratio = {self.max_ratio:g}"
-                )
+        return reference_norms(self.shared)
 
 
 def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], required: str = "") -> None:
@@ -119,48 +111,3 @@ def _with_outliers(reply: TrainingReply) -> SharedArrays:
     for sums in reply.outliers.values():
         arrays |= {key: arrays[key] + value for key, value in sums.items()}
     return arrays
-
-
-def _changes(
-    received: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Return the norm of each group's change: of the arrays, divided by `divisors`, minus those that were sent."""
-    squares: dict[str, float] = {}
-    for key, value in received.items():
-        square = _squared_change(value, sent[key], divisors[key] if divisors else 1.0)
-        squares[group_of(key)] = squares.get(group_of(key), 0.0) + square
-    return {group: math.sqrt(square) for group, square in squares.items()}
-
-
-def _measures_of(sent: SharedArrays) -> dict[str, float]:
-    """Return the reference norm of each group: that of the arrays that were sent, at least that of `USUAL_SIZE`."""
-    squares: dict[str, float] = {}
-    sizes: dict[str, int] = {}
-    for key, value in sent.items():
-        group = group_of(key)
-        parts = (block.astype(np.float64) for _, block in blocks(value))
-        squares[group] = squares.get(group, 0.0) + sum(float(np.dot(part, part)) for part in parts)
-        sizes[group] = sizes.get(group, 0) + value.size
-    return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
-
-
-def _squared_change(received: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
-    """Return the squared norm of `received / divisor - sent`, block by block and so without copies of the arrays.
-
-    Each block is summed in the precision of the array that was sent, which is three times as fast as float64; a block
-    that overflows is summed again in float64.
-    """
-    change, dtype = 0.0, np.result_type(sent, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for (_, new), (_, old) in zip(blocks(received), blocks(sent), strict=True):
-            square = _dot_of_change(new.astype(dtype, copy=False), old, dtype.type(divisor))
-            if not math.isfinite(square):
-                square = _dot_of_change(new.astype(np.float64), old, np.float64(divisor))
-            change += square
-    return change
-
-
-def _dot_of_change(new: NDArray[Any], old: NDArray[Any], divisor: np.floating[Any]) -> float:
-    change = new / divisor
-    change -= old
-    return float(np.dot(change, change))

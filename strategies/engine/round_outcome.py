@@ -1,11 +1,13 @@
 """Results, failures and byte counts of one train or evaluate phase of a round."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from hyperfl_flwr.metrics.memory import process_name
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Report, printable
+from hyperfl_flwr.protocol.secure_sums.encoding import Tally
 from hyperfl_flwr.server.exchange import Exchange
 
 
@@ -36,7 +38,10 @@ class Outcome:
     """Results and failures of one phase (training or evaluation) of a round.
 
     Attributes:
-        results: Results of the clients that finished, by ascending id.
+        finished: Ids of the clients that finished, ascending.
+        results: Results of each of them, by ascending id; empty with secure sums.
+        tally: With secure sums, counts and metrics over all of them; None before the sum is opened.
+        unmask_seconds: With secure sums, seconds from the last reply until the sum was open.
         failures: Failures of the other clients, including those of refused replies.
         refused: Refused replies by the node's Flower id.
         answered: Flower ids of the nodes with a client that finished.
@@ -48,7 +53,10 @@ class Outcome:
         processes: Peak memory in bytes of the other processes that ran clients, by machine and process id.
     """
 
+    finished: list[int] = field(default_factory=list)
     results: list[ClientResult] = field(default_factory=list)
+    tally: Tally | None = None
+    unmask_seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
     refused: dict[int, Refused] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)
@@ -75,9 +83,36 @@ class Outcome:
             failed = [failure.client for failure in report.failures]
             self.refuse(node, Refused(clients=failed, reason="none of its clients finished", is_failure=True))
         self.results = sorted([*self.results, *report.results], key=lambda result: result.client)
+        self.finished = [result.client for result in self.results]
         self.failures += report.failures
         if report.process != process_name():
             self.processes[report.process] = report.peak_memory
+
+    def add_counted(
+        self, node: int, finished: Sequence[int], failed: Sequence[int], *, is_deployed: bool = False
+    ) -> None:
+        """Add a node's reply with secure sums, which says only which clients finished; otherwise as `add`."""
+        if finished:
+            self.answered.add(node)
+        elif is_deployed:
+            self.refuse(node, Refused(clients=failed, reason="none of its clients finished", is_failure=True))
+        self.finished = sorted([*self.finished, *finished])
+        self.fail(failed, "it did not finish; the log of its node says why")
+
+    def fail_unopened(self, reason: str) -> None:
+        """Record that the sum over the clients that finished was not opened, so that they do not count."""
+        self.fail(self.finished, f"the secure sum was not opened: {reason}")
+        self.finished = []
+
+    def means(self) -> dict[str, float]:
+        """Return the unweighted mean over clients of each metric; a client without a metric is left out of its mean."""
+        if self.tally is not None:
+            return dict(self.tally.means)
+        found: dict[str, list[float]] = {}
+        for result in self.results:
+            for name, value in result.metrics.items():
+                found.setdefault(name, []).append(value)
+        return {name: statistics.fmean(values) for name, values in sorted(found.items())}
 
     @property
     def blamed(self) -> dict[int, Refused]:

@@ -19,7 +19,7 @@ from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes
 from hyperfl_flwr.protocol.messages import Failure
 from hyperfl_flwr.protocol.queries import CLASSIFIERS, ERRORS, GRADIENTS, RATES, QuerySpec
 from hyperfl_flwr.training.a_distance import a_distance
-from strategies.engine.base import ServerContext
+from strategies.engine.context import ServerContext
 from strategies.engine.query_clients import Query, ask
 
 

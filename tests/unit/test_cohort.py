@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hyperfl_flwr.node.cohort import Failed, Job, Received, SequentialTrainer, Trained, train_cohort
+from hyperfl_flwr.node.array_sums import PlainSum
+from hyperfl_flwr.node.cohort import (
+    CohortResult,
+    Failed,
+    Job,
+    Received,
+    SequentialTrainer,
+    Trained,
+    Trainer,
+    train_cohort,
+)
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Reduction, Request
 
@@ -32,6 +42,14 @@ class Member:
         raise NotImplementedError
 
 
+def summed(
+    trainer: Trainer, request: Request, given: Received, *, send_details: bool = False
+) -> tuple[CohortResult, PlainSum]:
+    """Train clients and return their results and the sum of their arrays."""
+    total = PlainSum(given.shared, REDUCTIONS, request)
+    return train_cohort(trainer, request, given, total, send_details=send_details), total
+
+
 REDUCTIONS = {"a": Reduction.MEAN_BY_EXAMPLES, "b": Reduction.MEAN, "c": Reduction.SUM}
 
 
@@ -50,12 +68,10 @@ def test_a_node_sums_what_its_clients_share() -> None:
     By hand, for x = (1, -2): a is 10 (x + 1) + 20 (x + 2) = 30 x + 50; b and c are (x + 1) + (x + 2) = 2 x + 3.
     """
     given = received()
-    result = train_cohort(
-        SequentialTrainer(Member), request_for(1, 2, 9), Received(shared=given), REDUCTIONS, send_details=False
-    )
-    np.testing.assert_array_equal(result.arrays["a/x"], [80, -10])
-    np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
-    np.testing.assert_array_equal(result.arrays["c/x"], [5, -1])
+    result, total = summed(SequentialTrainer(Member), request_for(1, 2, 9), Received(shared=given))
+    np.testing.assert_array_equal(total.arrays["a/x"], [80, -10])
+    np.testing.assert_array_equal(total.arrays["b/x"], [5, -1])
+    np.testing.assert_array_equal(total.arrays["c/x"], [5, -1])
     assert result.num_examples == 30
     assert result.results == [
         ClientResult(client=client, num_examples=10 * client, metrics={"loss": 0.5}) for client in (1, 2)
@@ -83,10 +99,10 @@ class AtOnce:
 def test_clients_that_are_trained_together() -> None:
     """The result equals that of one-by-one training, bit for bit; only a client with a non-finite row is left out."""
     request = request_for(1, 2, 3, 9)
-    together = train_cohort(AtOnce(), request, Received(shared=received()), REDUCTIONS, send_details=True)
-    apart = train_cohort(SequentialTrainer(Member), request, Received(shared=received()), REDUCTIONS, send_details=True)
-    assert {key: value.tobytes() for key, value in together.arrays.items()} == {
-        key: value.tobytes() for key, value in apart.arrays.items()
+    together, one_sum = summed(AtOnce(), request, Received(shared=received()))
+    apart, other_sum = summed(SequentialTrainer(Member), request, Received(shared=received()))
+    assert {key: value.tobytes() for key, value in one_sum.arrays.items()} == {
+        key: value.tobytes() for key, value in other_sum.arrays.items()
     }
     assert (together.num_examples, together.results) == (apart.num_examples, apart.results)
     assert [failure.client for failure in together.failures] == [9]
@@ -99,29 +115,23 @@ def test_clients_that_are_trained_together() -> None:
             yield part
             yield from failed
 
-    broken = train_cohort(Broken(), request, Received(shared=received()), REDUCTIONS, send_details=True)
+    broken, broken_sum = summed(Broken(), request, Received(shared=received()), send_details=True)
     assert [(failure.client, failure.reason) for failure in broken.failures] == [
         (2, "FloatingPointError: b/x is not finite after training"),
         (9, "ValueError: two lines"),
     ]
-    np.testing.assert_array_equal(broken.arrays["b/x"], [6, 0])  # (x + 1) + (x + 3)
+    np.testing.assert_array_equal(broken_sum.arrays["b/x"], [6, 0])  # (x + 1) + (x + 3)
 
 
 def test_one_client_s_arrays_leave_as_they_are() -> None:
     """The arrays of client 2, alone or with one that fails, are sent in float32; with client 1, sums are in float64."""
     for clients, dtype in (((2,), np.float32), ((2, 9), np.float32), ((1, 2), np.float64)):
-        result = train_cohort(
-            SequentialTrainer(Member),
-            request_for(*clients),
-            Received(shared=received()),
-            REDUCTIONS,
-            send_details=False,
-        )
-        assert {value.dtype for value in result.arrays.values()} == {np.dtype(dtype)}
-        assert result.outliers == {}
+        _, total = summed(SequentialTrainer(Member), request_for(*clients), Received(shared=received()))
+        assert {value.dtype for value in total.arrays.values()} == {np.dtype(dtype)}
+        assert total.outliers == {}
         if dtype is np.float32:
             for key, value in received().items():
-                np.testing.assert_array_equal(result.arrays[key], value + np.float32(2), strict=True)
+                np.testing.assert_array_equal(total.arrays[key], value + np.float32(2), strict=True)
 
 
 def test_numbers_that_are_far_too_large_are_added_apart() -> None:
@@ -136,13 +146,11 @@ def test_numbers_that_are_far_too_large_are_added_apart() -> None:
             arrays, *others = super().fit(parameters, config)
             return [array * np.float32(1e6 if self.client == 2 else 1) for array in arrays], *others
 
-    result = train_cohort(
-        SequentialTrainer(Diverging), request_for(1, 2), Received(shared=received()), REDUCTIONS, send_details=False
-    )
-    assert result.arrays["b/x"].tolist() == [2, -1]
-    assert {level: sorted(arrays) for level, arrays in result.outliers.items()} == {1: ["b/x", "c/x"], 2: ["a/x"]}
-    assert result.outliers[1]["b/x"].tolist() == [3e6, 0]
-    assert result.outliers[2]["a/x"].tolist() == [6e7, 0]
+    _, total = summed(SequentialTrainer(Diverging), request_for(1, 2), Received(shared=received()))
+    assert total.arrays["b/x"].tolist() == [2, -1]
+    assert {level: sorted(arrays) for level, arrays in total.outliers.items()} == {1: ["b/x", "c/x"], 2: ["a/x"]}
+    assert total.outliers[1]["b/x"].tolist() == [3e6, 0]
+    assert total.outliers[2]["a/x"].tolist() == [6e7, 0]
 
 
 def test_per_client_groups_are_not_summed() -> None:
@@ -150,25 +158,18 @@ def test_per_client_groups_are_not_summed() -> None:
     given = received()
     del given["c/x"]
     per_client = {client: {"c/x": np.array([value], np.float32)} for client, value in ((1, 5.0), (2, 7.0), (9, 0.0))}
-    reductions = REDUCTIONS | {"c": Reduction.PER_CLIENT}
-    result = train_cohort(
-        SequentialTrainer(Member),
-        request_for(1, 2, 9),
-        Received(shared=given, per_client=per_client),
-        reductions,
-        send_details=True,
+    result, total = summed(
+        SequentialTrainer(Member), request_for(1, 2, 9), Received(shared=given, per_client=per_client)
     )
     assert {client: arrays["c/x"].tolist() for client, arrays in result.per_client.items()} == {1: [6.0], 2: [9.0]}
-    assert sorted(result.arrays) == ["a/x", "b/x"]
-    np.testing.assert_array_equal(result.arrays["b/x"], [5, -1])
+    assert sorted(total.arrays) == ["a/x", "b/x"]
+    np.testing.assert_array_equal(total.arrays["b/x"], [5, -1])
     assert [failure.client for failure in result.failures] == [9]
 
 
 def test_tracebacks_leave_the_node_only_if_they_may() -> None:
     failed = [
-        train_cohort(
-            SequentialTrainer(Member), request_for(9), Received(shared=received()), REDUCTIONS, send_details=allowed
-        )
+        summed(SequentialTrainer(Member), request_for(9), Received(shared=received()), send_details=allowed)[0]
         .failures[0]
         .details
         for allowed in (True, False)
@@ -184,9 +185,7 @@ def test_what_was_received_is_not_changed_by_a_client_that_returns_it() -> None:
     def make(client: int) -> Member:
         return Member(client, returns_input=True)
 
-    sums = train_cohort(
-        SequentialTrainer(make), request_for(1, 2), Received(shared=given), REDUCTIONS, send_details=False
-    ).arrays
+    sums = summed(SequentialTrainer(make), request_for(1, 2), Received(shared=given))[1].arrays
     for key, value in received().items():
         np.testing.assert_array_equal(given[key], value)
     np.testing.assert_array_equal(sums["a/x"], [30, -60])

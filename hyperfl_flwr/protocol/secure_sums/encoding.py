@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
-
-USUAL_SIZE = 0.05
-"""Approximate root mean square of a network's initial parameters; the reference for arrays that are smaller."""
+from hyperfl_flwr.protocol.update_norms import USUAL_SIZE
 
 STATISTICS_SIZE = 1.0
 """Reference for running statistics of BatchNorm, which begin with a mean of 0 and change by about 1."""

@@ -112,9 +112,9 @@ class Header:
                 raise ValueError("the server uses another version of the protocol")
             rows = tuple(NodeRow(**_tuples(row)) for row in found.pop("nodes"))
             header = cls(nodes=rows, **_tuples(found))
+            header.check()
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"it is not a header: {type(error).__name__}") from None
-        header.check()
         if header.to_bytes() != data:
             raise ValueError("the header is not in its canonical form")
         return header

@@ -21,6 +21,11 @@ def public_of(private: X25519PrivateKey) -> str:
     return private.public_key().public_bytes_raw().hex()
 
 
+def simulated_key(session: str, partition: int) -> X25519PrivateKey:
+    """Return the key of a simulated node, which keeps nothing on disk: derived from public values, it hides nothing."""
+    return X25519PrivateKey.from_private_bytes(_derive(bytes.fromhex(session), f"simulated|{partition}", 32))
+
+
 def agree(private: X25519PrivateKey, public: str) -> bytes:
     """Return the secret of two key pairs (RFC 7748, section 6.1) [32].
 

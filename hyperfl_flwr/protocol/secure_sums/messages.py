@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
@@ -34,10 +34,13 @@ KEY, SIGNATURE = "secure-key", "secure-signature"
 VECTOR = "sum/masked"
 """Key of the masked vector, uint32 [P]."""
 
+_IN_REPLY = {"transcript", "finished", "failed", "upload", "numbers", "holders", "boxes"}
+_IN_RELEASE = {"question", "senders", "shares", "bad"}
 
-def session_record(session: str) -> ConfigRecord:
-    """Pack the session of a greeting."""
-    return ConfigRecord({"session": session})
+
+def greeting(session: str) -> RecordDict:
+    """Return the content of a greeting: the session, or nothing if sums are not secure."""
+    return RecordDict({SECURE: ConfigRecord({"session": session})} if session else {})
 
 
 def session_in(content: RecordDict) -> str:
@@ -197,6 +200,21 @@ def release_of(content: RecordDict, digest: bytes) -> Release:
         raise ValueError("the shares are an answer to another question")
     shares = _by_node(values.counts("senders"), values.blobs("shares"))
     return Release(shares={number: _parts(found) for number, found in shares.items()}, bad=values.counts("bad"))
+
+
+def unmasked_parts(kind: str, content: RecordDict) -> list[str]:
+    """Return the names of what a reply in a secure step must not contain; the last check before it leaves the node.
+
+    Args:
+        kind: Type of the message.
+        content: The reply to it.
+    """
+    allowed = {SECURE: _IN_RELEASE if kind == UNMASK else _IN_REPLY}
+    if kind == MessageType.TRAIN:
+        allowed[MASKED] = {VECTOR}
+    return sorted(
+        f"{name}/{key}" for name, record in content.items() for key in record if key not in allowed.get(name, set())
+    )
 
 
 def _parts(data: bytes) -> list[bytes]:

@@ -68,3 +68,23 @@ def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_C
         f"a secure sum of {num_nodes} nodes, {colluding} of which may collude with the server, cannot cover "
         f"{min_cohort} honest nodes; start more nodes, or lower secagg.min-cohort (to 2 at least) or secagg.colluding"
     )
+
+
+def check_threshold(num_nodes: int, threshold: int, colluding: int, min_cohort: int = USUAL_CROWD) -> None:
+    """Check a threshold that somebody has chosen; arguments as for `crowd` and `smallest_threshold`.
+
+    Raises:
+        ConfigError: If a sum that a lying server can open has fewer than `min_cohort` honest nodes.
+    """
+    if (covered := crowd(num_nodes, threshold, colluding)) < min_cohort:
+        raise ConfigError(
+            f"a secure sum of {num_nodes} nodes with the threshold {threshold}, {colluding} of which may collude with "
+            f"the server, covers {covered} honest nodes at least, but {min_cohort} are required; choose another "
+            f"secagg.threshold (auto takes the least possible one), or start more nodes"
+        )
+
+
+def fewest_nodes(colluding: int, min_cohort: int = USUAL_CROWD) -> int:
+    """Return the least number of nodes for which there is a threshold; arguments as for `smallest_threshold`."""
+    # With all n shares needed, no view can be split, and the crowd is all n - c honest nodes.
+    return max(2, colluding + min_cohort)

@@ -1,0 +1,92 @@
+"""Measure how far parameters have changed, relative to those that were sent, for `max-update-ratio`.
+
+The server measures each node's mean change. With secure sums it sees the mean over all nodes only, so each node
+measures its own clients.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
+from hyperfl_flwr.protocol.messages import group_of
+
+USUAL_SIZE = 0.05
+"""Approximate root mean square of a network's initial parameters.
+
+An update is measured relative to it if the parameters that were sent are smaller, for example zero.
+"""
+
+
+def norms_of_change(
+    received: SharedArrays, sent: SharedArrays, divisors: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the L2 norm of each group's change: of the arrays, divided by `divisors`, minus those that were sent.
+
+    Args:
+        received: Arrays after training, or sums of them, by `group/name`.
+        sent: Arrays before training, with the same names and shapes.
+        divisors: Divisor of each array; None to divide none.
+    """
+    squares: dict[str, float] = {}
+    for key, value in received.items():
+        square = _squared_change(value, sent[key], divisors[key] if divisors else 1.0)
+        squares[group_of(key)] = squares.get(group_of(key), 0.0) + square
+    return {group: math.sqrt(square) for group, square in squares.items()}
+
+
+def reference_norms(sent: SharedArrays) -> dict[str, float]:
+    """Return the reference norm of each group: that of the arrays that were sent, at least that of `USUAL_SIZE`."""
+    squares: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for key, value in sent.items():
+        group = group_of(key)
+        parts = (block.astype(np.float64) for _, block in blocks(value))
+        squares[group] = squares.get(group, 0.0) + sum(float(np.dot(part, part)) for part in parts)
+        sizes[group] = sizes.get(group, 0) + value.size
+    return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
+
+
+def refuse_long(changes: Mapping[str, float], references: Mapping[str, float], max_ratio: float) -> None:
+    """Refuse an update of which a group has changed by more than `max-update-ratio`.
+
+    Args:
+        changes: Norm of each group's change, see `norms_of_change`.
+        references: Reference norm of each group, see `reference_norms`.
+        max_ratio: Largest allowed ratio.
+
+    Raises:
+        ValueError: Naming the group.
+    """
+    for group, change in changes.items():
+        ratio = change / references[group] if references[group] else 0.0
+        if not ratio <= max_ratio:  # also refuses NaN
+            raise ValueError(
+                f"its update of {group} has {ratio:.3g} times the norm of the values that it received, more than "
+                f"max-update-ratio = {max_ratio:g}"
+            )
+
+
+def _squared_change(received: NDArray[Any], sent: NDArray[Any], divisor: float) -> float:
+    """Return the squared norm of `received / divisor - sent`, block by block and so without copies of the arrays.
+
+    Each block is summed in the precision of the array that was sent, which is three times as fast as float64; a block
+    that overflows is summed again in float64.
+    """
+    change, dtype = 0.0, np.result_type(sent, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for (_, new), (_, old) in zip(blocks(received), blocks(sent), strict=True):
+            square = _dot_of_change(new.astype(dtype, copy=False), old, dtype.type(divisor))
+            if not math.isfinite(square):
+                square = _dot_of_change(new.astype(np.float64), old, np.float64(divisor))
+            change += square
+    return change
+
+
+def _dot_of_change(new: NDArray[Any], old: NDArray[Any], divisor: np.floating[Any]) -> float:
+    change = new / divisor
+    change -= old
+    return float(np.dot(change, change))

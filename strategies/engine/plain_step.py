@@ -1,0 +1,108 @@
+"""A training or evaluation of which the server sees each node's sums and each client's numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr.app import RecordDict
+
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
+from hyperfl_flwr.server.handshake import Node
+from strategies.engine.context import ServerContext
+from strategies.engine.observations import record_observation
+from strategies.engine.replies import read_report, read_training
+from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
+from strategies.engine.round_outcome import Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """Result of a step.
+
+    Attributes:
+        means: The reduced shared groups, keyed `group/name`; empty after an evaluation, or if no client finished.
+        per_client: The per-client groups of each client that finished.
+        num_examples: Number of samples of the clients that finished.
+    """
+
+    means: SharedArrays = field(default_factory=dict)
+    per_client: Mapping[int, SharedArrays] = field(default_factory=dict)
+    num_examples: int = 0
+
+
+class PlainStep:
+    """The server's side of one step.
+
+    Args:
+        context: The strategy's context.
+        server_round: The federated round.
+        trains: Whether the step is a training; otherwise it is an evaluation.
+        received: The arrays that all clients of the step are sent.
+        per_client: The arrays that each client is sent alone.
+        rounding: Arguments of `ReproducibleSum` for the clients of the step.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        server_round: int,
+        *,
+        trains: bool,
+        received: SharedArrays,
+        per_client: Mapping[int, SharedArrays],
+        rounding: Mapping[str, int],
+    ) -> None:
+        self._context, self._round, self._trains = context, server_round, trains
+        self._received, self._per_client_sent = received, per_client
+        self._total = ReproducibleSum(received, context.reductions, **rounding)
+        self._per_client: dict[int, SharedArrays] = {}
+        self._bounds = Bounds(
+            max_ratio=context.config.max_update_ratio,
+            num_examples=context.federation.num_examples,
+            shared=received,
+            per_client=per_client,
+            reductions=context.reductions,
+        )
+
+    def records(self) -> RecordDict:
+        """Return what a message of the step holds in addition to the usual records: nothing."""
+        return RecordDict()
+
+    def add(
+        self, node: Node, content: RecordDict, clients: Sequence[int], outcome: Outcome, *, is_deployed: bool
+    ) -> None:
+        """Add a node's reply.
+
+        Args:
+            node: The node.
+            content: Content of its reply.
+            clients: Ids of the clients that the message was about, ascending.
+            outcome: Receives the report.
+            is_deployed: Whether the run is a deployment.
+
+        Raises:
+            ValueError: If the reply is invalid; nothing is added.
+        """
+        if not self._trains:
+            report = read_report(content, clients)
+            refuse_impossible_numbers(report, {}, required="aggregate-accuracy")
+            outcome.add(node.id, report, is_deployed=is_deployed)
+            return
+        reply = read_training(content, clients, self._received, self._per_client_sent)
+        self._bounds.check(reply)
+        outcome.add(node.id, reply.report, is_deployed=is_deployed)
+        if self._context.config.audit.covers(clients[0], self._round) and reply.report.results:
+            received = self._received | dict(self._per_client_sent.get(clients[0], {}))
+            record_observation(reply, received, self._round, Path(self._context.run_directory))
+        self._per_client |= reply.per_client
+        reply.add_to(self._total)
+
+    def close(self, outcome: Outcome) -> Reduced:
+        """Divide the sums once; the result is bitwise independent of which node hosts which client."""
+        num_examples = sum(result.num_examples for result in outcome.results)
+        return Reduced(
+            means=self._total.take_mean(num_examples, len(outcome.results)),
+            per_client=dict(sorted(self._per_client.items())),
+            num_examples=num_examples,
+        )
