@@ -139,9 +139,17 @@ def least_squares_cotangents(inputs: Tensor, rows: Tensor) -> Tensor:
     extended = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
     lengths = extended.norm(dim=1, keepdim=True)
     extended = extended / lengths
-    system = extended @ extended.T + _RIDGE * torch.eye(len(inputs), dtype=inputs.dtype, device=inputs.device)
-    delta: Tensor = torch.linalg.solve(system, extended @ rows.T) / lengths
+    delta: Tensor
+    # (E E^T + r 1)^-1 E = E (E^T E + r 1)^-1: the smaller of both systems, as a sum can be of many thousand images.
+    if len(extended) <= extended.shape[1]:
+        delta = torch.linalg.solve(_with_ridge(extended @ extended.T), extended @ rows.T) / lengths
+    else:
+        delta = extended @ torch.linalg.solve(_with_ridge(extended.T @ extended), rows.T) / lengths
     return delta
+
+
+def _with_ridge(products: Tensor) -> Tensor:
+    return products + _RIDGE * torch.eye(len(products), dtype=products.dtype, device=products.device)
 
 
 _ROWS = "rows"

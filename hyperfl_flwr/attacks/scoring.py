@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 
 Images = NDArray[np.float32]
 
@@ -54,7 +55,7 @@ def match(candidates: Images, private: Images) -> Match:
     if len(candidates) < len(private) or candidates.shape[1:] != private.shape[1:]:
         raise ValueError(f"cannot assign candidates {candidates.shape} to images {private.shape}")
     flat, truth = (images.reshape(len(images), -1).astype(np.float64) for images in (candidates, private))
-    errors = np.stack([np.square(flat - image).mean(axis=1) for image in truth])
+    errors = cdist(truth, flat, "sqeuclidean") / truth.shape[1]
     rows, columns = linear_sum_assignment(errors)
     return Match(images=candidates[columns], order=columns, psnr=_decibels(errors[rows, columns]))
 

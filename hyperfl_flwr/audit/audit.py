@@ -75,7 +75,7 @@ class Options:
     def __post_init__(self) -> None:
         """Raise a ConfigError if `summed` and `labels_known` are both set: attacks on a sum do not use labels."""
         if self.summed and self.labels_known:
-            raise ConfigError("attacks on a sum use no labels: give summed or labels-known, not both")
+            raise ConfigError("attacks on a sum use no labels, so labels-known has no effect; leave it out")
 
     def optimisation(self, row: Attack) -> Optimisation | None:
         """Return an attack's default optimisation with these options applied; None if it does not optimise."""
@@ -124,6 +124,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "data.global-test": False,
         "audit.clients": ",".join(map(str, range(number))) if METHODS[str(settings["method"])].uploads else "",
         "audit.rounds": "all",
+        "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
     }
     config = resolved(RunConfig.from_flat(attacked))
     find_model(config.target) if trained is None else find_kept(config.target, trained)
@@ -182,8 +183,7 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     row = METHODS[target.config.method]
     uploads = row.active_uploads(target.config, target.round)
-    able = attacks_on(uploads, summed=target.summed)
-    possible = [name for name in able if ATTACKS[name].by_neighbours or not target.by_neighbours]
+    possible = [name for name in attacks_on(uploads, summed=target.summed) if target.allows(ATTACKS[name])]
     if missing := [upload.part for upload in row.uploads if upload not in uploads]:
         method = f"{method}, which sends no {' and no '.join(missing)} in round {target.round}"
     for name in names:

@@ -14,6 +14,7 @@ from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.attacks.knowledge import PublicKnowledge
 from hyperfl_flwr.attacks.readout import read_out
+from hyperfl_flwr.attacks.registry import Attack
 from hyperfl_flwr.audit.knowledge import public_knowledge
 from hyperfl_flwr.audit.neighbour_view import neighbour_observations, save_next_messages
 from hyperfl_flwr.config.run_config import RunConfig
@@ -22,7 +23,13 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.models.custom.provenance import find_kept
 from hyperfl_flwr.runs.checkpoint import Checkpoints
-from hyperfl_flwr.runs.observation import Observation, load_observation, mean_observation, observation_path
+from hyperfl_flwr.runs.observation import (
+    Observation,
+    load_observation,
+    load_opening,
+    mean_observation,
+    observation_path,
+)
 from hyperfl_flwr.runs.run_data import require_dataset
 from hyperfl_flwr.runs.run_directory import read_manifest, settings_of
 from hyperfl_flwr.server.exchange import exchange
@@ -42,7 +49,8 @@ class AttackedRound:
         config: Settings of the round, with every `auto` of the method resolved; `audit.clients` names the clients.
         clients: Ids of the attacked clients.
         trained: Run with the checkpoint and private state from which the round starts; None for fresh parameters.
-        summed: Whether the server sees only the sum of these clients' uploads, as with secure aggregation.
+        summed: Whether the server sees only the sum of these clients' uploads, as with secure sums.
+        opened: Whether a run with secure sums has opened that sum; otherwise it is computed from single uploads.
         by_neighbours: Whether the end clients of a chain attack instead of the server, see
             `hyperfl_flwr.audit.neighbour_view`.
         recorded_round: Number of the round if a run has recorded it; 0 if it is run for the attack.
@@ -52,6 +60,7 @@ class AttackedRound:
     clients: Sequence[int]
     trained: Path | None = None
     summed: bool = False
+    opened: bool = False
     by_neighbours: bool = False
     recorded_round: int = 0
 
@@ -70,6 +79,12 @@ class AttackedRound:
         """Number of the attacked round."""
         ended = Checkpoints(self.trained / "checkpoints").rounds()[-1] if self.trained else 0
         return self.recorded_round or ended + 1
+
+    def allows(self, attack: Attack) -> bool:
+        """Return whether the attacker can run an attack on uploads to which it applies."""
+        if self.by_neighbours and not attack.by_neighbours:
+            return False
+        return not (self.opened and attack.gets_hidden)  # only single uploads reveal activations
 
     def data(self) -> FederatedData:
         """Return the federation's data."""
@@ -122,8 +137,44 @@ class ObservationFiles(Sequence[Observation]):
         """Read an observation."""
         return load_observation(path)
 
+    def mean(self) -> Observation:
+        """Return what a server observes that receives only the sum of all replies."""
+        return mean_observation(self)
+
+    @property
+    def clients(self) -> list[int]:
+        """Ids of the observed clients."""
+        return [observation.client for observation in self]
+
     def __len__(self) -> int:
         return len(self.paths)
+
+
+class OpeningFiles(ObservationFiles):
+    """What the server opened in a round of a run with secure sums: one observation, which is a mean.
+
+    Args:
+        paths: The file of the opening.
+    """
+
+    def part(self, index: slice) -> "OpeningFiles":
+        """Return a part of the openings."""
+        return OpeningFiles(self.paths[index])
+
+    def read(self, path: Path) -> Observation:
+        """Read an opening."""
+        return load_opening(path)[0]
+
+    def mean(self) -> Observation:
+        """Return the opening."""
+        (opening,) = self
+        return opening
+
+    @property
+    def clients(self) -> list[int]:
+        """Ids of the clients in the sum."""
+        (path,) = self.paths
+        return load_opening(path)[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +205,7 @@ def view(target: AttackedRound, recorded: ObservationFiles) -> View:
     sizes = {len(target.data().train_indices(client)) for client in target.clients}
     if len(sizes) > 1:
         raise ConfigError(f"an attack on a sum needs clients with equally many samples, these have {sorted(sizes)}")
-    return View(
-        observations=[mean_observation(recorded)], knowledge=replace(knowledge, summed_clients=len(target.clients))
-    )
+    return View(observations=[recorded.mean()], knowledge=replace(knowledge, summed_clients=len(target.clients)))
 
 
 def leaked_activations(target: AttackedRound, recorded: ObservationFiles) -> list[Tensor]:
@@ -200,25 +249,48 @@ def record_round(target: AttackedRound, folder: Path) -> ObservationFiles:
 def recorded_round(
     run: Path, changes: Mapping[str, Scalar], *, summed: bool = False
 ) -> tuple[AttackedRound, ObservationFiles]:
-    """Return the last round that a run has recorded (`audit.clients`, `audit.rounds`), and its observations.
+    """Return the last round that a run has recorded, and its observations; of a run with secure sums, its opening.
 
     Args:
         run: Folder of the run.
         changes: Settings of this machine (`data-root`, `device`).
-        summed: See `AttackedRound`.
+        summed: See `AttackedRound`; a run with secure sums has recorded nothing but sums.
 
     Raises:
         RunDirectoryError: If nothing was recorded, or the clients' samples are not on this machine for scoring.
     """
+    config = RunConfig.from_flat(settings_of(run) | dict(changes))
+    observed = _opening(run) if config.secagg.enabled else _observations(run)
+    require_dataset(run)
+    config = resolved(config)
+    find_kept(config.target, run)
+    opened = isinstance(observed, OpeningFiles)
+    target = AttackedRound(
+        config=config,
+        clients=observed.clients,
+        summed=summed or opened,
+        opened=opened,
+        recorded_round=observed[0].round,
+    )
+    return target, observed
+
+
+def _observations(run: Path) -> ObservationFiles:
+    """Return the observations of the last round that a run without secure sums has recorded."""
     paths = sorted((run / "observations").glob("round-*-client-*.npz"))
     if not paths:
         raise RunDirectoryError(
             f"{run} has recorded nothing; start a run with --set audit.clients=0 --set audit.rounds=1, for example"
         )
-    last = [path for path in paths if path.name.split("-client-")[0] == paths[-1].name.split("-client-")[0]]
-    require_dataset(run)
-    config = resolved(RunConfig.from_flat(settings_of(run) | dict(changes)))
-    find_kept(config.target, run)
-    observed = ObservationFiles(last)
-    clients, number = [observation.client for observation in observed], observed[0].round
-    return AttackedRound(config=config, clients=clients, summed=summed, recorded_round=number), observed
+    last = paths[-1].name.split("-client-")[0]
+    return ObservationFiles([path for path in paths if path.name.split("-client-")[0] == last])
+
+
+def _opening(run: Path) -> OpeningFiles:
+    """Return the opening of the last round that a run with secure sums has recorded."""
+    paths = sorted((run / "openings").glob("round-*.npz"))
+    if not paths:
+        raise RunDirectoryError(
+            f"{run} has secure sums and has recorded no opened sum; start a run with --set audit.rounds=1, for example"
+        )
+    return OpeningFiles(paths[-1:])

@@ -44,6 +44,7 @@ def measure(target: AttackedRound, findings: Mapping[str, AttackResult], lpips: 
         "threat": threat(target),
         "clients": len(target.clients),
         "summed": target.summed,
+        "opened": target.opened,
         "by_neighbours": target.by_neighbours,
         "samples_per_client": target.num_examples,
         "batch_size": config.batch_size,
@@ -269,6 +270,8 @@ def _picture(row: PictureRow) -> tuple[str, list[tuple[str, str, str]]]:
 def _known(target: AttackedRound, findings: Mapping[str, AttackResult]) -> str:
     if target.by_neighbours:
         return "The attacks had what the first and the last client received and sent, and the settings."
+    if target.opened:
+        return "The attacks had the mean that the server opened with secure sums, and the settings."
     if not target.summed:
         return "The attacks had the server's messages and the settings."
     informed = [name for name, finding in findings.items() if finding.attack.gets_hidden]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,7 +59,7 @@ def run_audit(
     labels_known: Annotated[bool, typer.Option("--labels-known", help="Give the attacks the true labels.")] = False,
     summed: Annotated[
         bool,
-        typer.Option("--summed", help="Attack only the sum of the clients' uploads, as under secure aggregation."),
+        typer.Option("--summed", help="Attack only the sum of the clients' uploads, as with secure sums."),
     ] = False,
     by_neighbours: Annotated[
         bool,
@@ -70,7 +71,10 @@ def run_audit(
         Path | None, typer.Option(help="Start from the last checkpoint of the run in this folder.")
     ] = None,
     recorded: Annotated[
-        Path | None, typer.Option(help="Attack the uploads that the run in this folder has recorded.")
+        Path | None,
+        typer.Option(
+            help="Attack what the run in this folder has recorded: uploads, or with secagg.enabled an opened sum."
+        ),
     ] = None,
     lpips_weights: Annotated[
         Path | None, typer.Option(help="File of AlexNet's ImageNet weights; without it, LPIPS is not computed.")
@@ -105,6 +109,7 @@ def run_audit(
     if recorded is not None:
         _refuse_combination("--recorded", {**named, "--checkpoint": checkpoint, "--samples": samples, "--set": set_})
         target, observed = recorded_round(recorded.absolute(), changes, summed=summed)
+        options = replace(options, summed=target.summed)  # a run with secure sums has recorded a sum
     else:
         local: dict[str, Scalar] = {"batch-size": batch_size, "local-epochs": local_epochs}
         target = _fresh_target(named, local, changes, options, checkpoint)

@@ -173,6 +173,17 @@ def test_cotangents_are_the_least_squares_solution():
     torch.testing.assert_close(least_squares_cotangents(inputs, rows), delta, rtol=1e-2, atol=1e-3)
 
 
+def test_cotangents_of_more_images_than_inputs_solve_the_same_system():
+    """With nine images and five inputs, the solution is that of the normal equations with the ridge, [9, 9]."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, rows = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((9, 5), (7, 6)))
+    extended = torch.cat([inputs, torch.ones(9, 1, dtype=torch.float64)], dim=1)
+    lengths = extended.norm(dim=1, keepdim=True)
+    unit = extended / lengths
+    expected = torch.linalg.solve(unit @ unit.T + 1e-4 * torch.eye(9, dtype=torch.float64), unit @ rows.T) / lengths
+    torch.testing.assert_close(least_squares_cotangents(inputs, rows), expected, rtol=1e-7, atol=1e-9)
+
+
 def test_the_simulated_gradient_of_the_extractor_is_autograds():
     """Without classifier and label, the objective of `head-gradient` vanishes at the true image."""
     data = samples(*digits(1, side=12))
