@@ -41,9 +41,9 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     UNMASK,
     SecureReply,
     UnmaskRequest,
+    greeting,
     header_record,
     release_of,
-    session_record,
 )
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
@@ -91,7 +91,7 @@ class SecureFederation(InProcessGrid):
 
     def greet(self, partition: int, session: str = SESSION) -> Mapping[str, Any]:
         """Return the properties of a node."""
-        content = RecordDict({SECURE: session_record(session)} if session else {})
+        content = greeting(session)
         return dict(record_of(self.ask(partition, HELLO, content).content, PROPERTIES, ConfigRecord))
 
     def header(self, phase: Phase = "train", versions: Mapping[int, int] | None = None, **changes: Any) -> Header:

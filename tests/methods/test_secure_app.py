@@ -30,8 +30,8 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     SECURE,
     SIGNATURE,
     UNMASK,
+    greeting,
     header_record,
-    session_record,
 )
 from hyperfl_flwr.protocol.secure_sums.peers import peers_text
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
@@ -71,7 +71,7 @@ def asked(grid: InProcessGrid, kind: str, content: RecordDict) -> Message:
 
 
 def greeted(grid: InProcessGrid, session: str = "") -> Mapping[str, Any]:
-    content = RecordDict({SECURE: session_record(session)} if session else {})
+    content = greeting(session)
     return dict(record_of(asked(grid, HELLO, content).content, PROPERTIES, ConfigRecord))
 
 

@@ -19,11 +19,11 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     VECTOR,
     SecureReply,
     UnmaskRequest,
+    greeting,
     header_record,
     release_content,
     release_of,
     session_in,
-    session_record,
     step_in,
 )
 from hyperfl_flwr.protocol.sizes import content_bytes
@@ -47,7 +47,7 @@ def unmask(request):
 
 def test_a_session_survives_the_wire():
     session = "0123456789abcdef" * 2
-    assert session_in(on_the_wire(RecordDict({SECURE: session_record(session)}))) == session
+    assert session_in(on_the_wire(greeting(session))) == session
     assert session_in(RecordDict()) == ""
 
 
@@ -133,7 +133,7 @@ def test_shares_of_another_question_are_refused():
 
 
 READ = {
-    "session": (session_in, RecordDict({SECURE: session_record("0" * 32)})),
+    "session": (session_in, greeting("0" * 32)),
     "step": (step_in, RecordDict({SECURE: header_record(HEADER)})),
     "reply": (SecureReply.of, REPLY.to_content()),
     "question": (UnmaskRequest.of, unmask(REQUEST)),
