@@ -116,7 +116,7 @@ class SecureFederation(InProcessGrid):
             phase=phase,
             nodes=tuple(rows),
             threshold=2,
-            max_examples=self.config.secagg.max_examples,
+            max_examples=self.config.secagg.max_examples_of(()),
             metrics=client_of(self.config.method).metric_names(self.config, phase, 1),
             settings=settings_digest(RunConfig.from_flat(self.settings).flat()),
             arrays=arrays_digest(self.initial),

@@ -78,7 +78,7 @@ HEADERS: dict[str, tuple[Change, str]] = {
     "cohort of one": (lambda h: replace(h, nodes=h.nodes[:1], threshold=1), "a sum could cover only 1 honest nodes"),
     "cohort of two": (lambda h: replace(h, nodes=h.nodes[:2], threshold=2), "its owner requires min-cohort = 3"),
     "settings": (lambda h: replace(h, settings="0" * 64), "other settings of the run than this node has received"),
-    "weights": (lambda h: replace(h, max_examples=10**12), "another secagg.max-examples than the run's settings"),
+    "weights": (lambda h: replace(h, max_examples=10**6), "another secagg.max-examples than the run's settings"),
     "arrays": (lambda h: replace(h, arrays="0" * 64), "other arrays than this node has received"),
     "times": (lambda h: replace(h, metrics=("loss", "train-seconds")), "clients do not send: train-seconds"),
 }  # fmt: skip

@@ -138,8 +138,9 @@ class Header:
         _require(_is_hex(self.settings, 64), "settings")
         _require(_is_hex(self.arrays, 64), "arrays")
         names = self.metrics
-        _require(len(names) <= _MOST_METRICS and len(set(names)) == len(names), "metrics")
+        _require(isinstance(names, tuple) and len(names) <= _MOST_METRICS, "metrics")
         _require(all(isinstance(name, str) and _METRIC.fullmatch(name) for name in names), "metrics")
+        _require(len(set(names)) == len(names), "metrics")
         for row in self.nodes:
             _require(_is_count(row.partition), "partition")
             _require(_is_hex(row.key, 64), "key")
@@ -159,7 +160,7 @@ def transcript_of(data: bytes) -> bytes:
 
 def settings_digest(settings: Mapping[str, Scalar]) -> str:
     """Return the digest of a run's settings by key, in hexadecimal digits."""
-    values = {key: value.hex() if isinstance(value, float) else value for key, value in settings.items()}
+    values = {key: ["float", value.hex()] if isinstance(value, float) else value for key, value in settings.items()}
     return hashlib.sha256(_canonical(values)).hexdigest()
 
 
