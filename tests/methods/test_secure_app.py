@@ -67,7 +67,7 @@ def plain_node(settings: Settings, **node: Scalar) -> InProcessGrid:
 
 
 def asked(grid: InProcessGrid, kind: str, content: RecordDict) -> Message:
-    return grid.answer(Message(content, dst_node_id=list(grid.get_node_ids())[0], message_type=kind))
+    return grid.answer(Message(content, dst_node_id=next(iter(grid.get_node_ids())), message_type=kind))
 
 
 def greeted(grid: InProcessGrid, session: str = "") -> Mapping[str, Any]:
