@@ -60,7 +60,7 @@ class SecureFederation(InProcessGrid):
     """
 
     def __init__(self, settings: Settings, folder: Path, num_nodes: int = 3, **node: Scalar) -> None:
-        settings = {**settings, "secagg.enabled": True}
+        settings = {**settings, "secagg.enabled": True, "secagg.max-examples": 1000}
         super().__init__(app, num_nodes, settings, {"min-cohort": 2} | node)
         self.settings = settings
         self.num_nodes = num_nodes

@@ -76,7 +76,7 @@ def rows_of(nodes: Sequence[SecureNode], session: str = SESSION) -> tuple[NodeRo
     return tuple(rows)
 
 
-def header_for(nodes: Sequence[SecureNode], **changes: Any) -> Header:
+def header_for(nodes: Sequence[SecureNode], /, **changes: Any) -> Header:
     """Return the header of a training step of all nodes, of which `changes` replace fields."""
     header = Header(
         session=SESSION,

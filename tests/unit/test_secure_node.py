@@ -165,6 +165,19 @@ def test_keys_of_low_order_are_refused(tmp_path: Path, key: str) -> None:
     assert "the key of node 3 is not a valid public key" in refused(nodes[0], header, request_for(header, nodes[0]))
 
 
+def test_more_than_100_nodes_are_refused(tmp_path: Path) -> None:
+    node = replace(nodes_in(tmp_path, 1, peers={})[0], num_nodes=101)
+    row = rows_of([node])[0]
+    rows = [
+        replace(row, partition=number, key=public_of(simulated_key(SESSION, number)), clients=(number,), versions=(0,))
+        for number in range(101)
+    ]
+    header = header_for([node], nodes=(replace(rows[0], key=row.key), *rows[1:]), threshold=70)
+    terms = replace(TERMS, num_clients=101)
+    reason = refused(node, header, request_for(header, node), terms=terms)
+    assert reason == "a secure sum has at most 100 nodes, the header has 101"
+
+
 def test_a_victim_among_colluding_peers_is_refused(tmp_path: Path) -> None:
     """All 7 nodes are pinned and signed, but 6 may collude: their sum would be the victim's parameters."""
     nodes = nodes_in(tmp_path, 7, max_colluding=6)
