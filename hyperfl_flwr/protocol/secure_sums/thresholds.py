@@ -66,7 +66,8 @@ def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_C
             return threshold
     raise ConfigError(
         f"a secure sum of {num_nodes} nodes, {colluding} of which may collude with the server, cannot cover "
-        f"{min_cohort} honest nodes; start more nodes, or lower secagg.min-cohort (to 2 at least) or secagg.colluding"
+        f"{min_cohort} honest nodes; start more nodes (in a simulation: --num-nodes), or lower secagg.min-cohort, to 2 "
+        f"at least, or secagg.colluding"
     )
 
 
