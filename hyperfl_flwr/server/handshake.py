@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord
 from hyperfl_flwr.core.versions import differing
 from hyperfl_flwr.protocol.messages import PROPERTIES, printable, record_of
 from hyperfl_flwr.protocol.queries import NOVEL, PROBLEM
+from hyperfl_flwr.protocol.secure_sums.keys import is_key
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
 
@@ -51,7 +52,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "normalisation": _is_text,
     "train-label-counts": _are_counts,
     "test-label-counts": _are_counts,
-    KEY: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
+    KEY: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)) and is_key(value),
     SIGNATURE: lambda value: _is_text(value) and bool(re.fullmatch("([0-9a-f]{2}){0,128}", value)),
 }
 """Check of each property's type and range."""
