@@ -109,12 +109,13 @@ class Refusal:
         return f"{name} is refused: {self.reason}"
 
 
-def introduce(answer: Exchange, *, needs_key: bool = False) -> Node | Refusal:
+def introduce(answer: Exchange, *, needs_key: bool = False, refused: str = "") -> Node | Refusal:
     """Return the node that replied to a greeting, or the reason why it does not take part.
 
     Args:
         answer: The reply.
         needs_key: Whether it must have a public key, for secure sums.
+        refused: Name of a property that it must not have; empty for none.
     """
     if answer.content is None:
         return Refusal(id=answer.node, number=None, reason=answer.problem)
@@ -125,6 +126,8 @@ def introduce(answer: Exchange, *, needs_key: bool = False) -> Node | Refusal:
         return Refusal(id=answer.node, number=None, reason=f"its handshake cannot be read: {printable(str(error))}")
     if PROBLEM in properties:
         return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
+    if refused and refused in properties:
+        return Refusal(id=answer.node, number=number, reason=f"its handshake must not have {refused} in this run")
     if reason := _problem(properties, _KEYS if needs_key else ()):
         return Refusal(id=answer.node, number=number, reason=reason)
     return Node(id=answer.node, partition=number, clients=sorted(properties["clients"]), properties=properties)

@@ -48,3 +48,13 @@ def test_a_key_that_the_other_nodes_refuse_is_not_sent_to_them(key: str, reason:
     roster = gathered([*KEYS[:3], key])
     assert [node.partition for node in roster.federation.nodes] == [0, 1, 2]
     assert [str(refusal)[: len(reason)] for refusal in roster.refused] == [reason]
+
+
+def test_one_node_does_not_set_the_weights_of_all() -> None:
+    """A million samples of one node would be the weight 1, and the honest clients' weights would round away."""
+    roster = gathered(KEYS, num_examples=[10**6])
+    assert not roster.federation.num_examples
+    assert [node.partition for node in roster.federation.nodes] == [0, 1, 2]
+    assert [str(refusal) for refusal in roster.refused] == [
+        "node 3 is refused: its handshake must not have num-examples in this run"
+    ]
