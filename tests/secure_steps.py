@@ -1,7 +1,7 @@
 """Secure steps: nodes with folders and identities, and an honest server's messages, of which tests change parts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, Reduction, Request
 from hyperfl_flwr.protocol.secure_sums.encoding import NumbersEncoding
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest
 from hyperfl_flwr.protocol.secure_sums.masks import Step, Upload
-from hyperfl_flwr.protocol.secure_sums.messages import KEY, SECURE, SIGNATURE, UnmaskRequest, header_record, step_in
+from hyperfl_flwr.protocol.secure_sums.messages import KEY, SECURE, SIGNATURE, UnmaskRequest, header_record
 
 SESSION, EXPERIMENT = "5e" * 16, "e" * 16
 SETTINGS = "5" * 64
@@ -76,7 +76,7 @@ def rows_of(nodes: Sequence[SecureNode], session: str = SESSION) -> tuple[NodeRo
     return tuple(rows)
 
 
-def header_for(nodes: Sequence[SecureNode], **changes: Any) -> Header:
+def header_for(nodes: Sequence[SecureNode], /, **changes: Any) -> Header:
     """Return the header of a training step of all nodes, of which `changes` replace fields."""
     header = Header(
         session=SESSION,
@@ -127,7 +127,7 @@ def uploaded(node: SecureNode, header: Header, vector: Sequence[int] = (1, 2, 3)
     return node.mask(accept(node, header), np.array(vector, np.uint32), numbers)
 
 
-def question_for(header: Header, node: SecureNode, uploads: Mapping[int, Upload], **changes: Any) -> RecordDict:
+def question_for(header: Header, node: SecureNode, uploads: Mapping[int, Upload], /, **changes: Any) -> RecordDict:
     """Return the content of an UNMASK message to a node."""
     question = UnmaskRequest(
         header=header.to_bytes(),
@@ -147,13 +147,3 @@ def changed_row(header: Header, partition: int, **changes: Any) -> Header:
     """Return a header with another row of one node."""
     rows = tuple(replace(row, **changes) if row.partition == partition else row for row in header.nodes)
     return replace(header, nodes=rows)
-
-
-def fields(header: Header) -> dict[str, Any]:
-    """Return the fields of a header."""
-    return asdict(header)
-
-
-def step_of(content: RecordDict) -> Step:
-    """Return the step of a message."""
-    return step_in(content)

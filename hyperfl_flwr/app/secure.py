@@ -74,8 +74,6 @@ def secure_node(node: NodeConfig) -> SecureNode:
                 f"node's folder, or ask the operator for a peers-file with this node's key",
                 public="its identity-key-file is not the key of its own row in its peers-file",
             )
-    elif not node.simulated:
-        log(WARNING, "without peers-file, keys come from the server: safe only if it follows the protocol")
     colluding = usual_colluding(len(peers) or num_nodes) if node.max_colluding == "auto" else node.max_colluding
     return SecureNode(
         partition=partition,
@@ -98,4 +96,8 @@ def introduction(message: Message, node: NodeConfig) -> dict[str, str]:
         session = session_in(message.content)
     except ValueError as error:
         raise RefusalError(str(error)) from None
-    return secure_node(node).introduce(session) if session else {}
+    if not session:
+        return {}
+    if not (node.peers_file or node.simulated):
+        log(WARNING, "without peers-file, keys come from the server: safe only if it follows the protocol")
+    return secure_node(node).introduce(session)

@@ -122,7 +122,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
         "data.test-samples": TEST_SAMPLES,
         "data.augmentation": "none",
         "data.global-test": False,
-        "audit.clients": ",".join(map(str, range(number))),
+        "audit.clients": ",".join(map(str, range(number))) if METHODS[str(settings["method"])].uploads else "",
         "audit.rounds": "all",
         "secagg.enabled": False,  # single uploads are recorded, and summed for the attacks
     }
@@ -178,7 +178,7 @@ def chosen_attacks(names: Sequence[str], target: AttackedRound) -> list[str]:
     """Return the names of the attacks to run; by default all that apply to what the server sees of the method.
 
     Raises:
-        ConfigError: If one is unknown, or does not apply.
+        ConfigError: If one is unknown or does not apply.
     """
     method = f"the sum of uploads of {target.config.method}" if target.summed else target.config.method
     row = METHODS[target.config.method]

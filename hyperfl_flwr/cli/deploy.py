@@ -39,7 +39,7 @@ def run_init(
 
 @deployments.command("register")
 def run_register(folder: Folder) -> None:
-    """Register the nodes' public keys with the running SuperLink; safe to repeat."""
+    """Register the nodes' public keys with the running SuperLink, and unregister replaced ones; safe to repeat."""
     from hyperfl_flwr.deploy.register import register
 
     for line in register(Deployment.read(folder)):
@@ -66,6 +66,43 @@ def run_check(
     if json:
         typer.echo(as_json(findings))
     raise typer.Exit(exit_code(findings))
+
+
+@deployments.command("own-key")
+def run_own_key(folder: Annotated[Path, typer.Argument(metavar="NODE", help="Your node's folder.")]) -> None:
+    """Make a new key for your node, which the operator has never had, and print the file of its public part."""
+    from hyperfl_flwr.deploy.peers import own_key
+
+    out.print(str(own_key(folder)), markup=False)
+    err.print("send this file to the operator; the node can connect once the operator has registered it", markup=False)
+
+
+@deployments.command("accept-key")
+def run_accept_key(
+    folder: Folder,
+    number: Annotated[int, typer.Argument(help="Number of the node.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="The node.pub that its owner has sent.")],
+) -> None:
+    """Replace the public key of a node by one that its owner has made; prints the files that were written."""
+    from hyperfl_flwr.deploy.peers import accept_key
+
+    deployment = Deployment.read(folder)
+    for line in accept_key(deployment, number, file):
+        out.print(line, markup=False)
+    words = "run `hyperfl deploy register`, reload nginx if you use it, and send peers.toml to all owners"
+    err.print(words, markup=False)
+
+
+@deployments.command("peers")
+def run_peers(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the deployment or of a node.")],
+) -> None:
+    """Print fingerprints of all nodes' keys, for the owners to compare; in a deployment, also write peers.toml."""
+    from hyperfl_flwr.deploy.peers import describe, is_deployment, node_peers, write_peers
+
+    peers = write_peers(Deployment.read(folder)) if is_deployment(folder) else node_peers(folder.absolute())
+    for line in describe(peers):
+        out.print(line, markup=False)
 
 
 @deployments.command("renew")

@@ -1,11 +1,13 @@
 """Settings of secure sums, see `hyperfl_flwr.protocol.secure_sums`."""
 
+from collections.abc import Collection
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.settings import Auto, NonNegative, Positive, PositiveFloat, Section, setting
+from hyperfl_flwr.protocol.secure_sums.header import MOST_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.thresholds import (
     MOST_NODES,
     check_threshold,
@@ -13,6 +15,9 @@ from hyperfl_flwr.protocol.secure_sums.thresholds import (
     smallest_threshold,
     usual_colluding,
 )
+
+USUAL_EXAMPLES = 1000
+"""`secagg.max-examples` where no node tells the number of its samples."""
 
 
 class SecureSumConfig(Section):
@@ -31,10 +36,12 @@ class SecureSumConfig(Section):
         "Largest change of a parameter that is sent, as a multiple of the largest parameter of its array (0.05 at "
         "least). Larger changes are cut off there and counted. A larger range makes the rounding coarser.",
     )
-    max_examples: Positive = setting(
-        1000,
+    max_examples: Auto | Annotated[int, Field(ge=1, le=MOST_EXAMPLES)] = setting(
+        "auto",
         "Clients with this many training samples or more have the same weight, where samples are weights. Smaller "
-        "clients are weighted by their samples, as without secure sums.",
+        "clients are weighted by their samples, as without secure sums. The closer it is to the largest client, the "
+        "finer the rounding. `auto`: the largest client in a simulation; 1000 in a deployment, where no node tells "
+        "the number of its samples.",
     )
     colluding: Auto | NonNegative = setting(
         "auto",
@@ -48,6 +55,16 @@ class SecureSumConfig(Section):
     min_cohort: Annotated[int, Field(ge=2)] = setting(
         3, "Least number of honest nodes in a sum. A node's owner may require more.", values="whole number ≥ 2"
     )
+
+    def max_examples_of(self, num_examples: Collection[int]) -> int:
+        """Return the number of training samples with the weight 1.
+
+        Args:
+            num_examples: Numbers of training samples of the clients; empty if no node tells them.
+        """
+        if self.max_examples != "auto":
+            return self.max_examples
+        return min(MOST_EXAMPLES, max(num_examples, default=USUAL_EXAMPLES))
 
     def threshold_of(self, num_nodes: int, num_present: int) -> int:
         """Return the threshold of a step.

@@ -15,6 +15,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat
 from hyperfl_flwr.deploy import check_files as machine
+from hyperfl_flwr.deploy.check_peers import pinned_keys
 from hyperfl_flwr.deploy.keys import read_node_key
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress, read_node_config
 from hyperfl_flwr.deploy.probe import clock, probe
@@ -54,6 +55,7 @@ def check_node(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Findin
     yield from other_accounts.deployments()
     yield from _device(node.device)
     yield from _mixing_key(node.mixing_key_file)
+    yield from pinned_keys(folder, place, node)
     yield from _data(node, sample_format)
     yield from _server(folder, place)
 

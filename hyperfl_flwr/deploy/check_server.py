@@ -8,16 +8,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from hyperfl_flwr.core.errors import ConfigError, StateError
+from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.deploy import check_files as machine
+from hyperfl_flwr.deploy.check_peers import listed_keys
 from hyperfl_flwr.deploy.keys import read_certificate, read_private_key
 from hyperfl_flwr.deploy.layout import Deployment
-from hyperfl_flwr.deploy.node_settings import PLACE
+from hyperfl_flwr.deploy.peers import is_deployment
 from hyperfl_flwr.deploy.probe import CERTIFICATE, Answer, probe
 from hyperfl_flwr.deploy.provision import is_local
-from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.deploy.registered_nodes import foreign_nodes, registered_nodes
 from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, error, ok, warning
 from hyperfl_flwr.launch.flower_env import can_use_database_file
@@ -36,18 +37,12 @@ def check(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Finding]:
     Raises:
         ConfigError: If the folder is neither, or a setting is wrong.
     """
-    if (folder / "deployment.toml").is_file():
+    if is_deployment(folder):
         return check_server(Deployment.read(folder))
-    if (folder / PLACE).is_file():
-        from hyperfl_flwr.deploy.check_node import (
-            check_node,
-        )  # imports torch, for two seconds, which the operator's side does not need
+    # Imports torch, for two seconds, which the operator's side does not need.
+    from hyperfl_flwr.deploy.check_node import check_node
 
-        return check_node(folder.absolute(), announced)
-    raise ConfigError(
-        f"{folder} is neither a deployment (it has no deployment.toml) nor a node's folder (it has no {PLACE}); "
-        f"give the folder that `hyperfl deploy init` wrote, or the node's folder that the operator gave you"
-    )
+    return check_node(folder.absolute(), announced)
 
 
 def check_server(deployment: Deployment) -> Iterator[Finding]:
@@ -60,6 +55,7 @@ def check_server(deployment: Deployment) -> Iterator[Finding]:
     yield from machine.authority(server)
     yield from _certificate(deployment)
     yield from _handed_over(deployment)
+    yield from listed_keys(deployment)
     yield from machine.writable("database", server)
     yield from other_accounts.deployments()
     if not can_use_database_file():
@@ -161,14 +157,17 @@ def _is_in_use(port: int) -> bool:
 def _nodes(deployment: Deployment, *, is_running: bool) -> Iterator[Finding]:
     """Check which nodes are registered, and which are connected."""
     try:
-        nodes = registered_nodes(deployment)
+        nodes, foreign = registered_nodes(deployment), foreign_nodes(deployment)
     except StateError as failure:
         yield error("nodes", str(failure), "restore server/keys from a copy; the node's owner has node.pub as well")
         return
     everyone = range(deployment.num_nodes)
+    register = f"hyperfl deploy register '{deployment.folder}' while the SuperLink runs"
+    if foreign:
+        yield error("nodes", f"replaced keys that can still connect: {len(foreign)}", register)
     if unknown := [number for number in everyone if number not in nodes]:
         text = f"{_list(unknown)} not registered"
-        yield warning("nodes", text, f"hyperfl deploy register '{deployment.folder}' while the SuperLink runs")
+        yield warning("nodes", text, register)
     if is_running and nodes:
         online = [number for number in everyone if number in nodes and nodes[number].online]
         away = [number for number in everyone if number in nodes and not nodes[number].online]

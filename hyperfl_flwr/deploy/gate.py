@@ -9,6 +9,7 @@ header; these connections are limited by time instead.
 import base64
 
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from hyperfl_flwr.deploy.keys import read_public_key
 from hyperfl_flwr.deploy.layout import Deployment
@@ -23,6 +24,10 @@ def gate(deployment: Deployment) -> str:
 
 def sent_key(deployment: Deployment, number: int) -> str:
     """Return a node's public key as Flower sends it in the header of each request."""
-    key = read_public_key(deployment.public_key(number))
+    return header_value(read_public_key(deployment.public_key(number)))
+
+
+def header_value(key: ec.EllipticCurvePublicKey) -> str:
+    """Return a public key as Flower sends it in the header of each request."""
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return base64.b64encode(pem).decode()

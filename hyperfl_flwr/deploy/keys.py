@@ -18,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.protocol.secure_sums.peers import openssh
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 825
@@ -93,8 +94,7 @@ def write_node_key(folder: Path, comment: str) -> bytes:
 
 def public_line(key: ec.EllipticCurvePublicKey, comment: str) -> bytes:
     """Format a public key as an OpenSSH line with a comment."""
-    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return line + f" {comment}\n".encode()
+    return f"{openssh(key)} {comment}\n".encode()
 
 
 def read_node_key(file: Path) -> ec.EllipticCurvePrivateKey:

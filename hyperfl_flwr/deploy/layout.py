@@ -4,6 +4,7 @@
 
     DIR/
     |-- deployment.toml       host, port and number of nodes; no secret
+    |-- peers.toml            public keys of all nodes, for the owners; no secret
     |-- authority/            the certificate authority; its key stays here
     |   |-- ca.crt
     |   `-- ca.key
@@ -14,7 +15,7 @@
     |   |-- state.db          the SuperLink's database
     |   `-- start.sh, ...
     `-- nodes/node-0/         files for node 0's machine, and nothing of other nodes
-        |-- ca.crt, node.key, node.pub
+        |-- ca.crt, node.key, node.pub, peers.toml
         |-- node.toml         settings of the node's owner: data, device, threads, ...
         |-- state/            private state of its clients; never leaves the machine
         |-- flwr/             FLWR_HOME of the SuperNode
@@ -32,6 +33,7 @@ from typing import Self
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.protocol.secure_sums.peers import PEERS_FILE
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 """One label of a host name, between two dots (RFC 1123)."""
@@ -116,6 +118,11 @@ class Deployment:
     def database(self) -> Path:
         """The SuperLink's database file."""
         return self.server / "state.db"
+
+    @property
+    def peers(self) -> Path:
+        """The file of the public keys of all nodes, a copy of which every owner gets."""
+        return self.folder / PEERS_FILE
 
     def public_key(self, number: int) -> Path:
         """Return the file of a node's public key on the server's side."""

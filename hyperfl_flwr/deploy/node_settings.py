@@ -93,10 +93,10 @@ def node_arguments(folder: Path) -> str:
     They include a free loopback port, over which the SuperNode and its processes communicate.
 
     Raises:
-        ConfigError: If `node.toml` or `place.toml` is wrong, or names data that do not exist.
+        ConfigError: If `node.toml` or `place.toml` is wrong, or names data or keys that do not exist.
     """
     place, node = NodeAddress.read(folder), read_node_config(folder)
-    _refuse_missing_data(folder, node)
+    _refuse_missing_files(folder, node)
     config = " ".join(f"{key}={as_toml(value)}" for key, value in node.flat().items())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -117,8 +117,13 @@ def as_toml(value: Scalar) -> str:
     return f'"{escaped}"'
 
 
-def _refuse_missing_data(folder: Path, node: "NodeConfig") -> None:
-    paths = {"novel-data": node.novel_data, "data": node.data.partition(":")[2]}
+def _refuse_missing_files(folder: Path, node: "NodeConfig") -> None:
+    paths = {
+        "novel-data": node.novel_data,
+        "data": node.data.partition(":")[2],
+        "peers-file": node.peers_file,
+        "identity-key-file": node.identity_key_file,
+    }
     for key, path in paths.items():
         if path and not Path(path).exists():
             raise ConfigError(f"{folder / FILE}: {key}: {path} does not exist; correct it, or mount the missing folder")

@@ -14,6 +14,7 @@ from hyperfl_flwr.deploy.gate import gate
 from hyperfl_flwr.deploy.keys import write_authority, write_node_key, write_server_certificate
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.node_settings import FILE, PLACE, NodeAddress
+from hyperfl_flwr.deploy.peers import write_peers
 from hyperfl_flwr.deploy.render import render
 
 NODE_HOME = "/srv/hyperfl/node-{}"
@@ -55,6 +56,7 @@ def write_all(deployment: Deployment) -> None:
     _write_server(deployment)
     for number in range(deployment.num_nodes):
         _write_node(deployment, number)
+    write_peers(deployment)
     _write(deployment.server / "nginx.conf", gate(deployment))
     deployment.write()
 

@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import write_connection
-from hyperfl_flwr.deploy.registered_nodes import registered_nodes
+from hyperfl_flwr.deploy.registered_nodes import foreign_nodes, is_unregistered, registered_nodes
 from hyperfl_flwr.launch.flower_env import flower_command, plain_text
 
 KNOWN = "already in use"
@@ -30,39 +29,54 @@ def commands_environment(deployment: Deployment) -> dict[str, str]:
 
 
 def register(deployment: Deployment) -> Iterator[str]:
-    """Register the nodes' public keys with the running SuperLink; keys that are already registered are unchanged.
+    """Register the nodes' public keys with the running SuperLink, and unregister all keys that are not among them.
+
+    Keys that are already registered are unchanged. Flower never accepts an unregistered key again.
 
     Yields:
-        One line for each node.
+        One line for each node, and one for each key that was unregistered.
 
     Raises:
         RunFailedError: If the SuperLink does not answer, or refuses a key.
     """
     environment = commands_environment(deployment)
+    for number in range(deployment.num_nodes):
+        if is_unregistered(deployment, number):  # before anything is changed: Flower says only "already in use"
+            raise RunFailedError(
+                f"node-{number} cannot be registered: its key was replaced before, and Flower never accepts such a key "
+                f"again; its owner must make another one with `hyperfl deploy own-key`"
+            )
+    for flower_id in foreign_nodes(deployment):
+        if problem := _supernode(["unregister", str(flower_id), "hyperfl"], environment):
+            raise RunFailedError(f"a replaced key could not be unregistered: {problem}; {_remedy(deployment)}")
+        yield f"Flower's node {flower_id}: unregistered, because its key was replaced"
     known = registered_nodes(deployment)
     for number in range(deployment.num_nodes):
         if number in known:  # saves Flower's command, which takes seconds
             yield f"node-{number}: is already registered"
             continue
         file = deployment.public_key(number)
-        problem = _register(file, f"node-{number}", environment)
+        problem = _supernode(["register", str(file), "hyperfl", "--name", f"node-{number}"], environment)
         if problem == "":
             yield f"node-{number}: registered"
         elif KNOWN in problem:
             yield f"node-{number}: is already registered"
         else:
-            raise RunFailedError(
-                f"node-{number} could not be registered: {problem}; is the SuperLink running "
-                f"({deployment.server / 'start.sh'})? `hyperfl deploy check {deployment.folder}` finds the cause"
-            )
+            raise RunFailedError(f"node-{number} could not be registered: {problem}; {_remedy(deployment)}")
 
 
-def _register(file: Path, name: str, environment: dict[str, str]) -> str:
-    """Register a public key with Flower's command; return the command's error, or an empty text."""
-    command = [str(flower_command("flwr")), "supernode", "register", str(file), "hyperfl", "--name", name]
+def _remedy(deployment: Deployment) -> str:
+    return (
+        f"is the SuperLink running ({deployment.server / 'start.sh'})? `hyperfl deploy check {deployment.folder}` "
+        f"finds the cause"
+    )
+
+
+def _supernode(words: list[str], environment: dict[str, str]) -> str:
+    """Register or unregister a key with Flower's command; return the command's error, or an empty text."""
     done = subprocess.run(
-        [*command, "--format", "json"], env=environment, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
+        [str(flower_command("flwr")), "supernode", *words, "--format", "json"], env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
     )  # fmt: skip
     text = plain_text(done.stdout)
     start = text.find("{")  # Flower may print other text before the JSON document

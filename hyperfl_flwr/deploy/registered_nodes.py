@@ -1,6 +1,7 @@
 """Read the registered nodes of a deployment from the SuperLink's database; the SuperLink need not run."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
@@ -28,11 +29,7 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
     Raises:
         StateError: If the file of a node's public key is missing or damaged.
     """
-    numbers = {}
-    for number in range(deployment.num_nodes):
-        key = read_public_key(deployment.public_key(number))
-        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        numbers[pem] = number
+    numbers = {_pem(deployment.public_key(number)): number for number in range(deployment.num_nodes)}
     if not deployment.database.is_file():
         return {}
     return {
@@ -40,3 +37,34 @@ def registered_nodes(deployment: Deployment) -> dict[int, RegisteredNode]:
         for node in database.registered_nodes(deployment.database)
         if node.public_key in numbers
     }
+
+
+def foreign_nodes(deployment: Deployment) -> list[int]:
+    """Return Flower's ids of the nodes that are registered with a key that is not in the deployment's folder of keys.
+
+    These are the keys that `hyperfl deploy accept-key` has replaced.
+
+    Raises:
+        StateError: If the file of a node's public key is missing, or any public key is damaged.
+    """
+    expected = {deployment.public_key(number) for number in range(deployment.num_nodes)}
+    known = {_pem(file) for file in expected.union(deployment.public_key(0).parent.glob("*.pub"))}
+    if not deployment.database.is_file():
+        return []
+    return [node.flower_id for node in database.registered_nodes(deployment.database) if node.public_key not in known]
+
+
+def is_unregistered(deployment: Deployment, number: int) -> bool:
+    """Return whether a node's key was registered and then unregistered, so that Flower never accepts it again.
+
+    Raises:
+        StateError: If the file of the node's public key is missing or damaged.
+    """
+    key = _pem(deployment.public_key(number))
+    return deployment.database.is_file() and key in database.unregistered_keys(deployment.database)
+
+
+def _pem(file: Path) -> bytes:
+    """Return the public key in a file as the SuperLink stores it."""
+    key = read_public_key(file)
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

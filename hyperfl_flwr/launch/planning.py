@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.methods import check_run, client_of, strategy_of
+from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
@@ -65,6 +65,7 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
     device = resolve_device(config.device)
     machine = Machine.detect(device)
     chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
+    is_chosen = num_nodes is None
     if num_nodes is None and engine == IN_PROCESS:
         num_nodes = 1
     if num_nodes is None:
@@ -74,6 +75,8 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         client = client_of(config.method)(client_setting(resolved(config), data, 0, device, state))
         threads = 1 if config.threads == "auto" else config.threads
         num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
+    if config.secagg.enabled:
+        num_nodes = _nodes_of_sum(config, num_nodes, is_chosen=is_chosen)
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
@@ -94,6 +97,18 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         chosen_for=chosen_for,
         engine=engine,
     )
+
+
+def _nodes_of_sum(config: RunConfig, num_nodes: int, *, is_chosen: bool) -> int:
+    """Return the number of nodes of a run with secure sums: more than the machine suggests where a sum needs them.
+
+    Raises:
+        ConfigError: If so many nodes, or so few, cannot have a secure sum.
+    """
+    while is_chosen and num_nodes < min(config.secagg.fewest_nodes(num_nodes), config.num_clients):
+        num_nodes += 1
+    config.secagg.threshold_of(num_nodes, min(num_nodes, config.num_clients))
+    return num_nodes
 
 
 def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:
@@ -131,6 +146,9 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
             f"{config.resume} is a run of a simulation, and a deployment's nodes do not have its clients' private "
             f"state; resume it without --deployment"
         )
+    check_secure_sum(config)
+    if config.secagg.enabled:
+        config.secagg.threshold_of(num_nodes, num_nodes)
     warnings = strategy_of(config.method).warnings(resolved(config))
     return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
 

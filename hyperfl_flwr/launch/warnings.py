@@ -28,7 +28,8 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
     attacks = [name for name in attacks_on(METHODS[config.method].active_uploads(config, 1)) if name != "ig-paper"]
     protected = config.privacy.clip_norm > 0 and config.privacy.noise_multiplier >= ENOUGH_NOISE
     few = sum(number <= FEW_SAMPLES for number in samples)
-    if not attacks or protected or not few:
+    # A server that sees sums only does not see the upload of one client; hyperfl_flwr.app.secure_sums warns of sums.
+    if not attacks or protected or not few or config.secagg.enabled:
         return []
     return [
         f"{few} of {len(samples)} clients have {FEW_SAMPLES} training samples or fewer: images can be reconstructed "

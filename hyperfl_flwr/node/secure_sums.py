@@ -7,7 +7,7 @@ nodes. `docs/privacy/secure-sums.md` lists the attacks that each rule prevents.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -45,7 +45,7 @@ class SecureTerms:
         num_clients: Number of clients that all nodes host.
         reductions: Reduction of each shared group.
         range: Range of an array's change, see `Encoding`.
-        max_examples: Number of training samples with the weight 1.
+        max_examples: Number of training samples with the weight 1; `auto` to take the header's.
         max_update_ratio: Largest norm of a group's change, relative to the received one; 0 for no bound.
         metric_names: Function from phase and round to the names of the metrics that clients report.
     """
@@ -54,7 +54,7 @@ class SecureTerms:
     num_clients: int
     reductions: Mapping[str, Reduction]
     range: float
-    max_examples: int
+    max_examples: int | Literal["auto"]
     max_update_ratio: float
     metric_names: Callable[[Phase, int], Collection[str]]
 
@@ -233,7 +233,7 @@ def _check_settings(header: Header, terms: SecureTerms, phase: Phase) -> None:
     """Refuse a step of which the settings or the metrics are not those that this node has received."""
     if header.settings != terms.settings:
         _refuse("the header is for other settings of the run than this node has received")
-    if header.max_examples != terms.max_examples:
+    if terms.max_examples not in ("auto", header.max_examples):
         _refuse("the header has another secagg.max-examples than the run's settings")
     if unknown := sorted(set(header.metrics) - set(terms.metric_names(phase, header.round))):
         _refuse(f"the header names metrics that this method's clients do not send: {', '.join(unknown)}")

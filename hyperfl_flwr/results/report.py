@@ -1,5 +1,6 @@
 """Write the HTML report of a run: results, curves, traffic, settings and failures."""
 
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from markupsafe import Markup
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
@@ -16,7 +18,7 @@ from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, pla
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, trained_settings
+from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, read_metrics, trained_settings
 from hyperfl_flwr.runs.summary import summarise
 
 MOST_FAILURES = 100
@@ -62,6 +64,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         problem=manifest["problem"],
         data=_described(data),
         figures=_figures(path, summary),
+        secure=_secure(path, manifest),
         labels_figure=_labels(manifest),
         accuracies=list(_accuracies(path, summary)),
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in client.shared.items()),
@@ -88,6 +91,22 @@ def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     return f"The run {state}: {counted(summary['rounds'], 'round')}, {clients} on {nodes}."
 
 
+def _secure(path: Path, manifest: Mapping[str, Any]) -> str:
+    """Describe a run's secure sums; empty if sums were in the clear."""
+    if not manifest["settings"].get("secagg.enabled"):
+        return ""
+    config = SecureSumConfig.model_validate(
+        {key.removeprefix("secagg."): value for key, value in manifest["settings"].items() if key.startswith("secagg.")}
+    )
+    number = len(manifest["nodes"])
+    seconds = [record["unmask_seconds"] for record in read_metrics(path) if "unmask_seconds" in record]
+    opened = f"; opened in {statistics.median(seconds):.2g} s (median)" if seconds else ""
+    return (
+        f"the server saw sums over {number} nodes and no single client; {config.threshold_of(number, number)} of them "
+        f"must answer to open one{opened}"
+    )
+
+
 def _described(data: RunData) -> str:
     if data.num_classes is None or data.input_shape is None or str(data.num_classes) in data.title:
         return data.title
@@ -96,7 +115,8 @@ def _described(data: RunData) -> str:
 
 def _accuracies(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for key, name in ACCURACIES.items():
-        yield name, percent(summary[key])
+        is_hidden = summary["test_accuracy_per_client"] is None and summary[key] is None
+        yield name, "not known: sums are secure" if is_hidden else percent(summary[key])
     for key, name in GLOBAL_ACCURACIES.items():
         if summary[key] is not None:
             yield name, percent(summary[key])
@@ -115,8 +135,10 @@ def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """Draw the run's accuracy and loss; returns (caption, figure) pairs."""
-    last = "personalized test accuracy of each client after the last round"
-    drawn = {**run_panels(path), last: clients_figure(summary["test_accuracy_per_client"])}
+    drawn = run_panels(path)
+    if summary["test_accuracy_per_client"] is not None:
+        last = "personalized test accuracy of each client after the last round"
+        drawn[last] = clients_figure(summary["test_accuracy_per_client"])
     return [
         (caption[0].upper() + caption[1:], svg(figure, f"figure-{number}", caption))
         for number, (caption, figure) in enumerate(drawn.items())

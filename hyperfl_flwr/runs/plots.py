@@ -74,7 +74,8 @@ def run_figure(path: Path) -> Figure:
     settings = manifest["settings"]
     title = f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients"
     figure.suptitle(title, parse_math=False)  # a file name may contain dollar signs
-    for axes, (caption, draw) in zip(figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True):
+    panels = _panels(records)
+    for axes, (caption, draw) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         draw(axes, records)
         axes.set_title(caption, fontsize="medium")
     return figure
@@ -84,7 +85,7 @@ def run_figure(path: Path) -> Figure:
 def run_panels(path: Path) -> dict[str, Figure]:
     """Return each panel of `plot_run` as a separate figure, by caption."""
     records, figures = list(read_metrics(path)), {}
-    for caption, draw in _PANELS.items():
+    for caption, draw in _panels(records).items():
         figures[caption] = _figure(*PANEL_INCHES)
         draw(figures[caption].subplots(), records)
     return figures
@@ -202,11 +203,35 @@ def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
     _in_percent(axes)
 
 
-_PANELS: Mapping[str, Callable[[Axes, Sequence[Record]], None]] = {
-    "mean test accuracy of the clients": _draw_accuracy,
-    "mean training loss of the clients": _draw_loss,
-    "personalized test accuracy, spread over the clients": _draw_spread,
-}
+def _draw_deviation(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw mean and standard deviation, which are known with secure sums."""
+    rows = [record for record in records if record["kind"] == "train" and "personalized_accuracy_std" in record]
+    rounds, mean, std = (
+        np.array([row[key] for row in rows]) for key in ("round", "personalized_accuracy", "personalized_accuracy_std")
+    )
+    axes.fill_between(rounds, mean - std, mean + std, color=BLUE, alpha=0.4, linewidth=0, label="standard deviation")
+    axes.plot(rounds, mean, "-o", color=BLUE, markersize=3, label="mean")
+    _legend_below(axes)
+    _over_rounds(axes)
+    _in_percent(axes)
+
+
+Draw = Callable[[Axes, Sequence[Record]], None]
+"""Draws a panel from the lines of metrics.jsonl."""
+
+
+def _panels(records: Sequence[Record]) -> Mapping[str, Draw]:
+    """Return the panels of a run, by caption; with secure sums of few clients nothing is known of their spread."""
+    panels: dict[str, Draw] = {
+        "mean test accuracy of the clients": _draw_accuracy,
+        "mean training loss of the clients": _draw_loss,
+    }
+    spread = "personalized test accuracy, spread over the clients"
+    if any("personalized_accuracy_std" in record for record in records):
+        panels[spread] = _draw_deviation
+    elif not any("saturated" in record for record in records):
+        panels[spread] = _draw_spread
+    return panels
 
 
 def _curve(records: Sequence[Record], kind: str, name: str) -> Curve:

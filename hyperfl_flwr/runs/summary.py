@@ -21,7 +21,8 @@ def summarise(path: Path) -> dict[str, Any]:
         The content of summary.json. Accuracies are shares in [0, 1], over the clients' own test data; `test_accuracy`
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
         final global state with the clients' private parts. A client without a number (it failed in the last round) is
-        None in the list and left out of the mean; `test_accuracy_num_clients` is the number of clients with one.
+        None in the list and left out of the mean; `test_accuracy_num_clients` is the number of clients with one. With
+        secure sums only the mean and, of ten clients or more, the standard deviation are known.
 
     Raises:
         RunDirectoryError: If the folder is not a run folder.
@@ -38,21 +39,14 @@ def summarise(path: Path) -> dict[str, Any]:
     aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
     checkpoints = Checkpoints(path / "checkpoints")
     stored = checkpoints.rounds()
-    known = [accuracy for accuracy in own if accuracy is not None]
     return {
         "method": settings["method"],
         "dataset": RunData.read(manifest).title,
         "num_clients": settings["num-clients"],
         "num_nodes": len(manifest["nodes"]),
         "rounds": last,
-        "test_accuracy": statistics.fmean(known) if known else None,
+        **(_of_sum(rounds[-1]) if settings.get("secagg.enabled") else _of_clients(own)),
         "test_accuracy_aggregate": aggregate[-1].get("aggregate_accuracy") if aggregate else None,
-        "test_accuracy_worst": min(known, default=None),
-        # Minus the floor of the negated quotient is the ceiling: the lowest tenth has at least one client.
-        "test_accuracy_worst_decile": statistics.fmean(sorted(known)[: -(-len(known) // 10)]) if known else None,
-        "test_accuracy_std": statistics.pstdev(known) if known else None,
-        "test_accuracy_per_client": own,
-        "test_accuracy_num_clients": len(known),
         "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
         "global_test_accuracy_aggregate": aggregate[-1].get("aggregate_global_accuracy") if aggregate else None,
         "seconds_per_round": _median(rounds, "seconds"),
@@ -63,6 +57,32 @@ def summarise(path: Path) -> dict[str, Any]:
         "client_state_bytes": _client_state_bytes(path, is_simulated=is_simulation(manifest)),
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
         **flat_means(read_novel(path)),
+    }
+
+
+def _of_clients(own: list[float | None]) -> dict[str, Any]:
+    """Return the numbers of summary.json that follow from each client's personalized accuracy in the last round."""
+    known = [accuracy for accuracy in own if accuracy is not None]
+    return {
+        "test_accuracy": statistics.fmean(known) if known else None,
+        "test_accuracy_worst": min(known, default=None),
+        # Minus the floor of the negated quotient is the ceiling: the lowest tenth has at least one client.
+        "test_accuracy_worst_decile": statistics.fmean(sorted(known)[: -(-len(known) // 10)]) if known else None,
+        "test_accuracy_std": statistics.pstdev(known) if known else None,
+        "test_accuracy_per_client": own,
+        "test_accuracy_num_clients": len(known),
+    }
+
+
+def _of_sum(last: Record) -> dict[str, Any]:
+    """Return the same numbers of a run with secure sums, of which no client's accuracy is known."""
+    return {
+        "test_accuracy": last.get("personalized_accuracy"),
+        "test_accuracy_worst": None,
+        "test_accuracy_worst_decile": None,
+        "test_accuracy_std": last.get("personalized_accuracy_std"),
+        "test_accuracy_per_client": None,
+        "test_accuracy_num_clients": last["clients"],
     }
 
 

@@ -17,8 +17,8 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 1.0
 """Shortest and longest pause between two polls for a reply, in seconds."""
 
-CHECK_SECONDS = 5.0
-"""Pause between two checks for restarted nodes, in seconds."""
+CHECK_SECONDS, PARTS_SECONDS = 5.0, 30.0
+"""Pause between two checks for restarted nodes, and longest wait of `first_replies` for a part, in seconds."""
 
 _DIED = {ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE}
 """Error codes of a process that ended, as opposed to a process that replied with an exception.
@@ -171,8 +171,8 @@ class _Sent:
         return replace(found, is_deployed=True, refused=has_failed, has_failed=has_failed)
 
     def is_done(self, grid: Grid) -> bool:
-        """Return True if there is a reply, or if there will be none; does not wait."""
-        self.replies = self.replies or self._fetch(grid)
+        """Return True if there is a reply, or if there will be none; waits only for parts of a reply."""
+        self.replies = self.replies or self._fetch(grid, min(self.end, time.monotonic() + PARTS_SECONDS))
         is_over = self.refusal or self.loss or self.name is None or time.monotonic() >= self.end
         return bool(self.replies or is_over)
 
@@ -193,12 +193,12 @@ class _Sent:
             watch.resend_to_restarted()
         return [] if self.name is None else replies
 
-    def _fetch(self, grid: Grid) -> list[Message]:
+    def _fetch(self, grid: Grid, end: float | None = None) -> list[Message]:
         """Return the reply if it has arrived and can be fetched; else an empty list."""
         if self.name is None or self.refusal or self.loss:
             return []
         try:
-            return fetch(grid, self.name, self.limits, self.end)
+            return fetch(grid, self.name, self.limits, self.end if end is None else end)
         except RefusedReplyError as error:
             self.refusal, self.is_harmful = str(error), not isinstance(error, LateReplyError)
         except SuperLinkError as error:

@@ -19,7 +19,7 @@ from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import HELLO, printable
 from hyperfl_flwr.protocol.queries import NOVEL
-from hyperfl_flwr.protocol.secure_sums.messages import greeting
+from hyperfl_flwr.protocol.secure_sums.messages import KEY, greeting
 from hyperfl_flwr.server.exchange import POLL_SECONDS, exchange
 from hyperfl_flwr.server.handshake import Node, Refusal, introduce
 
@@ -229,6 +229,11 @@ def _misfit(node: Node, found: Agreement, num_clients: int) -> str:
         return f"its partition-id {node.partition} is not in the range from 0 to num-partitions - 1"
     if node.partition in found.accepted:
         return f"another node has the same partition-id {node.partition}; give each node a different one"
+    # The nodes refuse a step in which a key occurs twice, so a copied key would end all steps.
+    keys = {other.properties.get(KEY): number for number, other in found.accepted.items()}
+    if node.properties.get(KEY, "") in keys:
+        number = keys[node.properties[KEY]]
+        return f"it has the same key for secure sums as node {number}; give each node another state-dir"
     num_nodes = int(found.terms.get("num-nodes", node.properties["num-nodes"]))
     if node.clients != (expected := clients_of_node(node.partition, num_nodes, num_clients)):
         return printable(f"it claims the clients {node.clients}; node {node.partition} of {num_nodes} hosts {expected}")

@@ -7,7 +7,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.flower.messages import ErrorCode
-from hyperfl_flwr.protocol.messages import HELLO
+from hyperfl_flwr.protocol.messages import HELLO, NUM_EXAMPLES
 from hyperfl_flwr.protocol.secure_sums.messages import greeting
 from hyperfl_flwr.server.exchange import match
 from hyperfl_flwr.server.fetching import LateReplyError, RefusedReplyError, ReplyLimits, SuperLinkError, fetch, repeated
@@ -108,4 +108,7 @@ class Greetings:
                 continue
             del self._waiting[node]
             if not (replies[0].has_error() and replies[0].error.code in _NO_ANSWER):
-                self.answers[node] = introduce(match([sent.message], replies)[0], needs_key=bool(self._session))
+                # Honest nodes send no counts then, and the largest count sets the weights of all clients.
+                hidden = NUM_EXAMPLES if self._session else ""
+                answer = match([sent.message], replies)[0]
+                self.answers[node] = introduce(answer, needs_key=bool(self._session), refused=hidden)

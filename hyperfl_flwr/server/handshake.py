@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord
 from hyperfl_flwr.core.versions import differing
 from hyperfl_flwr.protocol.messages import PROPERTIES, printable, record_of
 from hyperfl_flwr.protocol.queries import NOVEL, PROBLEM
+from hyperfl_flwr.protocol.secure_sums.keys import is_key
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SIGNATURE
 from hyperfl_flwr.server.exchange import Exchange
 
@@ -51,7 +52,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "normalisation": _is_text,
     "train-label-counts": _are_counts,
     "test-label-counts": _are_counts,
-    KEY: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)),
+    KEY: lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{64}", value)) and is_key(value),
     SIGNATURE: lambda value: _is_text(value) and bool(re.fullmatch("([0-9a-f]{2}){0,128}", value)),
 }
 """Check of each property's type and range."""
@@ -108,12 +109,13 @@ class Refusal:
         return f"{name} is refused: {self.reason}"
 
 
-def introduce(answer: Exchange, *, needs_key: bool = False) -> Node | Refusal:
+def introduce(answer: Exchange, *, needs_key: bool = False, refused: str = "") -> Node | Refusal:
     """Return the node that replied to a greeting, or the reason why it does not take part.
 
     Args:
         answer: The reply.
         needs_key: Whether it must have a public key, for secure sums.
+        refused: Name of a property that it must not have; empty for none.
     """
     if answer.content is None:
         return Refusal(id=answer.node, number=None, reason=answer.problem)
@@ -124,6 +126,8 @@ def introduce(answer: Exchange, *, needs_key: bool = False) -> Node | Refusal:
         return Refusal(id=answer.node, number=None, reason=f"its handshake cannot be read: {printable(str(error))}")
     if PROBLEM in properties:
         return Refusal(id=answer.node, number=number, reason=printable(str(properties[PROBLEM])))
+    if refused and refused in properties:
+        return Refusal(id=answer.node, number=number, reason=f"its handshake must not have {refused} in this run")
     if reason := _problem(properties, _KEYS if needs_key else ()):
         return Refusal(id=answer.node, number=number, reason=reason)
     return Node(id=answer.node, partition=number, clients=sorted(properties["clients"]), properties=properties)

@@ -117,7 +117,9 @@ class BaseStrategy(Hooks, Strategy):
     def _messages(self, kind: str, arrays: ArrayRecord, clients: Sequence[int], grid: Grid) -> Sequence[Message]:
         chosen = set(clients)
         self._current, self._per_client_sent = unpack_arrays(arrays), self.per_client_arrays(clients)
-        rounding = {"num_clients": len(clients), "max_num_examples": self.context.federation.max_num_examples}
+        # Masked sums are of integers and need no rounding, so no node learns the largest client's size.
+        largest = 1 if self.context.secure else self.context.federation.max_num_examples
+        rounding = {"num_clients": len(clients), "max_num_examples": largest}
         requests = [
             (node, self._request(mine, rounding))
             for node in self.context.federation.nodes

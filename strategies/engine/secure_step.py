@@ -136,7 +136,7 @@ class SecureStep:
             phase=phase,
             nodes=rows,
             threshold=settings.threshold_of(context.federation.num_nodes, len(rows)),
-            max_examples=settings.max_examples,
+            max_examples=settings.max_examples_of(context.federation.num_examples.values()),
             metrics=tuple(secure.metric_names(phase, requests[0][1].round)),
             settings=secure.settings,
             arrays=arrays_digest(received),

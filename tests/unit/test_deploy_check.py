@@ -17,7 +17,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.deploy import check_node
 from hyperfl_flwr.deploy.check_server import check
-from hyperfl_flwr.deploy.keys import read_public_key, write_authority, write_server_certificate
+from hyperfl_flwr.deploy.keys import read_public_key, write_authority, write_node_key, write_server_certificate
 from hyperfl_flwr.deploy.layout import Deployment
 from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.launch import other_accounts
@@ -82,6 +82,7 @@ def test_a_new_deployment_only_lacks_its_superlink(deployment: Deployment) -> No
     found = look(deployment.folder)
     assert errors(found) == {}
     assert warnings(found) == {"superlink": "not running", "nodes": "2 (0, 1) not registered"}
+    assert found["peers"] == look(deployment.node(1))["peers"]  # the same fingerprint on both sides
 
 
 def test_another_program_has_the_port(deployment: Deployment) -> None:
@@ -197,6 +198,17 @@ def test_which_nodes_are_there_is_read_from_the_database(running: Deployment) ->
             connection.execute("INSERT INTO node VALUES (?, ?, ?, ?, NULL)", (-number - 1, status, until, pem))
     connection.close()
     assert [finding.text for finding in look(running.folder)["nodes"]] == ["1 (0) connected, 1 (1) away"]
+
+
+def test_a_replaced_key_that_is_still_registered_is_an_error(deployment: Deployment, tmp_path: Path) -> None:
+    write_node_key(tmp_path, "node-0")
+    key = read_public_key(tmp_path / "node.pub")
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    with sqlite3.connect(deployment.database) as connection:
+        connection.execute("CREATE TABLE node (node_id, status, online_until, public_key, unregistered_at)")
+        connection.execute("INSERT INTO node VALUES (1, 'online', 0, ?, NULL)", (pem,))
+    connection.close()
+    assert errors(look(deployment.folder))["nodes"] == "replaced keys that can still connect: 1"
 
 
 def test_a_node_whose_superlink_is_away(deployment: Deployment) -> None:

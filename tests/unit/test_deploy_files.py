@@ -45,7 +45,7 @@ def test_everything_lies_where_the_layout_says(deployment: Deployment) -> None:
     assert Deployment.read(deployment.folder) == deployment
     for number in (0, 1):
         files = {path.name for path in deployment.node(number).iterdir()}
-        assert {"ca.crt", "node.key", "node.pub", "node.toml", "start.sh", "state", "flwr"} <= files
+        assert {"ca.crt", "node.key", "node.pub", "peers.toml", "node.toml", "start.sh", "state", "flwr"} <= files
         assert deployment.public_key(number).read_bytes() == (deployment.node(number) / "node.pub").read_bytes()
     files = {path.name for path in deployment.server.iterdir()}
     assert {"ca.crt", "server.crt", "server.key", "start.sh", "keys", "flwr"} <= files

@@ -21,10 +21,11 @@ def node_folder(folder: Path, text: str = "") -> Path:
     return folder
 
 
-def test_what_is_written_at_first_sets_nothing_but_the_place_and_the_state(tmp_path: Path) -> None:
+def test_what_is_written_at_first_sets_nothing_but_the_place_the_state_and_the_keys(tmp_path: Path) -> None:
     folder = node_folder(tmp_path / "node", render("node.toml"))
     expected = {"partition-id": 1, "num-partitions": 3, "state-dir": str(folder / "state")}
-    assert read_node_config(folder).flat() == {**expected, "keep-model": True}
+    keys = {"peers-file": str(folder / "peers.toml"), "identity-key-file": str(folder / "node.key")}
+    assert read_node_config(folder).flat() == {**expected, **keys, "keep-model": True}
     bare = node_folder(tmp_path / "bare")
     assert read_node_config(bare).flat() == {**expected, "state-dir": str(bare / "state")}
     empty = node_folder(tmp_path / "empty", 'state-dir = ""')
@@ -82,21 +83,33 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         keep-model = false
         max-message-mb = 2
         mixing-key-file = "secret"
+        min-cohort = 2
+        max-colluding = 0
+        peers-file = "peers.toml"
+        identity-key-file = "node.key"
+        secure-sum-only = true
         novel-data = "scans"
         novel-output = "~/out"
         novel-epsilon = 10
         novel-delta = 1e-5
     """
     folder = node_folder(tmp_path / "node", text)
-    (folder / "mine.npz").touch()
+    for name in ("mine.npz", "peers.toml", "node.key"):
+        (folder / name).touch()
     (folder / "scans").mkdir()
     checked = read_node_config(folder)
     assert checked.model_fields_set == set(NodeConfig.model_fields) - {"simulated"}
     assert NodeConfig.of(parse_config_args([shlex.split(node_arguments(folder))[-1]])) == checked
 
 
-@pytest.mark.parametrize("line", ['data = "npz:scans.npz"', 'data = "folder:scans"', 'novel-data = "scans"'])
-def test_data_that_are_not_there_are_told_at_the_start(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        'data = "npz:scans.npz"', 'data = "folder:scans"', 'novel-data = "scans"', 'peers-file = "scans"',
+        'identity-key-file = "scans"',
+    ],
+)  # fmt: skip
+def test_files_that_are_not_there_are_named_at_the_start(tmp_path: Path, line: str) -> None:
     folder = node_folder(tmp_path / "node", line)
     key = line.split()[0]
     with pytest.raises(ConfigError, match=rf"node\.toml: {key}: {folder}/scans.* does not exist"):
@@ -123,7 +136,8 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - novel-delta must be less than 1; got 1.0",
         "  - novel-epsilon must be greater than 0; got 0",
         "  - qqqq is unknown; known are data, data-root, device, threads, state-dir, keep-model, max-message-mb, "
-        "mixing-key-file, novel-data, novel-output, novel-epsilon, novel-delta",
+        "mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, novel-data, "
+        "novel-output, novel-epsilon, novel-delta",
         "  - threads must be 'auto' or must be greater than 0; got 0",
     ]
 

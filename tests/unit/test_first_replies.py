@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 from scripted import A, Answer, B, C, ScriptedGrid, fails, is_silent, says
+from test_fetching import HONEST, SENT, FakeSuperLink, deployed, message
 
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.server import exchange as grid_module
 from hyperfl_flwr.server.exchange import first_replies
 
 
@@ -67,3 +69,16 @@ def test_a_dead_process_is_asked_again(code: int) -> None:
 
 def test_no_messages_give_no_replies() -> None:
     assert list(first_replies(LateGrid({A: [is_silent]}), [], 1.0)) == []
+
+
+def test_a_node_that_withholds_a_part_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that never arrives completely must not use up the time of all."""
+    monkeypatch.setattr(grid_module, "PARTS_SECONDS", -1.0)
+    superlink = FakeSuperLink(message(HONEST))
+    del superlink.contents[missing := max(superlink.contents)]
+    grid = deployed(superlink)
+    monkeypatch.setattr(grid, "push_messages", lambda messages: ["m"])
+    monkeypatch.setattr(grid, "get_nodes", list)
+    (answer,) = first_replies(grid, [message(SENT)], timeout=1e6)
+    assert (answer.refused, answer.problem) == (True, "parts of its reply did not arrive in time")
+    assert superlink.asked.count(missing) == 1

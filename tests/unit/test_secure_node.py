@@ -78,7 +78,7 @@ HEADERS: dict[str, tuple[Change, str]] = {
     "cohort of one": (lambda h: replace(h, nodes=h.nodes[:1], threshold=1), "a sum could cover only 1 honest nodes"),
     "cohort of two": (lambda h: replace(h, nodes=h.nodes[:2], threshold=2), "its owner requires min-cohort = 3"),
     "settings": (lambda h: replace(h, settings="0" * 64), "other settings of the run than this node has received"),
-    "weights": (lambda h: replace(h, max_examples=10**12), "another secagg.max-examples than the run's settings"),
+    "weights": (lambda h: replace(h, max_examples=10**6), "another secagg.max-examples than the run's settings"),
     "arrays": (lambda h: replace(h, arrays="0" * 64), "other arrays than this node has received"),
     "times": (lambda h: replace(h, metrics=("loss", "train-seconds")), "clients do not send: train-seconds"),
 }  # fmt: skip
@@ -101,7 +101,7 @@ BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "unknown key": (lambda data: data.replace(b"{", b'{"a":1,', 1), "it is not a header: TypeError"),
     "missing key": (lambda data: data.replace(b'"round":1,', b""), "it is not a header: TypeError"),
     "list": (lambda data: b"[" + data + b"]", "it is not a header: TypeError"),
-    "number for a list": (lambda data: data.replace(b'["accuracy","loss"]', b"5"), "it is not a header: TypeError"),
+    "number for a list": (lambda data: data.replace(b'["accuracy","loss"]', b"5"), "the header's metrics is invalid"),
     "version": (lambda data: data.replace(b'"version":1', b'"version":2'), "another version of the protocol"),
     "size": (lambda data: data + b" " * 2**24, "a header must have at most 16777216 bytes"),
 }
@@ -163,6 +163,19 @@ def test_keys_of_low_order_are_refused(tmp_path: Path, key: str) -> None:
     nodes = nodes_in(tmp_path, 5, peers={})
     header = changed_row(header_for(nodes), 3, key=key)
     assert "the key of node 3 is not a valid public key" in refused(nodes[0], header, request_for(header, nodes[0]))
+
+
+def test_more_than_100_nodes_are_refused(tmp_path: Path) -> None:
+    node = replace(nodes_in(tmp_path, 1, peers={})[0], num_nodes=101)
+    row = rows_of([node])[0]
+    rows = [
+        replace(row, partition=number, key=public_of(simulated_key(SESSION, number)), clients=(number,), versions=(0,))
+        for number in range(101)
+    ]
+    header = header_for([node], nodes=(replace(rows[0], key=row.key), *rows[1:]), threshold=70)
+    terms = replace(TERMS, num_clients=101)
+    reason = refused(node, header, request_for(header, node), terms=terms)
+    assert reason == "a secure sum has at most 100 nodes, the header has 101"
 
 
 def test_a_victim_among_colluding_peers_is_refused(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_flowers_tables_have_the_columns_that_are_read(superlink: tuple[SqlLinkS
             return sqlite3.SQLITE_OK
 
         connection.set_authorizer(note)
-        for name in ("_STATE_QUERY", "_LOG_QUERY", "_UNFINISHED_QUERY", "_NODES_QUERY"):
+        for name in ("_STATE_QUERY", "_LOG_QUERY", "_UNFINISHED_QUERY", "_NODES_QUERY", "_UNREGISTERED_QUERY"):
             statement = getattr(database, name)
             connection.execute(f"EXPLAIN {statement}", [0] * statement.count("?")).close()
     assert read == {(table, column) for table, columns in COLUMNS.items() for column in columns}
@@ -109,10 +109,15 @@ def test_nodes_are_read_as_flower_writes_them(superlink: tuple[SqlLinkState, Pat
     assert all(online for _, online in found().values())
     assert state.deactivate_node(ids[0])
     assert found()[ids[0]] == (b"key 0", False)
+    assert database.unregistered_keys(file) == set()
     state.delete_node("owner", ids[0])
     assert list(found()) == ids[1:]
+    assert database.unregistered_keys(file) == {b"key 0"}
+    with pytest.raises(ValueError, match="Public key already in use"):  # Flower never takes it again
+        state.create_node("owner", "owner", b"key 0", 30.0)
 
 
 def test_a_database_without_tables_has_no_nodes(tmp_path: Path) -> None:
     (tmp_path / "state.db").touch()
     assert database.registered_nodes(tmp_path / "state.db") == []
+    assert database.unregistered_keys(tmp_path / "state.db") == set()

@@ -23,6 +23,7 @@ _UNFINISHED_QUERY = """
 SELECT run.run_id, run.override_config FROM run JOIN task ON task.task_id = run.primary_task_id
 WHERE task.finished_at IS NULL OR task.finished_at = ''"""
 _NODES_QUERY = "SELECT node_id, status, online_until, public_key FROM node WHERE unregistered_at IS NULL"
+_UNREGISTERED_QUERY = "SELECT public_key FROM node WHERE unregistered_at IS NOT NULL"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,14 @@ def registered_nodes(database: Path) -> list[NodeRecord]:
         )
         for flower_id, status, until, key in rows
     ]
+
+
+def unregistered_keys(database: Path) -> set[bytes]:
+    """Return the keys that were registered once, in PEM format; a SuperLink never registers such a key again."""
+    try:
+        return {key for (key,) in _query(database, _UNREGISTERED_QUERY)}
+    except sqlite3.OperationalError:
+        return set()
 
 
 def _query(database: Path, statement: str, *values: int) -> list[tuple[Any, ...]]:

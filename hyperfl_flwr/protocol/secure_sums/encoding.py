@@ -14,11 +14,12 @@ number of them is part of the sum, so the server learns how many in all, but not
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import SharedArrays, blocks
+from hyperfl_flwr.protocol.arrays import SharedArrays, blocks, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.update_norms import USUAL_SIZE
 
@@ -67,20 +68,20 @@ class Encoding:
 
     def __post_init__(self) -> None:
         """Check that the arrays can be encoded."""
-        if self.bits < FEWEST_BITS:
-            raise ValueError(f"{self.num_clients} clients are too many for one sum")
+        if self.num_clients < 1 or self.bits < FEWEST_BITS:
+            raise ValueError(f"a sum has 1 to {2 ** (31 - FEWEST_BITS) - 1} clients, got {self.num_clients}")
         for key, value in self.received.items():
             if value.dtype.kind != "f":
                 raise ValueError(f"{key} has type {value.dtype}; only floating point arrays can be summed")
-            if not np.isfinite(value).all():
-                raise ValueError(f"{key} is not finite")
             if self._reduction(key) is Reduction.PER_CLIENT:
                 raise ValueError(f"{key} is sent to the server for each client alone, so it cannot be summed")
+        if (bad := not_finite(self.received)) is not None:
+            raise ValueError(f"{bad} is not finite")
 
     @property
     def bits(self) -> int:
         """Number f of fractional bits."""
-        return 31 - math.ceil(math.log2(self.num_clients + 1))
+        return 31 - self.num_clients.bit_length()
 
     @property
     def size(self) -> int:
@@ -107,7 +108,7 @@ class Encoding:
             reduction, received = self._reduction(key), self.received[key].reshape(-1)
             weight = self.weight(reduction, num_examples)
             limit = weight * 2.0**self.bits
-            scale = limit / self._range_of(key)
+            scale = limit / self._ranges[key]
             for part, block in blocks(arrays[key]):
                 terms = block.astype(np.float64)
                 if reduction is not Reduction.SUM:
@@ -126,11 +127,14 @@ class Encoding:
             total: The opened sum [P].
             num_clients: Number of clients in it, above 0.
             num_examples: Sum over them of their training samples, each at most `max_examples`.
+
+        Raises:
+            ValueError: If samples are weights, and so many clients cannot have this number of samples.
         """
         found: SharedArrays = {}
         for key, sums in self._parts(total):
             reduction, received = self._reduction(key), self.received[key]
-            factor = self._range_of(key) * 2.0**-self.bits * self._divided(reduction, num_clients, num_examples)
+            factor = self._ranges[key] * 2.0**-self.bits * self._divided(reduction, num_clients, num_examples)
             values = sums.view(np.int32) * factor
             if reduction is not Reduction.SUM:
                 values += received.reshape(-1)
@@ -145,16 +149,22 @@ class Encoding:
 
     def _divided(self, reduction: Reduction, num_clients: int, num_examples: int) -> float:
         if reduction is Reduction.MEAN_BY_EXAMPLES:
+            if not 0 < num_examples <= num_clients * self.max_examples:
+                raise ValueError("the number of samples in the opened sum is impossible")
             return self.max_examples / num_examples
         return 1.0 / num_clients if reduction is Reduction.MEAN else 1.0
 
     def _reduction(self, key: str) -> Reduction:
         return self.reductions[group_of(key)]
 
-    def _range_of(self, key: str) -> float:
-        value = self.received[key]
-        least = STATISTICS_SIZE if key.endswith(("running_mean", "running_var")) else USUAL_SIZE
-        return self.range * max(float(np.abs(value).max(initial=0.0)), least)
+    @cached_property
+    def _ranges(self) -> dict[str, float]:
+        """Range R of each array."""
+        found = {}
+        for key, value in self.received.items():
+            least = STATISTICS_SIZE if key.endswith(("running_mean", "running_var")) else USUAL_SIZE
+            found[key] = self.range * max(float(value.max(initial=0.0)), -float(value.min(initial=0.0)), least)
+        return found
 
     def _parts(self, total: NDArray[np.uint32]) -> Iterator[tuple[str, NDArray[np.uint32]]]:
         """Yield the part of a vector that belongs to each array; the arrays are in the order of their names."""

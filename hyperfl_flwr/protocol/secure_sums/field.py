@@ -98,5 +98,5 @@ def _value_at(coefficients: Sequence[int], position: int) -> int:
     """Return the value of a polynomial, by Horner's rule."""
     value = 0
     for coefficient in reversed(coefficients):
-        value = (value * position + coefficient) % PRIME
-    return value
+        value = value * position + coefficient  # positions are small: one reduction at the end is the faster way
+    return value % PRIME

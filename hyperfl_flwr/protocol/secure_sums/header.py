@@ -20,6 +20,10 @@ from hyperfl_flwr.core.setting_types import Scalar
 VERSION = 1
 """Version of the protocol; nodes refuse others."""
 
+MOST_EXAMPLES = 1_000_000
+"""Largest number of training samples with the weight 1; with more, a small client's weight could be rounded to 0, and
+the sum would be that of a large client alone."""
+
 MOST_BYTES = 1 << 24
 """Longest header that a node parses, in bytes."""
 
@@ -113,7 +117,7 @@ class Header:
             rows = tuple(NodeRow(**_tuples(row)) for row in found.pop("nodes"))
             header = cls(nodes=rows, **_tuples(found))
             header.check()
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError, UnicodeError, json.JSONDecodeError) as error:
             raise ValueError(f"it is not a header: {type(error).__name__}") from None
         if header.to_bytes() != data:
             raise ValueError("the header is not in its canonical form")
@@ -130,12 +134,13 @@ class Header:
         _require(_is_count(self.round) and self.round > 0, "round")
         _require(self.phase in ("train", "evaluate"), "phase")
         _require(_is_count(self.threshold) and self.threshold > 0, "threshold")
-        _require(_is_count(self.max_examples) and self.max_examples > 0, "max_examples")
+        _require(_is_count(self.max_examples) and 0 < self.max_examples <= MOST_EXAMPLES, "max_examples")
         _require(_is_hex(self.settings, 64), "settings")
         _require(_is_hex(self.arrays, 64), "arrays")
         names = self.metrics
-        _require(len(names) <= _MOST_METRICS and len(set(names)) == len(names), "metrics")
+        _require(isinstance(names, tuple) and len(names) <= _MOST_METRICS, "metrics")
         _require(all(isinstance(name, str) and _METRIC.fullmatch(name) for name in names), "metrics")
+        _require(len(set(names)) == len(names), "metrics")
         for row in self.nodes:
             _require(_is_count(row.partition), "partition")
             _require(_is_hex(row.key, 64), "key")
@@ -155,7 +160,7 @@ def transcript_of(data: bytes) -> bytes:
 
 def settings_digest(settings: Mapping[str, Scalar]) -> str:
     """Return the digest of a run's settings by key, in hexadecimal digits."""
-    values = {key: value.hex() if isinstance(value, float) else value for key, value in settings.items()}
+    values = {key: ["float", value.hex()] if isinstance(value, float) else value for key, value in settings.items()}
     return hashlib.sha256(_canonical(values)).hexdigest()
 
 

@@ -35,6 +35,15 @@ def agree(private: X25519PrivateKey, public: str) -> bytes:
     return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
 
 
+def is_key(public: str) -> bool:
+    """Return whether 64 hexadecimal digits are a public key that `agree` accepts; keys of low order are not."""
+    try:
+        agree(X25519PrivateKey.generate(), public)
+    except ValueError:
+        return False
+    return True
+
+
 def pair_secret(shared: bytes, transcript: bytes, one: int, two: int) -> int:
     """Return the secret u of two nodes in a step, an element of the field from which their common mask is generated.
 

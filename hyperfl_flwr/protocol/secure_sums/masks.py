@@ -86,7 +86,7 @@ class Release:
     Attributes:
         shares: For each node i that uploaded, by ascending number: the share of b_i, then of u_ij for each node j that
             did not upload, ascending, all encoded.
-        bad: Numbers of the nodes with a box that does not open; they have no shares.
+        bad: Numbers of the nodes with a box that does not open, or holds no shares; they have none here.
     """
 
     shares: Mapping[int, Sequence[bytes]]
@@ -160,14 +160,14 @@ def release(
         box = ChaCha20Poly1305(box_key(agree(key, row.key), step.transcript, sender, partition, uploads[sender]))
         try:
             content = box.decrypt(_NONCE, boxes[sender], step.transcript)
-            if len(content) != ELEMENT_BYTES * len(step.partitions):
-                raise ValueError("a box has one share for each node")
+            found = [content[first : first + ELEMENT_BYTES] for first in range(0, len(content), ELEMENT_BYTES)]
+            for share in found:
+                from_bytes(share)
+            others = [other for other in step.partitions if other != sender]
+            pairs = dict(zip(others, found[1:], strict=True))
         except (InvalidTag, ValueError):
             bad.append(sender)
             continue
-        found = [content[first : first + ELEMENT_BYTES] for first in range(0, len(content), ELEMENT_BYTES)]
-        others = [other for other in step.partitions if other != sender]
-        pairs = dict(zip(others, found[1:], strict=True))
         shares[sender] = [found[0], *(pairs[other] for other in gone)]
     return Release(shares=shares, bad=bad)
 
@@ -188,7 +188,7 @@ class Opening:
     step: Step
     size: int
     num_numbers: int
-    uploads: dict[int, bytes] = field(default_factory=dict)
+    uploads: dict[int, bytes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Begin with sums of zero."""
@@ -271,6 +271,5 @@ def _sign(mine: int, other: int) -> int:
 
 
 def _add_masks(vector: NDArray[np.uint32], numbers: NDArray[np.uint64], secret: int, sign: int) -> None:
-    if vector.size:
-        add_stream(vector, vector_key(secret), sign)
+    add_stream(vector, vector_key(secret), sign)
     add_stream(numbers, numbers_key(secret), sign)

@@ -92,7 +92,8 @@ class SecureReply:
 
     def to_content(self) -> RecordDict:
         """Pack into the content of a reply."""
-        values: dict[str, Any] = {"transcript": self.transcript, "finished": self.finished, "failed": self.failed}
+        values: dict[str, Any] = {"transcript": self.transcript}
+        values |= {"finished": list(self.finished), "failed": list(self.failed)}
         content = RecordDict()
         if self.upload is not None:
             values |= {"upload": self.upload.id, "numbers": self.upload.numbers.astype("<u8").tobytes()}
@@ -115,7 +116,7 @@ class SecureReply:
             numbers = values.blob("numbers")
             if len(numbers) % 8:
                 raise ValueError("the masked numbers must be uint64")
-            boxes = dict(zip(values.counts("holders"), values.blobs("boxes"), strict=True))
+            boxes = _by_node(values.counts("holders"), values.blobs("boxes"))
             vector: NDArray[np.uint32] = np.zeros(0, np.uint32)
             if MASKED in content:
                 vector = _vector(record_of(content, MASKED, ArrayRecord))
@@ -260,11 +261,14 @@ class _Values:
         return value
 
     def blobs(self, key: str) -> list[bytes]:
-        return [each for each in self._list(key) if isinstance(each, bytes)]
+        found = self._list(key)
+        if not all(isinstance(each, bytes) for each in found):
+            raise ValueError(f"{key} must be bytes")
+        return found
 
     def counts(self, key: str) -> list[int]:
-        found = [each for each in self._list(key) if type(each) is int and 0 <= each < 2**40]
-        if len(found) != len(self._list(key)):
+        found = self._list(key)
+        if not all(type(each) is int and 0 <= each < 2**40 for each in found):
             raise ValueError(f"{key} must be whole numbers from 0 on")
         return found
 

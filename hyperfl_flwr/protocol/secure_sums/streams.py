@@ -39,6 +39,8 @@ def add_stream(vector: Vector, key: bytes, sign: int) -> None:
         raise ValueError(f"streams are added to contiguous vectors of uint32 or uint64, got {vector.dtype}")
     if vector.nbytes > _LONGEST:
         raise ValueError(f"a vector must have at most {_LONGEST} bytes, got {vector.nbytes}")
+    if not vector.size:
+        return
     encryptor = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
     operation = np.add if sign == 1 else np.subtract
     size = min(CHUNK_BYTES, vector.nbytes)

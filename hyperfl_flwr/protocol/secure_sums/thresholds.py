@@ -8,7 +8,7 @@ such nodes. So an opened sum covers at least
 
     G = n - c - floor((n - c) (n - t) / (t - c))
 
-honest nodes. `tests/unit/test_secure_masks.py` enumerates all views of small numbers of nodes.
+honest nodes. `tests/unit/test_secure_views.py` enumerates all that a server can say to few nodes.
 """
 
 from hyperfl_flwr.core.errors import ConfigError
@@ -66,7 +66,8 @@ def smallest_threshold(num_nodes: int, colluding: int, min_cohort: int = USUAL_C
             return threshold
     raise ConfigError(
         f"a secure sum of {num_nodes} nodes, {colluding} of which may collude with the server, cannot cover "
-        f"{min_cohort} honest nodes; start more nodes, or lower secagg.min-cohort (to 2 at least) or secagg.colluding"
+        f"{min_cohort} honest nodes; start more nodes (in a simulation: --num-nodes), or lower secagg.min-cohort, to 2 "
+        f"at least, or secagg.colluding"
     )
 
 

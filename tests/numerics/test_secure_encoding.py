@@ -1,0 +1,294 @@
+"""Fixed-point sums: exact in any grouping, close to means in float64, without overflow, and silent about clients."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.protocol.secure_sums.encoding import (
+    LARGEST_METRIC,
+    METRIC_BITS,
+    SQUARES_FROM,
+    Encoding,
+    NumbersEncoding,
+)
+
+MOST_CLIENTS = 2**23 - 1
+MEANS = [Reduction.MEAN, Reduction.MEAN_BY_EXAMPLES]
+REDUCTIONS = [*MEANS, Reduction.SUM]
+
+
+def encoding_of(received, reduction=Reduction.MEAN, *, num_clients=3, max_examples=1000, scale=10.0):
+    return Encoding(
+        received=received,
+        reductions={"net": reduction},
+        num_clients=num_clients,
+        max_examples=max_examples,
+        range=scale,
+    )
+
+
+def sum_of(encoding, clients):
+    """Return the sum over clients, each (arrays, number of samples), and the number of saturated elements."""
+    total = encoding.new_sum()
+    saturated = sum(encoding.add(total, arrays, num_examples) for arrays, num_examples in clients)
+    return total, saturated
+
+
+def network(rng, num_clients):
+    """Return a network's arrays as received and after each client's training, with changes as FedRep's."""
+    shapes = {"net/conv.weight": (16, 1, 5, 5), "net/conv.bias": (16,), "net/linear.weight": (300, 128)}
+    received = {key: rng.uniform(-0.15, 0.15, shape).astype(np.float32) for key, shape in shapes.items()}
+    common = {key: rng.laplace(0, 0.003, shape) for key, shape in shapes.items()}
+    clients = []
+    for _ in range(num_clients):
+        own = {key: common[key] + rng.laplace(0, 0.002, shape) for key, shape in shapes.items()}
+        clients.append({key: (received[key] + own[key]).astype(np.float32) for key in shapes})
+    return received, clients
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("reduction", MEANS)
+def test_relative_error_of_a_mean_update(reduction, dtype):
+    """20 clients of 200 to 1000 samples: the mean update differs from float64's by less than 3e-6 of its norm."""
+    rng = np.random.default_rng(0)
+    received, clients = network(rng, 20)
+    received = {key: value.astype(dtype) for key, value in received.items()}
+    counts = rng.integers(200, 1000, 20).tolist()
+    encoding = encoding_of(received, reduction, num_clients=20)
+    total, saturated = sum_of(encoding, zip(clients, counts, strict=True))
+    found = encoding.decode(total, 20, sum(counts))
+    weights = [reduction.weight(count) for count in counts]
+    error = norm = 0.0
+    for key, value in received.items():
+        changes = [client[key].astype(np.float64) - value for client in clients]
+        update = sum(weight * change for weight, change in zip(weights, changes, strict=True)) / sum(weights)
+        error += float(np.sum((found[key] - value.astype(np.float64) - update) ** 2))
+        norm += float(np.sum(update**2))
+        assert found[key].dtype == dtype
+        assert found[key].shape == value.shape
+    assert saturated == 0
+    assert math.sqrt(error / norm) < 3e-6
+
+
+ELEMENTS = st.floats(-3, 3, width=32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_the_sum_does_not_depend_on_the_nodes(data):
+    """Clients summed on one node, or on several whose sums are added in another order: the same integers."""
+    num_clients, reduction = data.draw(st.integers(1, 9)), data.draw(st.sampled_from(REDUCTIONS))
+    array = st.lists(ELEMENTS, min_size=3, max_size=3).map(lambda row: {"net/x": np.array(row, np.float32)})
+    clients = data.draw(st.lists(st.tuples(array, st.integers(1, 2000)), min_size=num_clients, max_size=num_clients))
+    encoding = encoding_of(data.draw(array), reduction, num_clients=num_clients, scale=0.5)
+    whole, saturated = sum_of(encoding, clients)
+    parts = {}
+    for client in data.draw(st.permutations(clients)):
+        parts.setdefault(data.draw(st.integers(0, 3)), []).append(client)
+    sums = [sum_of(encoding, part) for part in parts.values()]
+    assert np.array_equal(whole, np.add.reduce([total for total, _ in sums], dtype=np.uint32))
+    assert saturated == sum(count for _, count in sums)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_each_reduction(data):
+    """The decoded value is numpy's in float64, up to half a unit per client and the rounding to float32."""
+    reduction = data.draw(st.sampled_from(REDUCTIONS))
+    rows = st.lists(ELEMENTS, min_size=4, max_size=4).map(lambda row: np.array(row, np.float32).reshape(2, 2))
+    received = data.draw(rows)
+    clients = data.draw(st.lists(st.tuples(rows, st.integers(1, 1000)), min_size=1, max_size=6))
+    encoding = encoding_of({"net/x": received}, reduction, num_clients=len(clients), scale=200.0)
+    total, saturated = sum_of(encoding, [({"net/x": value}, count) for value, count in clients])
+    found = encoding.decode(total, len(clients), sum(count for _, count in clients))["net/x"]
+    values, counts = np.array([value for value, _ in clients], np.float64), [count for _, count in clients]
+    if reduction is Reduction.SUM:
+        expected = values.sum(axis=0)
+    else:
+        expected = np.average(values, axis=0, weights=counts if reduction is Reduction.MEAN_BY_EXAMPLES else None)
+    unit = 200 * max(float(np.abs(received).max()), 0.05) / 2**encoding.bits
+    if reduction is Reduction.MEAN_BY_EXAMPLES:
+        unit *= 1000 * len(clients) / sum(counts)
+    assert saturated == 0
+    assert np.abs(found - expected).max() <= unit * len(clients) / 2 + 1e-6 * np.abs(expected).max()
+
+
+def test_saturated_elements_are_cut_off_and_counted():
+    """The range is 10 times the largest received parameter, 0.2 here, so changes reach 2."""
+    received = {"net/x": np.array([0.2, -0.1, 0, 0, 0], np.float32)}
+    encoding = encoding_of(received, num_clients=2)
+    client = {"net/x": np.array([0.2 + 1.9, -0.1 - 2.1, 7, -1e30, 1.5], np.float32)}
+    total, saturated = sum_of(encoding, [(client, 10), (received, 10)])
+    assert saturated == 3
+    found = encoding.decode(total, 2, 20)["net/x"] - received["net/x"]
+    assert found == pytest.approx([0.95, -1, 1, -1, 0.75], abs=1e-6)
+
+
+def test_weights_scale_the_range():
+    """A client of a tenth of `max_examples` counts as a tenth, saturated or not."""
+    received = {"net/x": np.full(2, 1.0)}
+    encoding = encoding_of(received, Reduction.MEAN_BY_EXAMPLES, num_clients=2)
+    total, saturated = sum_of(encoding, [({"net/x": np.array([1e9, 2.0])}, 100), (received, 900)])
+    assert saturated == 1
+    assert encoding.decode(total, 2, 1000)["net/x"] == pytest.approx([1 + 10 * 0.1, 1 + 1 * 0.1], rel=1e-6)
+
+
+def test_clients_beyond_max_examples_weigh_the_same():
+    received = {"net/x": np.zeros(1)}
+    encoding = encoding_of(received, Reduction.MEAN_BY_EXAMPLES, num_clients=2, max_examples=100)
+    assert encoding.weight(Reduction.MEAN_BY_EXAMPLES, 10**12) == encoding.weight(Reduction.MEAN, 1) == 1
+    total, _ = sum_of(encoding, [({"net/x": np.full(1, 0.3)}, 10**6), ({"net/x": np.full(1, 0.1)}, 50)])
+    assert encoding.decode(total, 2, 150)["net/x"] == pytest.approx([(0.3 * 100 + 0.1 * 50) / 150], rel=1e-6)
+
+
+def test_running_statistics_of_batch_norm():
+    """They begin at 0 and move by about 1, far beyond 0.5, the range of other arrays of zeros."""
+    names = ["net/bn.running_mean", "net/bn.running_var", "net/bn.bias"]
+    received = {name: np.zeros(2, np.float32) for name in names}
+    encoding = encoding_of(received, num_clients=1)
+    total, saturated = sum_of(encoding, [({name: np.full(2, 4.0, np.float32) for name in names}, 1)])
+    found = encoding.decode(total, 1, 1)
+    assert saturated == 2
+    assert found["net/bn.running_mean"] == pytest.approx([4, 4])
+    assert found["net/bn.running_var"] == pytest.approx([4, 4])
+    assert found["net/bn.bias"] == pytest.approx([0.5, 0.5])
+
+
+def test_arrays_larger_than_a_block():
+    """Arrays are encoded in blocks; the result has no borders."""
+    rng = np.random.default_rng(1)
+    received, client = ({"net/x": rng.normal(0, 0.1, (70_000, 2)).astype(np.float32)} for _ in range(2))
+    encoding = encoding_of(received, num_clients=1)
+    total, _ = sum_of(encoding, [(client, 1)])
+    assert np.abs(encoding.decode(total, 1, 1)["net/x"] - client["net/x"]).max() < 1e-6
+
+
+@settings(deadline=None)
+@given(st.integers(1, MOST_CLIENTS), st.sampled_from([1e30, -1e30]), st.sampled_from(REDUCTIONS))
+def test_vectors_do_not_overflow(num_clients, value, reduction):
+    """All clients at the end of the range, up to the largest number of clients."""
+    encoding = encoding_of({"net/x": np.ones(1)}, reduction, num_clients=num_clients)
+    total, saturated = sum_of(encoding, [({"net/x": np.full(1, value)}, 1000)])
+    one = int(total.view(np.int32)[0])
+    assert saturated == 1
+    assert abs(one) == 2**encoding.bits
+    assert abs(num_clients * one) < 2**31
+    everyone = np.array([num_clients * one % 2**32], np.uint32)
+    found = encoding.decode(everyone, num_clients, 1000 * num_clients)["net/x"]
+    end = math.copysign(10, value)
+    assert found == pytest.approx([{Reduction.SUM: num_clients * end}.get(reduction, 1 + end)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_clients": 0}, "1 to 8388607 clients, got 0"),
+        ({"num_clients": MOST_CLIENTS + 1}, "1 to 8388607 clients, got 8388608"),
+        ({"reduction": Reduction.PER_CLIENT}, "for each client alone"),
+        ({"received": {"net/x": np.zeros(2, np.int64)}}, "only floating point arrays"),
+        ({"received": {"net/x": np.array([0, np.nan])}}, "not finite"),
+        ({"received": {"net/x": np.array([0, -np.inf])}}, "not finite"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused(changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        encoding_of(**{"received": {"net/x": np.zeros(2)}} | changes)
+
+
+@pytest.mark.parametrize("examples", [0, -5, 2001])
+def test_impossible_numbers_of_samples_are_refused(examples):
+    """A lying node can make the opened count anything; it must not end the server."""
+    encoding = encoding_of({"net/x": np.zeros(2)}, Reduction.MEAN_BY_EXAMPLES)
+    with pytest.raises(ValueError, match="number of samples in the opened sum is impossible"):
+        encoding.decode(encoding.new_sum(), 2, examples)
+
+
+def numbers_of(encoding, clients, **counts):
+    return encoding.encode(clients, **{"num_examples": 0, "saturated": 0} | counts)
+
+
+def test_counts_and_metrics_of_two_nodes():
+    encoding = NumbersEncoding(metrics=["accuracy", "loss"], num_clients=5)
+    nodes = [
+        numbers_of(encoding, [{"accuracy": 0.5, "loss": 2.0}, {"accuracy": 1.0, "loss": -1.5}], num_examples=300),
+        numbers_of(encoding, [{"loss": 0.25, "accuracy": 0.75, "other": 9.0}], num_examples=50, saturated=7),
+    ]
+    tally = encoding.decode(nodes[0] + nodes[1])
+    assert (tally.nodes, tally.clients, tally.examples, tally.saturated) == (2, 3, 350, 7)
+    assert tally.means == {"accuracy": 0.75, "loss": 0.25}
+    assert tally.stds == {}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-100, 100), min_size=SQUARES_FROM, max_size=15))
+def test_means_and_deviations(values):
+    """Means are within half of 2^-12. Squares are summed in units of 2^-8, so variances differ by less than that."""
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=len(values))
+    parts = [numbers_of(encoding, [{"loss": value} for value in part]) for part in (values[:4], values[4:])]
+    tally = encoding.decode(parts[0] + parts[1])
+    assert tally.means["loss"] == pytest.approx(np.mean(values), abs=2**-13)
+    assert tally.stds["loss"] ** 2 == pytest.approx(np.var(values), abs=2**-8 + 4 * 100 * 2**-13)
+
+
+def test_no_squares_of_few_clients():
+    """The sum and the sum of squares of few values give the values, up to their order."""
+    sizes = [NumbersEncoding(metrics=["loss", "accuracy"], num_clients=count).size for count in (1, 9, 10, 1000)]
+    assert sizes == [6, 6, 8, 8]
+    for count in (9, 10):
+        encoding = NumbersEncoding(metrics=["loss"], num_clients=count)
+        total = numbers_of(encoding, [{"loss": 3.0}] * count)
+        assert total.size == encoding.size
+        assert encoding.decode(total).stds == ({} if count == 9 else {"loss": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("value", "counted"),
+    [(math.nan, 1), (math.inf, 1), (-math.inf, -1), (1e300, 1), (-40_000.0, -1), (None, 1), (32_768.0, 1)],
+)
+def test_unusual_metrics_count_as_the_bound(value, counted):
+    """Every client adds every metric, so that a mean is over a known number of clients."""
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=2)
+    unusual = {} if value is None else {"loss": value}
+    tally = encoding.decode(numbers_of(encoding, [unusual, {"loss": 0.0}]))
+    assert tally.means == {"loss": counted * LARGEST_METRIC / 2}
+
+
+@pytest.mark.parametrize("value", [LARGEST_METRIC, -LARGEST_METRIC])
+def test_numbers_do_not_overflow(value):
+    """2^20 clients with the largest metrics."""
+    most = 2**20
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=most)
+    one = numbers_of(encoding, [{"loss": value}], num_examples=2**40, saturated=2**31)
+    tally = encoding.decode(one * np.uint64(most))
+    assert tally.means == {"loss": value}
+    assert tally.stds == {"loss": 0.0}
+    assert (tally.clients, tally.examples, tally.saturated) == (most, most * 2**40, most * 2**31)
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (0, 2), (3, 2), (1, 5), (-1, 2), (1, -2), (2**63, 1)])
+def test_impossible_counts_are_refused(counts):
+    encoding = NumbersEncoding(metrics=["loss"], num_clients=4)
+    total = np.array([counts[0] % 2**64, counts[1] % 2**64, 0, 0, 0], np.uint64)
+    with pytest.raises(ValueError, match="counts of the opened sum are impossible"):
+        encoding.decode(total)
+
+
+def test_a_sum_of_accuracies_does_not_tell_the_summands():
+    """Three clients with 97, 101 and 113 test samples: many accuracies have the opened sum, and one the exact sum."""
+    sizes, right = (97, 101, 113), (88, 79, 105)
+    encoding = NumbersEncoding(metrics=["accuracy"], num_clients=3)
+    clients = [{"accuracy": count / size} for count, size in zip(right, sizes, strict=True)]
+    opened = int(numbers_of(encoding, clients)[4])
+    counts = np.meshgrid(*(np.arange(size + 1) for size in sizes), indexing="ij")
+
+    def solutions(bits, total):
+        sums = sum(np.rint(count / size * 2**bits) for count, size in zip(counts, sizes, strict=True))
+        return int(np.count_nonzero(sums == total))
+
+    exact = sum(round(client["accuracy"] * 2**32) for client in clients)
+    assert solutions(METRIC_BITS, opened) > 10
+    assert solutions(32, exact) == 1

@@ -1,0 +1,59 @@
+"""Thresholds of secure sums, and the number of honest nodes that they leave in a sum whatever the server says."""
+
+import pytest
+
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd, smallest_threshold, usual_colluding
+
+USUAL = {
+    3: (0, 3, 3), 4: (1, 4, 3), 5: (1, 4, 3), 6: (1, 5, 4), 7: (2, 6, 4), 8: (2, 6, 3), 10: (3, 8, 5), 12: (3, 9, 5),
+    15: (4, 12, 7), 20: (6, 15, 7), 30: (9, 23, 11), 50: (16, 39, 18), 75: (24, 58, 26), 100: (33, 78, 35),
+}  # fmt: skip
+"""Number of nodes -> nodes that may collude, threshold, and honest nodes in the smallest sum."""
+
+
+@pytest.mark.parametrize("num_nodes", USUAL)
+def test_usual_thresholds(num_nodes):
+    colluding, threshold, honest = USUAL[num_nodes]
+    assert usual_colluding(num_nodes) == colluding
+    assert smallest_threshold(num_nodes, colluding) == threshold
+    assert crowd(num_nodes, threshold, colluding) == honest
+
+
+def test_two_honest_nodes_are_enough_on_request():
+    """Two nodes then need both answers, and three survive a drop-out."""
+    for num_nodes in (2, 3):
+        assert smallest_threshold(num_nodes, 0, min_cohort=2) == 2
+        assert crowd(num_nodes, 2, 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "threshold", "honest"), [(3, 3, 3), (4, 3, 3), (5, 4, 4), (10, 7, 6), (20, 13, 10), (100, 67, 51)]
+)
+def test_thresholds_without_colluding_nodes(num_nodes, threshold, honest):
+    assert smallest_threshold(num_nodes, 0) == threshold
+    assert crowd(num_nodes, threshold, 0) == honest
+
+
+@pytest.mark.parametrize("num_nodes", range(2, MOST_NODES + 1))
+def test_thresholds_are_the_least_that_suffice(num_nodes):
+    """For every number of colluding nodes: one less breaks a condition; if none suffices, the error says what to do."""
+    for colluding in range(num_nodes):
+        wanted = max(3, (num_nodes - colluding + 1) // 2)
+        enough = [
+            t
+            for t in range(colluding + 1, num_nodes + 1)
+            if 2 * t > num_nodes + colluding
+            and num_nodes - colluding - (num_nodes - colluding) * (num_nodes - t) // (t - colluding) >= wanted
+        ]
+        if enough:
+            assert smallest_threshold(num_nodes, colluding) == min(enough)
+        else:
+            with pytest.raises(ConfigError, match=r"start more nodes"):
+                smallest_threshold(num_nodes, colluding)
+
+
+def test_impossible_thresholds_have_no_crowd():
+    """Too few shares, more than nodes, or a step of one honest node among six of the server's own."""
+    assert crowd(5, 1, 1) == crowd(5, 3, 1) == crowd(5, 6, 1) == 0
+    assert crowd(7, 7, 6) == 1
