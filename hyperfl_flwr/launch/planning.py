@@ -10,15 +10,17 @@ from pathlib import Path
 import torch
 
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.methods import check_run, client_of, strategy_of
+from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.secure_sums import check_nodes
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, Plan, SimulationPlan
+from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
 from hyperfl_flwr.launch.settings import check_resume, requested
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
@@ -65,15 +67,17 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
     device = resolve_device(config.device)
     machine = Machine.detect(device)
     chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
-    if num_nodes is None and engine == IN_PROCESS:
-        num_nodes = 1
-    if num_nodes is None:
+    if num_nodes is not None:
+        check_given_nodes(config, num_nodes)
+    elif engine == IN_PROCESS:
+        num_nodes = suitable_for_sums(config, 1)
+    else:
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
         state = PrivateState(Path(), "", 0)
         client = client_of(config.method)(client_setting(resolved(config), data, 0, device, state))
         threads = 1 if config.threads == "auto" else config.threads
-        num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
+        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, client.shared_bytes(), threads))
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
@@ -126,6 +130,8 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
     if not changes.get("resume"):
         changes = {"num-clients": num_nodes, **changes}
     config = requested(changes, deployed=True)
+    check_secure_sum(config)
+    check_nodes(config, num_nodes, num_nodes)
     if config.resume and is_simulation(check_resume(config)):
         raise RunDirectoryError(
             f"{config.resume} is a run of a simulation, and a deployment's nodes do not have its clients' private "

@@ -16,8 +16,14 @@ from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, pla
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, trained_settings
-from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.runs.run_directory import (
+    has_secure_sums,
+    is_simulation,
+    read_failures,
+    read_manifest,
+    trained_settings,
+)
+from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -60,10 +66,11 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         method=METHODS[summary["method"]],
         state=_state(manifest, summary),
         problem=manifest["problem"],
+        secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
         data=_described(data),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
-        accuracies=list(_accuracies(path, summary)),
+        accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in client.shared.items()),
         private=", ".join(client.private),
         costs=list(_costs(summary)),
@@ -88,15 +95,34 @@ def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     return f"The run {state}: {counted(summary['rounds'], 'round')}, {clients} on {nodes}."
 
 
+def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Describe the secure sums of a run: what the server has seen, threshold, nodes and seconds."""
+    known = {**manifest["settings"], **manifest.get("resolved", {})}
+    threshold, colluding = (plain(known[f"secagg.{name}"]) for name in ("threshold", "colluding"))
+    opening = summary["unmask_seconds_per_round"]
+    parts = [
+        "The server has opened sums over the clients of all nodes only, of parameters and of metrics.",
+        f"With {counted(summary['num_nodes'], 'node')} present, {threshold} had to answer to open a sum, and "
+        f"{colluding} may have colluded with the server.",
+        "No sum was opened." if opening is None else f"UNMASK took {opening:.3f} s in a round (median).",
+        "Numbers of single clients are not known.",
+    ]
+    if summary["saturated"]:
+        parts.append(f"{summary['saturated']:,} values were beyond secagg.range, and were cut off there.")
+    if is_simulation(manifest):
+        parts.append("This was a simulation, which hides nothing: all nodes and the server ran on one machine.")
+    return " ".join(parts)
+
+
 def _described(data: RunData) -> str:
     if data.num_classes is None or data.input_shape is None or str(data.num_classes) in data.title:
         return data.title
     return f"{data.title}, {data.num_classes} classes, {shape_text(data.input_shape)}"
 
 
-def _accuracies(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _accuracies(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tuple[str, str]]:
     for key, name in ACCURACIES.items():
-        yield name, percent(summary[key])
+        yield name, unknown if summary[key] is None else percent(summary[key])
     for key, name in GLOBAL_ACCURACIES.items():
         if summary[key] is not None:
             yield name, percent(summary[key])
@@ -110,13 +136,17 @@ def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "a client's payload from the server", megabytes(summary["bytes_down_per_client_round"])
     yield "on the wire between server and nodes, both directions", megabytes(summary["bytes_on_wire_per_round"])
     yield "seconds", f"{summary['seconds_per_round']:.2f}"
+    if summary.get("unmask_seconds_per_round") is not None:
+        yield "seconds of UNMASK, in which sums are opened", f"{summary['unmask_seconds_per_round']:.3f}"
     yield "peak memory", f"{summary['peak_memory_mb']:.0f} MB"
 
 
 def _figures(path: Path, summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """Draw the run's accuracy and loss; returns (caption, figure) pairs."""
-    last = "personalized test accuracy of each client after the last round"
-    drawn = {**run_panels(path), last: clients_figure(summary["test_accuracy_per_client"])}
+    drawn = run_panels(path)
+    if summary["test_accuracy_per_client"] is not None:
+        last = "personalized test accuracy of each client after the last round"
+        drawn[last] = clients_figure(summary["test_accuracy_per_client"])
     return [
         (caption[0].upper() + caption[1:], svg(figure, f"figure-{number}", caption))
         for number, (caption, figure) in enumerate(drawn.items())
