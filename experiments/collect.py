@@ -3,7 +3,7 @@
 import itertools
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from experiments.runner import StudyManifest, differences, seeds_in
 from experiments.study import Study
 from experiments.study_axes import Expected, Line
 from hyperfl_flwr.core.errors import RunDirectoryError
-from hyperfl_flwr.runs.run_directory import read_manifest
+from hyperfl_flwr.runs.run_directory import has_secure_sums, read_manifest
+from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
 FAILED = "failed"
 
@@ -87,6 +88,7 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
     rounds: set[int] = set()
     problems: list[str] = []
     failed: dict[tuple[str, str], str] = {}
+    secure: set[tuple[str, str]] = set()
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes):
         path = cell.folder(folder)
         if not (path / "manifest.json").is_file():
@@ -101,6 +103,8 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
         commits.update(map(_commit, [manifest["code"], *(resume["code"] for resume in manifest["resumed"])]))
         summaries.setdefault((cell.row, cell.column), []).append(json.loads((path / "summary.json").read_text()))
         rounds.add(cell.config.num_rounds)
+        if has_secure_sums(manifest):
+            secure.add((cell.row, cell.column))
     if not summaries:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if len(commits) > 1:
@@ -110,7 +114,7 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
     return Collected(
         study=study,
         study_manifest=study_manifest,
-        entries=_entries(study, summaries, failed),
+        entries=_entries(study, summaries, failed, secure),
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
@@ -120,13 +124,19 @@ def _entries(
     study: Study,
     summaries: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
     failed: Mapping[tuple[str, str], str],
+    secure: Container[tuple[str, str]],
 ) -> dict[tuple[str, str], Entry]:
     """Return the table's entries from the summaries of the runs of each row and column, one per seed."""
     values: dict[tuple[str, str], list[float]] = {}
+    unknown: dict[tuple[str, str], str] = {}
     errors: dict[tuple[str, str], float] = {}
     for row, column in itertools.product(study.rows, study.columns):
         metric, pair = study.metric_of(row, column), (row.name, column.name)
-        found = [_value(metric, row, column, summary) for summary in summaries.get((row.run, column.run), ())]
+        of_runs = summaries.get((row.run, column.run), ())
+        if metric in OF_SINGLE_CLIENTS and (row.run, column.run) in secure:
+            unknown[pair] = NOT_KNOWN
+            of_runs = [summary for summary in of_runs if summary[metric] is not None]
+        found = [_value(metric, row, column, summary) for summary in of_runs]
         if known := [value for value in found if value is not None]:
             values[pair] = known
         if study.standard_error and len(known) == 1:
@@ -137,7 +147,10 @@ def _entries(
         (row.name, column.name): Entry(
             values=values.get((row.name, column.name), ()),
             paper=paper.get((row.name, column.name)),
-            missing=row.missing or column.missing or failed.get((row.run, column.run), ""),
+            missing=row.missing
+            or column.missing
+            or failed.get((row.run, column.run), "")
+            or ("" if (row.name, column.name) in values else unknown.get((row.name, column.name), "")),
             is_best=(row.name, column.name) in best,
             error=errors.get((row.name, column.name), float("nan")),
         )

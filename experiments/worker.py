@@ -23,6 +23,7 @@ from hyperfl_flwr.app.server import run
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError
 from hyperfl_flwr.launch.core_locks import WAITING, CoreSlots
+from hyperfl_flwr.launch.secure_nodes import suitable_for_sums
 from hyperfl_flwr.models.custom.provenance import find_model
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -71,7 +72,8 @@ def problem_of(document: dict[str, Any], on_note: Callable[[str], None]) -> str:
                 folder = Path(config.output)
                 run_attack(config.model_copy(update={"output": ""}), document["attack"], folder)
                 return ""
-            run(InProcessGrid(app, document["num_nodes"], config.flat(), {"simulated": True}), config)
+            num_nodes = suitable_for_sums(config, document["num_nodes"])  # exact for any number: the same results
+            run(InProcessGrid(app, num_nodes, config.flat(), {"simulated": True}), config)
     except HyperFLError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - a failure must not stop the next run

@@ -5,12 +5,14 @@ them in on the server and on every node before training, so that both sides agre
 settings depend on the machine, the nodes and the data; `resolution` lists both kinds for the manifest.
 """
 
+import contextlib
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from hyperfl_flwr.app.methods import strategy_of
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.registry import class_names
 from hyperfl_flwr.methods import METHODS
@@ -49,9 +51,23 @@ def resolution(config: RunConfig, federation: Federation, *, num_nodes: int, min
     found: dict[str, Any] = {**resolved(config).flat(), "min-nodes": min_nodes}
     found["device"] = ", ".join(sorted({str(node.properties["device"]) for node in federation.nodes}))
     found |= _data(config, federation)
+    if config.secagg.enabled:
+        found |= _secure_sums(config, federation, num_nodes)
     chosen = {key: value for key, value in found.items() if given[key] == "auto" and value not in ("auto", "")}
     threads = federation.nodes[0].properties.get("threads")  # of each process of a simulation
     return {"num-nodes": num_nodes, **({"threads": threads} if threads else {}), **chosen}
+
+
+def _secure_sums(config: RunConfig, federation: Federation, num_nodes: int) -> dict[str, Any]:
+    """Return the settings of secure sums, by key; without the threshold if not all nodes can be in one sum."""
+    secagg = config.secagg
+    found: dict[str, Any] = {
+        "secagg.colluding": secagg.colluding_of(num_nodes),
+        "secagg.max-examples": secagg.max_examples_of(federation.num_examples.values()),
+    }
+    with contextlib.suppress(ConfigError):
+        found["secagg.threshold"] = secagg.threshold_of(num_nodes, min(num_nodes, config.num_clients))
+    return found
 
 
 def _data(config: RunConfig, federation: Federation) -> dict[str, Any]:

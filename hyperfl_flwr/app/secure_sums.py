@@ -1,13 +1,12 @@
 """Prepare a server for secure sums, and warn where they hide little."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from hyperfl_flwr.app.methods import check_secure_sum, client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.protocol.secure_sums.header import settings_digest
-from hyperfl_flwr.server.federation import Federation
 from strategies.engine.context import SecureContext
 
 SIMULATED = (
@@ -15,9 +14,6 @@ SIMULATED = (
     "secure sums"
 )
 """Note for the user of a simulation."""
-
-FEW_IMAGES = 5
-"""Number of images in a sum from which this project's attacks have reconstructed them."""
 
 
 def secure_context(config: RunConfig) -> SecureContext | None:
@@ -39,23 +35,28 @@ def secure_context(config: RunConfig) -> SecureContext | None:
     )
 
 
-def check_nodes(config: RunConfig, federation: Federation) -> None:
+def check_nodes(config: RunConfig, num_nodes: int, num_present: int) -> None:
     """Refuse secure sums of too few nodes, or of too many.
-
-    Raises:
-        ConfigError: If the nodes that have replied cannot have a secure sum.
-    """
-    if config.secagg.enabled:
-        hosts = [node for node in federation.nodes if node.clients]
-        config.secagg.threshold_of(federation.num_nodes, len(hosts))
-
-
-def secure_sum_warnings(config: RunConfig, samples: Sequence[int], *, simulated: bool) -> Iterator[str]:
-    """Yield what a user of secure sums must know about a run.
 
     Args:
         config: The run's settings.
-        samples: Number of training samples of each client, as far as known.
+        num_nodes: Number P of all nodes.
+        num_present: Number of nodes that are present and host clients.
+
+    Raises:
+        ConfigError: If the present nodes, or those that host the sampled clients of a round, cannot have a secure sum.
+    """
+    if config.secagg.enabled:
+        sampled = max(1, round(config.fraction_train * config.num_clients))
+        for num_clients in (config.num_clients, sampled):
+            config.secagg.threshold_of(num_nodes, min(num_present, num_clients))
+
+
+def secure_sum_warnings(config: RunConfig, *, simulated: bool) -> Iterator[str]:
+    """Yield what a user of secure sums must know about a run; `launch.warnings` warns of few samples.
+
+    Args:
+        config: The run's settings.
         simulated: Whether the run is a simulation.
     """
     if not config.secagg.enabled:
@@ -66,9 +67,4 @@ def secure_sum_warnings(config: RunConfig, samples: Sequence[int], *, simulated:
         yield (
             "warning: with fraction-train below 1, the sums of two rounds differ by few clients, so that their "
             "difference tells about these; only noise hides them (privacy.noise-multiplier)"
-        )
-    if samples and sum(samples) <= FEW_IMAGES:
-        yield (
-            f"warning: all clients together have {sum(samples)} training samples; images can be reconstructed from a "
-            f"sum of so few (docs/privacy/secure-sums.md)"
         )

@@ -73,8 +73,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
     directory, last_round = _opened(config, roster)
     with _recorded(directory, early_records):
         announce(resolution_text(read_manifest(directory.path)["resolved"]))
-        samples = list(roster.federation.num_examples.values())
-        for line in secure_sum_warnings(config, samples, simulated=roster.simulated):
+        for line in secure_sum_warnings(config, simulated=roster.simulated):
             announce(line)
         _train(grid, resolved(config), roster, directory, last_round, secure)
     return directory.path
@@ -88,7 +87,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         federation = roster.gather()
         refuse_other_source(federation, config.target)
         check_run(config, federation.input_shape, federation.num_classes)
-        check_nodes(config, federation)
+        check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         directory = RunDirectory.create(path)
         directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
         keep_model(config.target, directory.path)
@@ -102,7 +101,7 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
             refuse_other_nodes(read_manifest(directory.path), roster.num_nodes)
             refuse_other_model(read_manifest(directory.path), config.target)
             check_run(config, federation.input_shape, federation.num_classes)
-            check_nodes(config, federation)
+            check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         except BaseException:
             directory.close()
             raise

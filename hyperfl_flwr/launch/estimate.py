@@ -20,12 +20,17 @@ from hyperfl_flwr.launch.sizing import WIRE_BYTES_PER_SECOND
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import unpack_arrays
+from hyperfl_flwr.protocol.secure_sums.field import ELEMENT_BYTES
+from hyperfl_flwr.protocol.secure_sums.masks import TAG_BYTES
 from hyperfl_flwr.runs.checkpoint import KEPT
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.handshake import Node
 
 STARTUP_SECONDS = 12.0
 """Time to start and stop Flower's engine and Ray; measured on two cores."""
+
+MASKED_BYTES = 4
+"""Bytes of a masked parameter."""
 
 SERVER_COPIES = 8
 """Copies of the shared parameters that the server and Flower hold with two nodes, see docs/results/performance.md;
@@ -88,7 +93,10 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     client_seconds = seconds[1] + (config.local_epochs - 1) * per_epoch
     trained = max(1, round(config.fraction_train * config.num_clients))
     busy = min(max(1, num_cores // planned.threads), num_nodes)
-    wire = 2 * (shared * min(num_nodes, trained) + of_one * trained)
+    hosts = min(num_nodes, trained)
+    wire = 2 * (shared * hosts + of_one * trained)
+    if config.secagg.enabled:
+        wire = shared * hosts + _masked_bytes(sum(value.size for value in common.values()), hosts)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
         resolved=resolution(given, federation, num_nodes=num_nodes, min_nodes=num_nodes),
@@ -102,6 +110,15 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
         client_seconds=client_seconds,
     )
+
+
+def _masked_bytes(num_parameters: int, num_nodes: int) -> int:
+    """Return the bytes that the nodes of a secure step send, and those of the messages that open its sum."""
+    boxes = num_nodes**2 * (
+        ELEMENT_BYTES * num_nodes + TAG_BYTES
+    )  # each node has one for each node, sent to the server and from there
+    shares = num_nodes**2 * ELEMENT_BYTES
+    return num_nodes * num_parameters * MASKED_BYTES + 2 * boxes + shares
 
 
 def _federation(config: RunConfig, planned: SimulationPlan, data: FederatedData) -> Federation:

@@ -13,12 +13,14 @@ from clients.engine.context import client_setting
 from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.app.secure_sums import check_nodes
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError, DeviceError, RunDirectoryError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
 from hyperfl_flwr.launch.plans import IN_PROCESS, RAY, Plan, SimulationPlan
+from hyperfl_flwr.launch.secure_nodes import check_given_nodes, suitable_for_sums
 from hyperfl_flwr.launch.settings import check_resume, requested
 from hyperfl_flwr.launch.sizing import Machine, suitable_nodes, suitable_threads
 from hyperfl_flwr.launch.warnings import leak_warnings
@@ -65,18 +67,17 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
     device = resolve_device(config.device)
     machine = Machine.detect(device)
     chosen_for = str(machine) if num_nodes is None or config.threads == "auto" else ""
-    is_chosen = num_nodes is None
-    if num_nodes is None and engine == IN_PROCESS:
-        num_nodes = 1
-    if num_nodes is None:
+    if num_nodes is not None:
+        check_given_nodes(config, num_nodes)
+    elif engine == IN_PROCESS:
+        num_nodes = suitable_for_sums(config, 1)
+    else:
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
         state = PrivateState(Path(), "", 0)
         client = client_of(config.method)(client_setting(resolved(config), data, 0, device, state))
         threads = 1 if config.threads == "auto" else config.threads
-        num_nodes = suitable_nodes(machine, clients, client.shared_bytes(), threads)
-    if config.secagg.enabled:
-        num_nodes = _nodes_of_sum(config, num_nodes, is_chosen=is_chosen)
+        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, client.shared_bytes(), threads))
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores
@@ -97,18 +98,6 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         chosen_for=chosen_for,
         engine=engine,
     )
-
-
-def _nodes_of_sum(config: RunConfig, num_nodes: int, *, is_chosen: bool) -> int:
-    """Return the number of nodes of a run with secure sums: more than the machine suggests where a sum needs them.
-
-    Raises:
-        ConfigError: If so many nodes, or so few, cannot have a secure sum.
-    """
-    while is_chosen and num_nodes < min(config.secagg.fewest_nodes(num_nodes), config.num_clients):
-        num_nodes += 1
-    config.secagg.threshold_of(num_nodes, min(num_nodes, config.num_clients))
-    return num_nodes
 
 
 def _resumed_nodes(config: RunConfig, num_nodes: int | None) -> int:
@@ -141,14 +130,13 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
     if not changes.get("resume"):
         changes = {"num-clients": num_nodes, **changes}
     config = requested(changes, deployed=True)
+    check_secure_sum(config)
+    check_nodes(config, num_nodes, num_nodes)
     if config.resume and is_simulation(check_resume(config)):
         raise RunDirectoryError(
             f"{config.resume} is a run of a simulation, and a deployment's nodes do not have its clients' private "
             f"state; resume it without --deployment"
         )
-    check_secure_sum(config)
-    if config.secagg.enabled:
-        config.secagg.threshold_of(num_nodes, num_nodes)
     warnings = strategy_of(config.method).warnings(resolved(config))
     return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
 

@@ -17,7 +17,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.follow import RunCallbacks
 from hyperfl_flwr.runs.metrics_tail import NewRecords
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import Record, read_manifest, trained_settings
+from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, read_manifest, trained_settings
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -157,10 +157,14 @@ def write_event_files(run: Path, *, per_client: bool = False) -> Path:
 
     Raises:
         InstallationError: If TensorBoard is not installed.
-        RunDirectoryError: If the folder is not a run's, or the run has not recorded anything.
+        RunDirectoryError: If the folder is not a run's, the run has not recorded anything, or its sums were secure,
+            so that there are no curves of clients.
     """
     files = EventFiles(run, per_client=per_client)
-    read_manifest(run)
+    if has_secure_sums(read_manifest(run)) and per_client:
+        raise RunDirectoryError(
+            f"{run} has no numbers of single clients, because its sums were secure; leave out --clients"
+        )
     files.finish()
     if not files.folder.is_dir():
         raise RunDirectoryError(f"{run} holds no metrics.jsonl yet; wait for its first round")

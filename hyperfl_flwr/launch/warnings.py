@@ -12,7 +12,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods import METHODS
 
 FEW_SAMPLES = 8
-"""Largest number of samples of a client from which this project's attacks have reconstructed images."""
+"""Largest number of samples in an upload from which this project's attacks have reconstructed images."""
 
 ENOUGH_NOISE = 0.03
 """Smallest noise multiplier at which they have reconstructed none, with any prior."""
@@ -27,12 +27,28 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
     """
     attacks = [name for name in attacks_on(METHODS[config.method].active_uploads(config, 1)) if name != "ig-paper"]
     protected = config.privacy.clip_norm > 0 and config.privacy.noise_multiplier >= ENOUGH_NOISE
+    if not attacks or protected:
+        return []
+    if config.secagg.enabled:
+        return _leaks_of_sums(config, samples, attacks[0])
     few = sum(number <= FEW_SAMPLES for number in samples)
-    # A server that sees sums only does not see the upload of one client; hyperfl_flwr.app.secure_sums warns of sums.
-    if not attacks or protected or not few or config.secagg.enabled:
+    if not few:
         return []
     return [
         f"{few} of {len(samples)} clients have {FEW_SAMPLES} training samples or fewer: images can be reconstructed "
         f"from the upload of such a client (hyperfl audit --method {config.method} --attacks {attacks[0]}); give "
         f"clients more samples (data.train-samples), or set privacy.clip-norm and privacy.noise-multiplier=0.1"
+    ]
+
+
+def _leaks_of_sums(config: RunConfig, samples: Sequence[int], attack: str) -> list[str]:
+    """Return the warnings for a run in which the server sees only the sum over a round's clients."""
+    sampled = max(1, round(config.fraction_train * config.num_clients))
+    crowd = sum(sorted(samples)[:sampled])
+    if crowd > FEW_SAMPLES:
+        return []
+    return [
+        f"the {sampled} clients of a round can have {crowd} training samples in all: images can be reconstructed from "
+        f"a secure sum over so few (hyperfl audit --summed --method {config.method} --attacks {attack}); give clients "
+        f"more samples (data.train-samples), or set privacy.clip-norm and privacy.noise-multiplier=0.1"
     ]

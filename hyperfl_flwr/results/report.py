@@ -1,6 +1,5 @@
 """Write the HTML report of a run: results, curves, traffic, settings and failures."""
 
-import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from markupsafe import Markup
 
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import default_settings
-from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
@@ -18,8 +16,14 @@ from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, pla
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import read_failures, read_manifest, read_metrics, trained_settings
-from hyperfl_flwr.runs.summary import summarise
+from hyperfl_flwr.runs.run_directory import (
+    has_secure_sums,
+    is_simulation,
+    read_failures,
+    read_manifest,
+    trained_settings,
+)
+from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
 
 MOST_FAILURES = 100
 """Largest number of failures that the report lists; a long run may have thousands, and all are in its folder."""
@@ -62,11 +66,11 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         method=METHODS[summary["method"]],
         state=_state(manifest, summary),
         problem=manifest["problem"],
+        secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
         data=_described(data),
         figures=_figures(path, summary),
-        secure=_secure(path, manifest),
         labels_figure=_labels(manifest),
-        accuracies=list(_accuracies(path, summary)),
+        accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
         shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in client.shared.items()),
         private=", ".join(client.private),
         costs=list(_costs(summary)),
@@ -91,20 +95,23 @@ def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     return f"The run {state}: {counted(summary['rounds'], 'round')}, {clients} on {nodes}."
 
 
-def _secure(path: Path, manifest: Mapping[str, Any]) -> str:
-    """Describe a run's secure sums; empty if sums were in the clear."""
-    if not manifest["settings"].get("secagg.enabled"):
-        return ""
-    config = SecureSumConfig.model_validate(
-        {key.removeprefix("secagg."): value for key, value in manifest["settings"].items() if key.startswith("secagg.")}
-    )
-    number = len(manifest["nodes"])
-    seconds = [record["unmask_seconds"] for record in read_metrics(path) if "unmask_seconds" in record]
-    opened = f"; opened in {statistics.median(seconds):.2g} s (median)" if seconds else ""
-    return (
-        f"the server saw sums over {number} nodes and no single client; {config.threshold_of(number, number)} of them "
-        f"must answer to open one{opened}"
-    )
+def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Describe the secure sums of a run: what the server has seen, threshold, nodes and seconds."""
+    known = {**manifest["settings"], **manifest.get("resolved", {})}
+    threshold, colluding = (plain(known[f"secagg.{name}"]) for name in ("threshold", "colluding"))
+    opening = summary["unmask_seconds_per_round"]
+    parts = [
+        "The server has opened sums over the clients of all nodes only, of parameters and of metrics.",
+        f"With {counted(summary['num_nodes'], 'node')} present, {threshold} had to answer to open a sum, and "
+        f"{colluding} may have colluded with the server.",
+        "No sum was opened." if opening is None else f"UNMASK took {opening:.3f} s in a round (median).",
+        "Numbers of single clients are not known.",
+    ]
+    if summary["saturated"]:
+        parts.append(f"{summary['saturated']:,} values were beyond secagg.range, and were cut off there.")
+    if is_simulation(manifest):
+        parts.append("This was a simulation, which hides nothing: all nodes and the server ran on one machine.")
+    return " ".join(parts)
 
 
 def _described(data: RunData) -> str:
@@ -113,10 +120,9 @@ def _described(data: RunData) -> str:
     return f"{data.title}, {data.num_classes} classes, {shape_text(data.input_shape)}"
 
 
-def _accuracies(path: Path, summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _accuracies(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tuple[str, str]]:
     for key, name in ACCURACIES.items():
-        is_hidden = summary["test_accuracy_per_client"] is None and summary[key] is None
-        yield name, "not known: sums are secure" if is_hidden else percent(summary[key])
+        yield name, unknown if summary[key] is None else percent(summary[key])
     for key, name in GLOBAL_ACCURACIES.items():
         if summary[key] is not None:
             yield name, percent(summary[key])
@@ -130,6 +136,8 @@ def _costs(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "a client's payload from the server", megabytes(summary["bytes_down_per_client_round"])
     yield "on the wire between server and nodes, both directions", megabytes(summary["bytes_on_wire_per_round"])
     yield "seconds", f"{summary['seconds_per_round']:.2f}"
+    if summary.get("unmask_seconds_per_round") is not None:
+        yield "seconds of UNMASK, in which sums are opened", f"{summary['unmask_seconds_per_round']:.3f}"
     yield "peak memory", f"{summary['peak_memory_mb']:.0f} MB"
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import Record, read_manifest, read_metrics
+from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, read_manifest, read_metrics
 
 INK, RULES = "#1b1f24", "#c9ced4"
 """Colours of text and axes, and of the grid."""
@@ -40,6 +40,9 @@ MOST_LABELS = 24
 
 LARGEST_DOT, DOT_SIZES = 9.0, 8
 """Diameter of the largest dot of `labels_figure` in points, and the number of different dot sizes."""
+
+DEVIATION = "personalized_accuracy_std"
+"""Name of the standard deviation over the clients in metrics.jsonl; only with secure sums of enough clients."""
 
 Curve = tuple[list[int], list[float]]
 """Rounds and values of a curve."""
@@ -70,11 +73,11 @@ def save(figure: Figure, picture: Path) -> None:
 def run_figure(path: Path) -> Figure:
     """Return the figure of `plot_run`."""
     records, manifest = list(read_metrics(path)), read_manifest(path)
-    figure = _figure(10, 3.6)
+    panels = _panels_of(manifest, records)
+    figure = _figure(10 * len(panels) / 3, 3.6)
     settings = manifest["settings"]
     title = f"{settings['method']} on {RunData.read(manifest).title}, {settings['num-clients']} clients"
     figure.suptitle(title, parse_math=False)  # a file name may contain dollar signs
-    panels = _panels(records)
     for axes, (caption, draw) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         draw(axes, records)
         axes.set_title(caption, fontsize="medium")
@@ -85,7 +88,7 @@ def run_figure(path: Path) -> Figure:
 def run_panels(path: Path) -> dict[str, Figure]:
     """Return each panel of `plot_run` as a separate figure, by caption."""
     records, figures = list(read_metrics(path)), {}
-    for caption, draw in _panels(records).items():
+    for caption, draw in _panels_of(read_manifest(path), records).items():
         figures[caption] = _figure(*PANEL_INCHES)
         draw(figures[caption].subplots(), records)
     return figures
@@ -204,34 +207,33 @@ def _draw_spread(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _draw_deviation(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw mean and standard deviation, which are known with secure sums."""
-    rows = [record for record in records if record["kind"] == "train" and "personalized_accuracy_std" in record]
-    rounds, mean, std = (
-        np.array([row[key] for row in rows]) for key in ("round", "personalized_accuracy", "personalized_accuracy_std")
-    )
-    axes.fill_between(rounds, mean - std, mean + std, color=BLUE, alpha=0.4, linewidth=0, label="standard deviation")
-    axes.plot(rounds, mean, "-o", color=BLUE, markersize=3, label="mean")
+    """Draw mean and standard deviation, where no accuracy of a single client is known."""
+    known = [record for record in records if record["kind"] == "train" and DEVIATION in record]
+    (rounds, means), (_, deviations) = (_curve(known, "train", name) for name in ("personalized_accuracy", DEVIATION))
+    low, high = np.subtract(means, deviations), np.add(means, deviations)
+    axes.fill_between(rounds, low, high, color=BLUE, alpha=0.3, linewidth=0, label="± standard deviation")
+    axes.plot(rounds, means, "-o", color=BLUE, markersize=3, label="mean")
     _legend_below(axes)
     _over_rounds(axes)
     _in_percent(axes)
 
 
-Draw = Callable[[Axes, Sequence[Record]], None]
-"""Draws a panel from the lines of metrics.jsonl."""
+Panels = Mapping[str, Callable[[Axes, Sequence[Record]], None]]
+"""Functions that draw the panels of a run's figure, by caption."""
+
+_MEANS: Panels = {
+    "mean test accuracy of the clients": _draw_accuracy,
+    "mean training loss of the clients": _draw_loss,
+}
 
 
-def _panels(records: Sequence[Record]) -> Mapping[str, Draw]:
-    """Return the panels of a run, by caption; with secure sums of few clients nothing is known of their spread."""
-    panels: dict[str, Draw] = {
-        "mean test accuracy of the clients": _draw_accuracy,
-        "mean training loss of the clients": _draw_loss,
-    }
-    spread = "personalized test accuracy, spread over the clients"
-    if any("personalized_accuracy_std" in record for record in records):
-        panels[spread] = _draw_deviation
-    elif not any("saturated" in record for record in records):
-        panels[spread] = _draw_spread
-    return panels
+def _panels_of(manifest: Mapping[str, Any], records: Sequence[Record]) -> Panels:
+    """Return the panels of a run; with secure sums of few clients no spread over the clients is known."""
+    if not has_secure_sums(manifest):
+        return {**_MEANS, "personalized test accuracy, spread over the clients": _draw_spread}
+    if not any(DEVIATION in record for record in records):
+        return _MEANS
+    return {**_MEANS, "personalized test accuracy, deviation over the clients": _draw_deviation}
 
 
 def _curve(records: Sequence[Record], kind: str, name: str) -> Curve:

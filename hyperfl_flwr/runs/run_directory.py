@@ -11,6 +11,8 @@
     failures/        reasons why clients were left out, by round and client
     plots/           pictures of metrics.jsonl
     novel.json       results of novel clients, if there are any
+    observations/    with `audit.clients`, what the server has exchanged with single clients
+    openings/        with secure sums and `audit.rounds`, what the server has opened
     model/           source of a custom network, if the app bundle includes it
     summary.json     the run's result
 """
@@ -42,6 +44,8 @@ Record = dict[str, Any]
 - `aggregate`: means of the global state AFTER a round, measured at the start of the next one;
 - `client`: one client's numbers in a round's training;
 - `client-aggregate`: one client's accuracy with the global state after a round.
+
+With secure sums there are no lines of single clients.
 """
 
 DEPLOYMENT = "deployment"
@@ -165,6 +169,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def is_simulation(manifest: Mapping[str, Any]) -> bool:
     """Return True if a run was a simulation; the nodes of a deployment do not report label counts to the server."""
     return "label_counts" in manifest
+
+
+def has_secure_sums(manifest: Mapping[str, Any]) -> bool:
+    """Return True if the sums of a run were secure, so that no number of a single client was recorded."""
+    return bool(manifest["settings"].get("secagg.enabled", False))  # earlier versions lack the setting
 
 
 def settings_of(run: Path) -> dict[str, Scalar]:

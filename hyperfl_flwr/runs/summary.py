@@ -1,14 +1,24 @@
 """Summarise the result of a run in a few numbers, computed from its records."""
 
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.novel_results import flat_means, read_novel
 from hyperfl_flwr.runs.run_data import RunData
-from hyperfl_flwr.runs.run_directory import Record, is_simulation, read_manifest, read_metrics
+from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, is_simulation, read_manifest, read_metrics
+
+NOT_KNOWN = "not known: sums are secure"
+"""Text in the place of a number that needs single clients, in a run with secure sums."""
+
+OF_SINGLE_CLIENTS = frozenset(
+    {"test_accuracy_worst", "test_accuracy_worst_decile", "test_accuracy_std", "test_accuracy_per_client"}
+)
+"""Numbers of a summary that are None in a run with secure sums; the deviation only in one of few clients."""
 
 
 def summarise(path: Path) -> dict[str, Any]:
@@ -22,7 +32,7 @@ def summarise(path: Path) -> dict[str, Any]:
         is the mean over all clients after their local training in the last round, `test_accuracy_aggregate` that of the
         final global state with the clients' private parts. A client without a number (it failed in the last round) is
         None in the list and left out of the mean; `test_accuracy_num_clients` is the number of clients with one. With
-        secure sums only the mean and, of ten clients or more, the standard deviation are known.
+        secure sums, the list and the numbers of the worst clients are None.
 
     Raises:
         RunDirectoryError: If the folder is not a run folder.
@@ -35,7 +45,8 @@ def summarise(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has no finished round")
     last = rounds[-1]["round"]
     settings = manifest["settings"]
-    own = _per_client(records, "client", last, "personalized_accuracy", settings["num-clients"])
+    is_secure = has_secure_sums(manifest)
+    own = _Spread.opened(rounds[-1]) if is_secure else _Spread.of(_per_client(records, last, settings["num-clients"]))
     aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
     checkpoints = Checkpoints(path / "checkpoints")
     stored = checkpoints.rounds()
@@ -45,8 +56,13 @@ def summarise(path: Path) -> dict[str, Any]:
         "num_clients": settings["num-clients"],
         "num_nodes": len(manifest["nodes"]),
         "rounds": last,
-        **(_of_sum(rounds[-1]) if settings.get("secagg.enabled") else _of_clients(own)),
+        "test_accuracy": own.mean,
         "test_accuracy_aggregate": aggregate[-1].get("aggregate_accuracy") if aggregate else None,
+        "test_accuracy_worst": own.worst,
+        "test_accuracy_worst_decile": own.worst_decile,
+        "test_accuracy_std": own.std,
+        "test_accuracy_per_client": own.per_client,
+        "test_accuracy_num_clients": own.num_clients,
         "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
         "global_test_accuracy_aggregate": aggregate[-1].get("aggregate_global_accuracy") if aggregate else None,
         "seconds_per_round": _median(rounds, "seconds"),
@@ -56,33 +72,50 @@ def summarise(path: Path) -> dict[str, Any]:
         "server_state_bytes": checkpoints.server_state_bytes(stored[-1]) if stored else None,
         "client_state_bytes": _client_state_bytes(path, is_simulated=is_simulation(manifest)),
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
+        **(_opening_costs(rounds) if is_secure else {}),
         **flat_means(read_novel(path)),
     }
 
 
-def _of_clients(own: list[float | None]) -> dict[str, Any]:
-    """Return the numbers of summary.json that follow from each client's personalized accuracy in the last round."""
-    known = [accuracy for accuracy in own if accuracy is not None]
-    return {
-        "test_accuracy": statistics.fmean(known) if known else None,
-        "test_accuracy_worst": min(known, default=None),
+@dataclass(frozen=True, kw_only=True)
+class _Spread:
+    """Accuracies of the clients after the last round; None where they are not known."""
+
+    mean: float | None
+    std: float | None
+    num_clients: int
+    worst: float | None = None
+    worst_decile: float | None = None
+    per_client: Sequence[float | None] | None = None
+
+    @classmethod
+    def of(cls, per_client: Sequence[float | None]) -> Self:
+        """Return the numbers of clients that are known one by one."""
+        known = sorted(accuracy for accuracy in per_client if accuracy is not None)
         # Minus the floor of the negated quotient is the ceiling: the lowest tenth has at least one client.
-        "test_accuracy_worst_decile": statistics.fmean(sorted(known)[: -(-len(known) // 10)]) if known else None,
-        "test_accuracy_std": statistics.pstdev(known) if known else None,
-        "test_accuracy_per_client": own,
-        "test_accuracy_num_clients": len(known),
-    }
+        lowest = known[: -(-len(known) // 10)]
+        return cls(
+            mean=statistics.fmean(known) if known else None,
+            std=statistics.pstdev(known) if known else None,
+            num_clients=len(known),
+            worst=min(known, default=None),
+            worst_decile=statistics.fmean(lowest) if lowest else None,
+            per_client=per_client,
+        )
+
+    @classmethod
+    def opened(cls, record: Record) -> Self:
+        """Return the numbers of a round of which only the sums over the clients were opened."""
+        mean, std = (record.get(f"personalized_accuracy{part}") for part in ("", "_std"))
+        return cls(mean=mean, std=std, num_clients=record["clients"])
 
 
-def _of_sum(last: Record) -> dict[str, Any]:
-    """Return the same numbers of a run with secure sums, of which no client's accuracy is known."""
+def _opening_costs(rounds: Sequence[Record]) -> dict[str, Any]:
+    """Return the median seconds of opening a round's sum, and the number of saturated values of all rounds."""
+    opened = [record for record in rounds if "unmask_seconds" in record]
     return {
-        "test_accuracy": last.get("personalized_accuracy"),
-        "test_accuracy_worst": None,
-        "test_accuracy_worst_decile": None,
-        "test_accuracy_std": last.get("personalized_accuracy_std"),
-        "test_accuracy_per_client": None,
-        "test_accuracy_num_clients": last["clients"],
+        "unmask_seconds_per_round": _median(opened, "unmask_seconds") if opened else None,
+        "saturated": sum(record["saturated"] for record in opened),
     }
 
 
@@ -92,14 +125,16 @@ def _client_state_bytes(path: Path, *, is_simulated: bool) -> int | None:
     return 0 if found is None and is_simulated else found
 
 
-def _median(rounds: list[Record], name: str) -> float:
+def _median(rounds: Sequence[Record], name: str) -> float:
     return float(statistics.median(record[name] for record in rounds))
 
 
-def _per_client(records: list[Record], kind: str, number: int, name: str, num_clients: int) -> list[float | None]:
+def _per_client(records: Sequence[Record], number: int, num_clients: int) -> list[float | None]:
+    """Return each client's personalized accuracy in a round; None for a client that failed."""
+    name = "personalized_accuracy"
     found = {
         record["client"]: record[name]
         for record in records
-        if record["kind"] == kind and record["round"] == number and name in record
+        if record["kind"] == "client" and record["round"] == number and name in record
     }
     return [found.get(client) for client in range(num_clients)]

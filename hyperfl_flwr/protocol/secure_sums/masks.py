@@ -37,7 +37,8 @@ ID_BYTES = 16
 _NONCE = bytes(12)
 """Nonce of every box; its key is derived from the upload's identity, and used once."""
 
-_TAG_BYTES = 16
+TAG_BYTES = 16
+"""Bytes by which a box is longer than its shares."""
 
 
 class UnmaskError(ValueError):
@@ -100,7 +101,7 @@ def position(partition: int) -> int:
 
 def box_bytes(num_nodes: int) -> int:
     """Return the length of a box in a step of n nodes, in bytes: the shares of b_i and of n - 1 pair secrets."""
-    return ELEMENT_BYTES * num_nodes + _TAG_BYTES
+    return ELEMENT_BYTES * num_nodes + TAG_BYTES
 
 
 def mask(
