@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments.collect import FAILED, Collected, Entry, unit_of
 from experiments.study import Study
+from hyperfl_flwr.runs.summary import NOT_KNOWN
 
 NOTHING = "–"
 """Text of an entry without numbers."""
@@ -124,9 +125,9 @@ def _headings(collected: Collected) -> list[str]:
 
 
 def _is_shown(collected: Collected, row: str) -> bool:
-    """Return whether a row has numbers of ours or of the paper's, or a failed run."""
+    """Return whether a row has numbers of ours or of the paper's, or runs without such a number."""
     entries = [entry for (name, _), entry in collected.entries.items() if name == row]
-    return any(entry.values or entry.paper or entry.missing == FAILED for entry in entries)
+    return any(entry.values or entry.paper or entry.missing in (FAILED, NOT_KNOWN) for entry in entries)
 
 
 def _cells(collected: Collected, row: str) -> list[str]:

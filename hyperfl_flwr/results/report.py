@@ -102,8 +102,8 @@ def _secure_sums(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str
     opening = summary["unmask_seconds_per_round"]
     parts = [
         "The server has opened sums over the clients of all nodes only, of parameters and of metrics.",
-        f"With {counted(summary['num_nodes'], 'node')} present, {threshold} had to answer to open a sum, and "
-        f"{colluding} may have colluded with the server.",
+        f"With {counted(summary['num_nodes'], 'node')} present, {threshold} had to answer to open a sum; at most "
+        f"{colluding} of them were assumed to collude with the server.",
         "No sum was opened." if opening is None else f"UNMASK took {opening:.3f} s in a round (median).",
         "Numbers of single clients are not known.",
     ]
