@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.measure import measure_clients, measure_federations, measure_transport
-from benchmarks.report import Results, render
+from benchmarks.report import Results, render, secure_parts
+from benchmarks.secure_sums import section
 from benchmarks.workload import Workload
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.versions import versions
@@ -34,6 +35,10 @@ def main() -> None:
     def quick_version(work: Workload) -> Workload:
         return dataclasses.replace(work, train=100, test=50, epochs=1, clients=4) if options.quick else work
 
+    secure = list(section(options.repetitions, options.rounds, quick=options.quick))
+    if options.secure_sums:
+        print("\n\n".join(secure_parts(secure)))
+        return
     clients, federated = [[quick_version(work) for work in group] for group in (CLIENT_WORK, FEDERATED_WORK)]
     results = Results(
         circumstances=_circumstances(),
@@ -43,6 +48,7 @@ def main() -> None:
         clients={work: measure_clients(work, options.repetitions, note) for work in clients},
         federations={work: list(measure_federations(work, options.rounds, note)) for work in federated},
         transport=measure_transport(federated[0]),
+        secure=secure,
     )
     page = render(results)
     print(page)
@@ -69,6 +75,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, help="measurements of each client round (default: 7, quick: 2)")
     parser.add_argument("--output", type=Path, help="file to write (default: docs/results/performance.md, quick: none)")
     parser.add_argument("--quick", action="store_true", help="use small sizes (four minutes); not meaningful for speed")
+    parser.add_argument("--secure-sums", action="store_true", help="print the section on secure sums, and no page")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.repetitions = options.repetitions or (2 if options.quick else 7)

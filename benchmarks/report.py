@@ -24,6 +24,7 @@ class Results:
         clients: Timings of one client's round, by workload.
         federations: Timings of a federated round, by workload.
         transport: Steps of the transport of HyperFL's arrays, at the shape of the first workload.
+        secure: Rows on secure sums: what, target, measured.
     """
 
     circumstances: Mapping[str, str]
@@ -33,6 +34,7 @@ class Results:
     clients: Mapping[Workload, Sequence[Timing]]
     federations: Mapping[Workload, Sequence[Timing]]
     transport: Sequence[Step]
+    secure: Sequence[Sequence[str]] = ()
 
 
 def render(results: Results) -> str:
@@ -88,7 +90,17 @@ def render(results: Results) -> str:
             "lrr",
         ),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *secure_parts(results.secure)]) + "\n"
+
+
+def secure_parts(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the section on secure sums."""
+    if not rows:
+        return []
+    text = """Masks, shares and the opening of a sum to which all nodes contribute, and whole rounds of this project in
+    one process against the same rounds without secure sums, two runs of each taking turns. UNMASK is the one additional
+    message of a round."""
+    return ["## Secure sums", _text(text), _table(["what", "target", "measured"], rows, "lrr")]
 
 
 def _client_table(timings: Sequence[Timing]) -> str:

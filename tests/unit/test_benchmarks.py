@@ -83,3 +83,17 @@ def test_private_memory():
         assert memory.private_memory(os.getpid()) - before == pytest.approx(len(block), rel=0.1)
     assert memory.private_memory(2**30) == 0
     assert memory.cpu_seconds([os.getpid()]) > 0
+
+
+def test_secure_sums(monkeypatch):
+    """The tables have every size, and the measured sums open; at tiny sizes nothing is said about targets."""
+    secure = importlib.import_module("benchmarks.secure_sums")
+    _, work = tiny("hyperfl-frozen", (1, 28, 28))
+    monkeypatch.setattr(secure, "ROUNDS", ((dataclasses.replace(work, clients=3), 3, 1.05),))
+    monkeypatch.setattr(secure, "SIZES", ((3, 1000),))
+    rows = list(secure.section(1, 2))
+    assert [row[0].split(",")[0] for row in rows] == [
+        "a node's CPU time", "the server's CPU time", "bytes of an upload to those of the parameters",
+        "bytes of UNMASK and of its answer", "a round to a plain one",
+    ]  # fmt: skip
+    assert 1 < float(rows[2][2]) < 1.5
