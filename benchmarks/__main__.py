@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from benchmarks.measure import measure_clients, measure_federations, measure_transport
+from benchmarks.measure import measure_clients, measure_federations, measure_secure, measure_transport
 from benchmarks.report import Results, render
 from benchmarks.workload import Workload
 from hyperfl_flwr import ROOT
@@ -22,6 +22,11 @@ CLIENT_WORK = (
     Workload(method="hyperfl", shape=LARGE),
 )
 FEDERATED_WORK = (Workload(method="hyperfl", shape=SMALL), Workload(method="hyperfl", shape=LARGE))
+
+SECURE_WORK = tuple(
+    (Workload(method=method, shape=SMALL), num_nodes)
+    for method, num_nodes in (("hyperfl-frozen", 5), ("hyperfl-frozen", 20), ("hyperfl-frozen", 100), ("hyperfl", 5))
+)
 
 
 def main() -> None:
@@ -43,6 +48,7 @@ def main() -> None:
         clients={work: measure_clients(work, options.repetitions, note) for work in clients},
         federations={work: list(measure_federations(work, options.rounds, note)) for work in federated},
         transport=measure_transport(federated[0]),
+        secure=[measure_secure(work, num_nodes, note) for work, num_nodes in SECURE_WORK],
     )
     page = render(results)
     print(page)

@@ -6,10 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measure import SLOW_ROUNDS, Timing
+from benchmarks.secure_sums import SecureCost
 from benchmarks.transport import Step
 from benchmarks.workload import Workload, initial_arrays
 
-MEGABYTE = 1e6
+MEGABYTE, KILOBYTE = 1e6, 1e3
+
+LARGE = 10_000_000
+"""Least number of parameters of a hypernetwork."""
+
+SECURE_TARGETS = {
+    (20, True): ("at most 25", "at most 40", "at most 1.04"),
+    (5, False): ("at most 800", "at most 1500", "at most 1.04"),
+}
+"""Targets of secure sums for a node, the server and the bytes, by number of nodes and whether the model is small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +34,7 @@ class Results:
         clients: Timings of one client's round, by workload.
         federations: Timings of a federated round, by workload.
         transport: Steps of the transport of HyperFL's arrays, at the shape of the first workload.
+        secure: Costs of secure sums, by number of nodes and of parameters.
     """
 
     circumstances: Mapping[str, str]
@@ -33,6 +44,7 @@ class Results:
     clients: Mapping[Workload, Sequence[Timing]]
     federations: Mapping[Workload, Sequence[Timing]]
     transport: Sequence[Step]
+    secure: Sequence[SecureCost]
 
 
 def render(results: Results) -> str:
@@ -87,6 +99,15 @@ def render(results: Results) -> str:
             [(step.name, f"{step.copies:.2f}", f"{1e3 * step.seconds:.1f}") for step in results.transport],
             "lrr",
         ),
+        "## Secure sums",
+        _text(
+            """CPU time that secure sums take in a training step besides training, with one client on each node: medians
+            over the nodes, and over five openings by the server. A node checks the header and the arrays, encodes,
+            masks, and answers the question for shares. The server reads all replies and opens the sum. *Missing*: the
+            largest number of nodes that may drop out, of which the server removes the masks. *Bytes up*: all that a
+            node sends, relative to its parameters in a plain reply."""
+        ),
+        _secure_table(results.secure),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -118,6 +139,25 @@ def _federation_table(timings: Sequence[Timing]) -> str:
     return _table([*names, "loss"], rows, "lrrrrrrrr")
 
 
+def _secure_table(costs: Sequence[SecureCost]) -> str:
+    rows = [
+        (
+            str(one.nodes),
+            f"{one.parameters:,}",
+            _ms(one.node),
+            _ms(one.server),
+            str(one.missing),
+            _ms(one.server_missing),
+            f"{one.up:.4f}",
+            f"{one.question / KILOBYTE:.1f}",
+            f"{one.answer / KILOBYTE:.1f}",
+        )
+        for one in costs
+    ]
+    names = ["nodes", "parameters", "node ms", "server ms", "missing", "server ms, missing", "bytes up"]
+    return _table([*names, "question kB", "answer kB"], rows, "rrrrrrrrr")
+
+
 def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
     for work, timings in results.clients.items():
         found = {one.variant.name: one for one in timings}
@@ -136,6 +176,12 @@ def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
         above = f"above FedAvg's after {results.rounds} rounds, in hypernetworks, {_title(work)}"
         yield f"a node's memory {above}", "at most 9", f"{node:.1f}"
         yield f"the server's memory {above}", "at most 11", f"{server:.1f}"
+    for cost in results.secure:
+        what = f"{cost.nodes} nodes with {cost.parameters:,} parameters"
+        node, server_most, up = SECURE_TARGETS.get((cost.nodes, cost.parameters < LARGE), ("", "", ""))
+        yield f"secure sums, CPU ms of a node, {what}", node, _ms(cost.node)
+        yield f"secure sums, CPU ms of the server, {what}", server_most, _ms(max(cost.server, cost.server_missing))
+        yield f"secure sums, bytes up to the plain reply's, {what}", up, f"{cost.up:.4f}"
 
 
 def _title(work: Workload) -> str:
@@ -148,6 +194,10 @@ def _text(paragraph: str) -> str:
 
 def _mb(value: float) -> str:
     return f"{value / MEGABYTE:.0f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"
 
 
 def _loss(one: Timing) -> str:

@@ -55,7 +55,7 @@ def test_workers_and_the_page():
     federated = [dataclasses.replace(timings[0], variant=variant) for variant in measure.FEDERATED_VARIANTS]
     results = report.Results(
         circumstances={"cores": "2"}, command="bench", repetitions=1, rounds=3, clients={work: timings},
-        federations={work: federated}, transport=[],
+        federations={work: federated}, transport=[], secure=[measure.measure_secure(work, 4, lambda _: None)],
     )  # fmt: skip
     page = report.render(results)
     for variant in measure.FEDERATED_VARIANTS:
@@ -71,6 +71,17 @@ def test_copies_of_transport():
     _, work = tiny("hyperfl", (1, 28, 28))
     steps = transport.measure_transport(dataclasses.replace(work, clients=10))
     assert [round(step.copies, 1) for step in steps] == [1.0, 0.0, 4.0, 3.0]
+
+
+def test_costs_of_secure_sums():
+    """A real step of four nodes is opened; a node sends its parameters, boxes of 144 bytes, and shares."""
+    secure_sums = importlib.import_module("benchmarks.secure_sums")
+    _, work = tiny("hyperfl-frozen", (1, 28, 28))
+    cost = secure_sums.measure_secure_sums(work, 4)
+    assert (cost.nodes, cost.parameters, cost.missing) == (4, 115_776, 0)
+    assert 4 * 144 < (cost.up - 1) * 4 * cost.parameters < 3000
+    assert 0 < cost.answer < cost.question
+    assert min(cost.node, cost.server, cost.server_missing) > 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
