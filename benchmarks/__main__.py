@@ -5,9 +5,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from benchmarks.measure import measure_clients, measure_federations, measure_transport
+from benchmarks.measure import SLOW_ROUNDS, measure_clients, measure_federations, measure_secure, measure_transport
 from benchmarks.report import Results, render, secure_parts
-from benchmarks.secure_sums import section
+from benchmarks.secure_rounds import measure_rounds
 from benchmarks.workload import Workload
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.versions import versions
@@ -24,6 +24,16 @@ CLIENT_WORK = (
 )
 FEDERATED_WORK = (Workload(method="hyperfl", shape=SMALL), Workload(method="hyperfl", shape=LARGE))
 
+SECURE_WORK = tuple(
+    (Workload(method=method, shape=SMALL), num_nodes)
+    for method, num_nodes in (("hyperfl-frozen", 5), ("hyperfl-frozen", 20), ("hyperfl-frozen", 100), ("hyperfl", 5))
+)
+
+SECURE_ROUNDS = (
+    Workload(method="hyperfl-frozen", shape=SMALL, clients=20),
+    Workload(method="hyperfl", shape=SMALL, clients=5),
+)
+
 
 def main() -> None:
     """Parse the command line, measure, and write and print the page."""
@@ -35,9 +45,10 @@ def main() -> None:
     def quick_version(work: Workload) -> Workload:
         return dataclasses.replace(work, train=100, test=50, epochs=1, clients=4) if options.quick else work
 
-    secure = list(section(options.repetitions, options.rounds, quick=options.quick))
+    secure = [measure_secure(work, num_nodes, note) for work, num_nodes in SECURE_WORK]
+    secure_rounds = [measure_rounds(quick_version(work), min(options.rounds, SLOW_ROUNDS)) for work in SECURE_ROUNDS]
     if options.secure_sums:
-        print("\n\n".join(secure_parts(secure)))
+        print("\n\n".join(secure_parts(secure, secure_rounds)))
         return
     clients, federated = [[quick_version(work) for work in group] for group in (CLIENT_WORK, FEDERATED_WORK)]
     results = Results(
@@ -49,6 +60,7 @@ def main() -> None:
         federations={work: list(measure_federations(work, options.rounds, note)) for work in federated},
         transport=measure_transport(federated[0]),
         secure=secure,
+        secure_rounds=secure_rounds,
     )
     page = render(results)
     print(page)
@@ -75,7 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, help="measurements of each client round (default: 7, quick: 2)")
     parser.add_argument("--output", type=Path, help="file to write (default: docs/results/performance.md, quick: none)")
     parser.add_argument("--quick", action="store_true", help="use small sizes (four minutes); not meaningful for speed")
-    parser.add_argument("--secure-sums", action="store_true", help="print the section on secure sums, and no page")
+    parser.add_argument("--secure-sums", action="store_true", help="measure only secure sums, and print that section")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.repetitions = options.repetitions or (2 if options.quick else 7)

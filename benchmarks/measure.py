@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.memory import cpu_seconds, private_memory
+from benchmarks.secure_sums import SecureCost
 from benchmarks.transport import Step
 from benchmarks.workload import NUM_NODES, Workload, write_dataset
 from hyperfl_flwr.launch.flower_env import training_environment
@@ -169,6 +170,13 @@ def measure_transport(work: Workload) -> list[Step]:
     """Measure the transport of a method's arrays, in a process with the environment of training processes."""
     with Worker({"kind": "transport", "work": work.as_json()}, keeps_memory=True) as worker:
         return [Step(**step) for step in worker.measure()["steps"]]
+
+
+def measure_secure(work: Workload, num_nodes: int, note: Note = print) -> SecureCost:
+    """Measure secure sums of a method's arrays, in a process with the environment of training processes."""
+    note(f"secure sums of {num_nodes} nodes: {work.method}")
+    with Worker({"kind": "secure", "work": work.as_json(), "nodes": num_nodes}, keeps_memory=True) as worker:
+        return SecureCost(**worker.measure())
 
 
 def measure_federations(work: Workload, num_rounds: int, note: Note = print) -> Iterator[Timing]:

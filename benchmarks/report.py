@@ -6,10 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measure import SLOW_ROUNDS, Timing
+from benchmarks.secure_rounds import SecureRound
+from benchmarks.secure_sums import SecureCost
 from benchmarks.transport import Step
 from benchmarks.workload import Workload, initial_arrays
 
-MEGABYTE = 1e6
+MEGABYTE, KILOBYTE = 1e6, 1e3
+
+LARGE = 10_000_000
+"""Least number of parameters of a hypernetwork."""
+
+SECURE_TARGETS = {
+    (20, True): ("at most 25", "at most 40", "at most 1.04"),
+    (5, False): ("at most 800", "at most 1500", "at most 1.04"),
+}
+"""Targets of secure sums for a node, the server and the bytes, by number of nodes and whether the model is small."""
+
+
+ROUND_TARGETS = {("hyperfl-frozen", 20): "at most 1.05", ("hyperfl", 5): "at most 1.25"}
+"""Targets of the ratio of a secure round to a plain one, by method and number of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +39,8 @@ class Results:
         clients: Timings of one client's round, by workload.
         federations: Timings of a federated round, by workload.
         transport: Steps of the transport of HyperFL's arrays, at the shape of the first workload.
-        secure: Rows on secure sums: what, target, measured.
+        secure: Costs of secure sums, by number of nodes and of parameters.
+        secure_rounds: Rounds with secure sums and plain ones.
     """
 
     circumstances: Mapping[str, str]
@@ -34,7 +50,8 @@ class Results:
     clients: Mapping[Workload, Sequence[Timing]]
     federations: Mapping[Workload, Sequence[Timing]]
     transport: Sequence[Step]
-    secure: Sequence[Sequence[str]] = ()
+    secure: Sequence[SecureCost]
+    secure_rounds: Sequence[SecureRound]
 
 
 def render(results: Results) -> str:
@@ -89,18 +106,43 @@ def render(results: Results) -> str:
             [(step.name, f"{step.copies:.2f}", f"{1e3 * step.seconds:.1f}") for step in results.transport],
             "lrr",
         ),
+        *secure_parts(results.secure, results.secure_rounds),
     ]
-    return "\n\n".join([*parts, *secure_parts(results.secure)]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def secure_parts(rows: Sequence[Sequence[str]]) -> list[str]:
+def secure_parts(costs: Sequence[SecureCost], rounds: Sequence[SecureRound]) -> list[str]:
     """Return the section on secure sums."""
-    if not rows:
-        return []
-    text = """Masks, shares and the opening of a sum to which all nodes contribute, and whole rounds of this project in
-    one process against the same rounds without secure sums, two runs of each taking turns. UNMASK is the one additional
-    message of a round."""
-    return ["## Secure sums", _text(text), _table(["what", "target", "measured"], rows, "lrr")]
+    return [
+        "## Secure sums",
+        _text(
+            """CPU time that secure sums take in a training step besides training, with one client on each node: medians
+            over the nodes, and over five openings by the server. A node checks the header and the arrays, encodes,
+            masks, and answers the question for shares. The server reads all replies and opens the sum. *Missing*: the
+            largest number of nodes that may drop out, of which the server removes the masks. *Bytes up*: all that a
+            node sends, relative to its parameters in a plain reply."""
+        ),
+        _secure_table(costs),
+        _text(
+            """Whole rounds of one client on each node, all in one process, against the same rounds without secure sums;
+            two runs of each take turns, medians of the wall seconds without the first rounds:"""
+        ),
+        _table(
+            ["method", "nodes", "plain s", "secure s", "ratio", "target"],
+            [
+                (
+                    one.work.method,
+                    str(one.work.clients),
+                    f"{one.plain:.2f}",
+                    f"{one.secure:.2f}",
+                    f"{one.secure / one.plain:.2f}",
+                    ROUND_TARGETS.get((one.work.method, one.work.clients), ""),
+                )
+                for one in rounds
+            ],
+            "lrrrrr",
+        ),
+    ]
 
 
 def _client_table(timings: Sequence[Timing]) -> str:
@@ -130,6 +172,25 @@ def _federation_table(timings: Sequence[Timing]) -> str:
     return _table([*names, "loss"], rows, "lrrrrrrrr")
 
 
+def _secure_table(costs: Sequence[SecureCost]) -> str:
+    rows = [
+        (
+            str(one.nodes),
+            f"{one.parameters:,}",
+            _ms(one.node),
+            _ms(one.server),
+            str(one.missing),
+            _ms(one.server_missing),
+            f"{one.up:.4f}",
+            f"{one.question / KILOBYTE:.1f}",
+            f"{one.answer / KILOBYTE:.1f}",
+        )
+        for one in costs
+    ]
+    names = ["nodes", "parameters", "node ms", "server ms", "missing", "server ms, missing", "bytes up"]
+    return _table([*names, "question kB", "answer kB"], rows, "rrrrrrrrr")
+
+
 def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
     for work, timings in results.clients.items():
         found = {one.variant.name: one for one in timings}
@@ -148,6 +209,12 @@ def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
         above = f"above FedAvg's after {results.rounds} rounds, in hypernetworks, {_title(work)}"
         yield f"a node's memory {above}", "at most 9", f"{node:.1f}"
         yield f"the server's memory {above}", "at most 11", f"{server:.1f}"
+    for cost in results.secure:
+        what = f"{cost.nodes} nodes with {cost.parameters:,} parameters"
+        node, server_most, up = SECURE_TARGETS.get((cost.nodes, cost.parameters < LARGE), ("", "", ""))
+        yield f"secure sums, CPU ms of a node, {what}", node, _ms(cost.node)
+        yield f"secure sums, CPU ms of the server, {what}", server_most, _ms(max(cost.server, cost.server_missing))
+        yield f"secure sums, bytes up to the plain reply's, {what}", up, f"{cost.up:.4f}"
 
 
 def _title(work: Workload) -> str:
@@ -160,6 +227,10 @@ def _text(paragraph: str) -> str:
 
 def _mb(value: float) -> str:
     return f"{value / MEGABYTE:.0f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"
 
 
 def _loss(one: Timing) -> str:

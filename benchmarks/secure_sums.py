@@ -1,191 +1,206 @@
-"""Measure what secure sums cost: the cryptography alone, and whole rounds against plain ones."""
+"""Measure what secure sums cost a node and the server, without training and without the network."""
 
-import dataclasses
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from benchmarks.workload import Workload, write_dataset
-from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.server import run
-from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, transcript_of
+from benchmarks.workload import Workload, initial_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, Reduction, group_of
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding, NumbersEncoding, Tally
+from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest, settings_digest, transcript_of
 from hyperfl_flwr.protocol.secure_sums.keys import public_of
-from hyperfl_flwr.protocol.secure_sums.masks import Opening, Release, Step, Upload, mask, release
-from hyperfl_flwr.protocol.secure_sums.messages import SecureReply, UnmaskRequest, release_content
-from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, usual_colluding
-from hyperfl_flwr.protocol.sizes import content_bytes, record_bytes
-from hyperfl_flwr.runs.run_directory import read_metrics
-from hyperfl_flwr.server.in_process_grid import InProcessGrid
-
-EXTRACTOR, HYPERNETWORK = 115_776, 14_942_208
-"""Numbers of parameters of HyperFL's extractor for images of 28x28, and about those of its hypernetwork (60 MB)."""
-
-SIZES = ((5, EXTRACTOR), (20, EXTRACTOR), (100, EXTRACTOR), (5, HYPERNETWORK))
-"""(nodes, parameters) of the measured sums."""
-
-FROZEN: dict[str, Scalar] = {"hyperfl.embedding": "common-frozen"}
-"""The setting with which HyperFL's sums can be secure."""
-
-ROUNDS = (
-    (Workload(method="hyperfl-frozen", shape=(1, 28, 28), clients=20), 20, 1.05),
-    (Workload(method="hyperfl", shape=(1, 28, 28), clients=5), 5, 1.25),
+from hyperfl_flwr.protocol.secure_sums.masks import Opening, Step, mask, release
+from hyperfl_flwr.protocol.secure_sums.messages import (
+    SECURE,
+    SecureReply,
+    UnmaskRequest,
+    header_record,
+    release_content,
+    release_of,
+    step_in,
 )
-"""(workload, nodes, largest ratio of a secure round to a plain one)."""
+from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, usual_colluding
+from hyperfl_flwr.protocol.sizes import content_bytes
 
-NUM_NUMBERS = 9
-"""Counts and metrics in a sum."""
+REPETITIONS = 5
+"""Number of times that the server opens a sum."""
+
+METRICS = ("train-loss", "personalized-accuracy", "personalized-loss")
+EXAMPLES = 600
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Costs of a secure sum to which all nodes contribute.
+class SecureCost:
+    """Cost of a training step with secure sums, one client on each node.
 
     Attributes:
-        nodes: Number n of nodes.
-        parameters: Number P of parameters.
-        node: CPU seconds of a node: keys, shares, masks.
-        server: CPU seconds of the opening.
-        bytes_up: Size of an upload, relative to the float32 parameters.
-        question: Bytes of UNMASK.
-        answer: Bytes of the reply to it.
+        nodes: Number of nodes.
+        parameters: Number of parameters that each node sends.
+        node: Median CPU seconds of a node: check what it received, encode, mask, and answer the question for shares.
+        server: Median CPU seconds of the server to read all replies and answers and to open the sum.
+        missing: Largest number of nodes that may be missing.
+        server_missing: The server's seconds with so many nodes missing in training.
+        up: Bytes that a node sends, relative to its parameters in a plain reply.
+        question: Bytes of the question for shares to one node.
+        answer: Bytes of the answer.
     """
 
     nodes: int
     parameters: int
     node: float
     server: float
-    bytes_up: float
+    missing: int
+    server_missing: float
+    up: float
     question: int
     answer: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundCost:
-    """A round with secure sums against a plain one, in one process.
+class _Nodes:
+    """Nodes that have received a model, and changed it in training."""
 
-    Attributes:
-        work: The workload.
-        nodes: Number of nodes.
-        plain: Median wall seconds of a plain round.
-        secure: Median wall seconds of a round with secure sums.
-        target: Largest ratio.
+    def __init__(self, received: SharedArrays, num_nodes: int) -> None:
+        rng = np.random.default_rng(0)
+        self.received = received
+        self.trained = {key: _changed(value, rng) for key, value in received.items()}
+        self.keys = {number: X25519PrivateKey.generate() for number in range(num_nodes)}
+        rows = [
+            NodeRow(partition=number, key=public_of(key), signature="", clients=(number,), versions=(0,))
+            for number, key in self.keys.items()
+        ]
+        self.header = Header(
+            session="0" * 32, experiment="0" * 16, round=1, phase="train", nodes=tuple(rows),
+            threshold=smallest_threshold(num_nodes, usual_colluding(num_nodes)), max_examples=1000, metrics=METRICS,
+            settings=settings_digest({}), arrays=arrays_digest(received),
+        )  # fmt: skip
+
+    @property
+    def encoding(self) -> Encoding:
+        """Encoding of the parameters, which both sides make anew in each step."""
+        reductions = {group_of(key): Reduction.MEAN_BY_EXAMPLES for key in self.received}
+        return Encoding(
+            received=self.received, reductions=reductions, num_clients=len(self.keys),
+            max_examples=self.header.max_examples, range=10.0,
+        )  # fmt: skip
+
+    @property
+    def numbers(self) -> NumbersEncoding:
+        """Encoding of counts and metrics."""
+        return NumbersEncoding(metrics=METRICS, num_clients=len(self.keys))
+
+    def reply(self, partition: int, message: RecordDict) -> RecordDict:
+        """Return a node's reply to TRAIN."""
+        step, encoding = step_in(message), self.encoding
+        if step.header.arrays != arrays_digest(self.received):
+            raise RuntimeError("the arrays are not those of the header")
+        total = encoding.new_sum()
+        saturated = encoding.add(total, self.trained, EXAMPLES)
+        numbers = self.numbers.encode([dict.fromkeys(METRICS, 0.5)], num_examples=EXAMPLES, saturated=saturated)
+        upload = mask(total, numbers, step, partition, self.keys[partition])
+        return SecureReply(transcript=step.transcript, finished=[partition], failed=[], upload=upload).to_content()
+
+    def answer(self, partition: int, message: RecordDict) -> RecordDict:
+        """Return a node's answer to the question for shares."""
+        request, step = UnmaskRequest.of(message), step_in(message)
+        found = release(step, partition, self.keys[partition], request.uploads, request.boxes)
+        return release_content(found, request.digest)
+
+    def open(self, replies: Mapping[int, RecordDict], answers: Mapping[int, RecordDict], digest: bytes) -> Tally:
+        """Return the counts of the opened sum, as the server computes them with the parameters' mean."""
+        opening, found = self.opening(replies), {}
+        for number, answer in answers.items():
+            found[number] = release_of(answer, digest)
+            opening.check_release(found[number])
+        vector, numbers = opening.open(found)
+        tally = self.numbers.decode(numbers)
+        self.encoding.decode(vector, tally.clients, tally.examples)
+        return tally
+
+    def opening(self, replies: Mapping[int, RecordDict]) -> Opening:
+        """Return the server's sum of the uploads in some replies."""
+        data = self.header.to_bytes()
+        step = Step(header=self.header, transcript=transcript_of(data))
+        opening = Opening(step=step, size=self.encoding.size, num_numbers=self.numbers.size)
+        for number, reply in replies.items():
+            upload = SecureReply.of(reply).upload
+            if upload is not None:
+                opening.add(number, upload)
+        return opening
+
+    def question(self, opening: Opening, partition: int) -> UnmaskRequest:
+        """Return the question for shares to a node."""
+        boxes = opening.boxes_for(partition)
+        return UnmaskRequest(header=self.header.to_bytes(), uploads=opening.uploads, boxes=boxes)
+
+
+def measure_secure_sums(work: Workload, num_nodes: int) -> SecureCost:
+    """Measure a training step of some nodes with the shared parameters of a workload's method.
+
+    Raises:
+        RuntimeError: If the opened sum is wrong.
     """
-
-    work: Workload
-    nodes: int
-    plain: float
-    secure: float
-    target: float
-
-
-def measure_sum(num_nodes: int, size: int, repetitions: int) -> Cost:
-    """Measure the masks of one node, and the opening of a sum of all nodes; medians."""
-    keys = [X25519PrivateKey.generate() for _ in range(num_nodes)]
-    step = _step([public_of(key) for key in keys])
-    rng = np.random.default_rng(0)
-    vector = rng.integers(0, 2**32, size, np.uint32)
-    seconds: list[float] = []
-    opened: list[float] = []
-    cost = (0, 0, 0)
-    for _ in range(repetitions):
-        opening = Opening(step=step, size=size, num_numbers=NUM_NUMBERS)
-        for number, key in enumerate(keys):
-            began = time.process_time()
-            upload = mask(vector.copy(), _numbers(rng), step, number, key)
-            seconds.append(time.process_time() - began)
-            opening.add(number, upload)
-        answers, cost = _answers(opening, step, keys, upload)
-        began = time.process_time()
-        opening.open(answers)
-        opened.append(time.process_time() - began)
-    up, question, answer = cost
-    return Cost(
+    nodes = _Nodes(initial_arrays(work), num_nodes)
+    threshold = nodes.header.threshold
+    message = RecordDict({SECURE: header_record(nodes.header.to_bytes())})
+    replies, replying = _timed_each(lambda number: nodes.reply(number, message), range(num_nodes))
+    everyone = _measure_opening(nodes, replies)
+    few = _measure_opening(nodes, dict(list(replies.items())[:threshold]))
+    plain = content_bytes([RecordDict({ARRAYS: pack_arrays(nodes.received)})])
+    return SecureCost(
         nodes=num_nodes,
-        parameters=size,
-        node=statistics.median(seconds),
-        server=statistics.median(opened),
-        bytes_up=up / (4 * size),
-        question=question,
-        answer=answer,
+        parameters=sum(value.size for value in nodes.received.values()),
+        node=replying + everyone.answering,
+        server=everyone.opening,
+        missing=num_nodes - threshold,
+        server_missing=few.opening,
+        up=(content_bytes([replies[0]]) + everyone.answer) / plain,
+        question=everyone.question,
+        answer=everyone.answer,
     )
 
 
-def _answers(
-    opening: Opening, step: Step, keys: Sequence[X25519PrivateKey], upload: Upload
-) -> tuple[dict[int, Release], tuple[int, int, int]]:
-    """Return the answers that open a sum, and the bytes of an upload, of a question and of an answer."""
-    header, sizes = step.header.to_bytes(), (0, 0)
-    answers: dict[int, Release] = {}
-    for number, key in list(enumerate(keys))[: step.header.threshold]:
-        question = UnmaskRequest(header=header, uploads=opening.uploads, boxes=opening.boxes_for(number))
-        answers[number] = release(step, number, key, question.uploads, question.boxes)
-        sizes = (record_bytes(question.to_record()), content_bytes([release_content(answers[number], question.digest)]))
-    reply = SecureReply(transcript=step.transcript, finished=[0], failed=[], upload=upload)
-    return answers, (content_bytes([reply.to_content()]), *sizes)
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """Median CPU seconds of a node's answer and of the server, and bytes of a question and an answer."""
+
+    answering: float
+    opening: float
+    question: int
+    answer: int
 
 
-def _step(publics: Sequence[str]) -> Step:
-    rows = tuple(
-        NodeRow(partition=number, key=public, signature="", clients=(number,), versions=(0,))
-        for number, public in enumerate(publics)
-    )
-    header = Header(
-        session="0" * 32, experiment="0" * 16, round=1, phase="train", nodes=rows,
-        threshold=smallest_threshold(len(rows), usual_colluding(len(rows))), max_examples=1000,
-        metrics=("personalized-accuracy",), settings="0" * 64, arrays="0" * 64,
-    )  # fmt: skip
-    return Step(header=header, transcript=transcript_of(header.to_bytes()))
+def _measure_opening(nodes: _Nodes, replies: Mapping[int, RecordDict]) -> _Opening:
+    opening = nodes.opening(replies)
+    asked = {number: nodes.question(opening, number) for number in replies}
+    questions = {number: RecordDict({SECURE: question.to_record()}) for number, question in asked.items()}
+    answers, answering = _timed_each(lambda number: nodes.answer(number, questions[number]), replies)
+    digest = asked[0].digest
+    tallies, seconds = _timed_each(lambda _: nodes.open(replies, answers, digest), range(REPETITIONS))
+    if any((tally.nodes, tally.clients) != (len(replies), len(replies)) for tally in tallies.values()):
+        raise RuntimeError(f"the opened sum is not that of {len(replies)} nodes with one client each")
+    question, answer = content_bytes([questions[0]]), content_bytes([answers[0]])
+    return _Opening(answering=answering, opening=seconds, question=question, answer=answer)
 
 
-def _numbers(rng: np.random.Generator) -> NDArray[np.uint64]:
-    return rng.integers(0, 2**60, NUM_NUMBERS, np.uint64)
+def _timed_each(action: Callable[[int], Result], numbers: Iterable[int]) -> tuple[dict[int, Result], float]:
+    """Return an action's result for each number, and the median of the CPU seconds."""
+    found, seconds = {}, []
+    for number in numbers:
+        began = time.process_time()
+        found[number] = action(number)
+        seconds.append(time.process_time() - began)
+    return found, statistics.median(seconds)
 
 
-def measure_rounds(work: Workload, num_nodes: int, target: float, num_rounds: int) -> RoundCost:
-    """Measure rounds with and without secure sums in two runs of each, taking turns; the first round is not counted."""
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    with tempfile.TemporaryDirectory() as folder:
-        dataset = Path(folder) / "images.npz"
-        write_dataset(work, dataset)
-        for turn in range(4):
-            is_secure = bool(turn % 2)
-            settings = work.settings() | (FROZEN if work.method == "hyperfl" else {})
-            settings |= {"num-rounds": num_rounds, "dataset": f"npz:{dataset}", "output": f"{folder}/{turn}"}
-            settings |= {"secagg.enabled": is_secure, "checkpoint-every": 1}
-            done = run(InProcessGrid(app, num_nodes, settings, {"simulated": True}), RunConfig.from_flat(settings))
-            rows = [row for row in read_metrics(done) if row["kind"] == "train"]
-            seconds[is_secure] += [row["seconds"] for row in rows[1:]]
-    plain, secure = (statistics.median(seconds[is_secure]) for is_secure in (False, True))
-    return RoundCost(work=work, nodes=num_nodes, plain=plain, secure=secure, target=target)
-
-
-def section(repetitions: int, num_rounds: int, *, quick: bool = False) -> Iterator[Sequence[str]]:
-    """Yield the rows of the page's table on secure sums: what, target, measured."""
-    limits = {(20, EXTRACTOR): (0.025, 0.040, 1.04), (5, HYPERNETWORK): (0.8, 1.5, None)}
-    for num_nodes, size in SIZES[:2] if quick else SIZES:
-        cost = measure_sum(num_nodes, size, repetitions)
-        node, server, up = limits.get((num_nodes, size), (None, None, None))
-        title = f"{num_nodes} nodes, {size:,} parameters"
-        yield f"a node's CPU time, {title}", _limit(node, "ms", 1e3), f"{1e3 * cost.node:.1f} ms"
-        yield f"the server's CPU time, {title}", _limit(server, "ms", 1e3), f"{1e3 * cost.server:.1f} ms"
-        yield f"bytes of an upload to those of the parameters, {title}", _limit(up, "", 1), f"{cost.bytes_up:.3f}"
-        yield f"bytes of UNMASK and of its answer, {title}", "", f"{cost.question:,} and {cost.answer:,}"
-    for work, num_nodes, target in ROUNDS:
-        chosen = dataclasses.replace(work, train=50, test=20, epochs=1) if quick else work
-        found = measure_rounds(chosen, num_nodes, target, num_rounds)
-        title = f"{work.method} on {num_nodes} nodes of one client"
-        measured = f"{found.secure / found.plain:.2f} ({found.secure:.2f} s to {found.plain:.2f} s)"
-        yield f"a round to a plain one, {title}", f"at most {target}", measured
-
-
-def _limit(value: float | None, unit: str, factor: float) -> str:
-    return "" if value is None else f"at most {factor * value:g} {unit}".rstrip()
+def _changed(value: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
+    return value + rng.normal(0, 0.005, value.shape).astype(value.dtype)

@@ -17,6 +17,7 @@ from typing import TextIO
 import torch
 
 from benchmarks.memory import private_memory
+from benchmarks.secure_sums import measure_secure_sums
 from benchmarks.transport import measure_transport
 from benchmarks.workload import Workload, client_round, in_process_rounds, plain_rounds
 from hyperfl_flwr.metrics.memory import peak_memory
@@ -34,6 +35,11 @@ def main() -> None:
         for _ in _requests(answers):
             steps = [dataclasses.asdict(step) for step in measure_transport(work)]
             print(json.dumps({"steps": steps}), file=answers, flush=True)
+        return
+    if specification["kind"] == "secure":
+        for _ in _requests(answers):
+            cost = measure_secure_sums(work, specification["nodes"])
+            print(json.dumps(dataclasses.asdict(cost)), file=answers, flush=True)
         return
     with tempfile.TemporaryDirectory() as folder:
         if specification["kind"] == "client":

@@ -48,18 +48,21 @@ def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
 
 def test_workers_and_the_page():
     """Every program is measured, each in a separate process, and the page has a row for each."""
-    measure, report = (importlib.import_module(f"benchmarks.{name}") for name in ("measure", "report"))
+    names = ("measure", "report", "secure_rounds")
+    measure, report, secure_rounds = (importlib.import_module(f"benchmarks.{name}") for name in names)
     _, work = tiny("hyperfl", (1, 28, 28))
     timings = measure.measure_clients(work, 1, lambda _: None)
     assert [one.variant for one in timings] == list(measure.CLIENT_VARIANTS)
     federated = [dataclasses.replace(timings[0], variant=variant) for variant in measure.FEDERATED_VARIANTS]
     results = report.Results(
         circumstances={"cores": "2"}, command="bench", repetitions=1, rounds=3, clients={work: timings},
-        federations={work: federated}, transport=[],
+        federations={work: federated}, transport=[], secure=[measure.measure_secure(work, 4, lambda _: None)],
+        secure_rounds=[secure_rounds.measure_rounds(dataclasses.replace(work, clients=3), 2)],
     )  # fmt: skip
     page = report.render(results)
     for variant in measure.FEDERATED_VARIANTS:
         assert page.count(f"| {variant.name} |") == (2 if variant in measure.CLIENT_VARIANTS else 1)
+    assert "| hyperfl | 3 | " in page
 
 
 def test_copies_of_transport():
@@ -73,6 +76,17 @@ def test_copies_of_transport():
     assert [round(step.copies, 1) for step in steps] == [1.0, 0.0, 4.0, 3.0]
 
 
+def test_costs_of_secure_sums():
+    """A real step of four nodes is opened; a node sends its parameters, boxes of 144 bytes, and shares."""
+    secure_sums = importlib.import_module("benchmarks.secure_sums")
+    _, work = tiny("hyperfl-frozen", (1, 28, 28))
+    cost = secure_sums.measure_secure_sums(work, 4)
+    assert (cost.nodes, cost.parameters, cost.missing) == (4, 115_776, 0)
+    assert 4 * 144 < (cost.up - 1) * 4 * cost.parameters < 3000
+    assert 0 < cost.answer < cost.question
+    assert min(cost.node, cost.server, cost.server_missing) > 0
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
 def test_private_memory():
     """50 MB of newly written memory are counted, within the 10 % that other allocations may take."""
@@ -83,17 +97,3 @@ def test_private_memory():
         assert memory.private_memory(os.getpid()) - before == pytest.approx(len(block), rel=0.1)
     assert memory.private_memory(2**30) == 0
     assert memory.cpu_seconds([os.getpid()]) > 0
-
-
-def test_secure_sums(monkeypatch):
-    """The tables have every size, and the measured sums open; at tiny sizes nothing is said about targets."""
-    secure = importlib.import_module("benchmarks.secure_sums")
-    _, work = tiny("hyperfl-frozen", (1, 28, 28))
-    monkeypatch.setattr(secure, "ROUNDS", ((dataclasses.replace(work, clients=3), 3, 1.05),))
-    monkeypatch.setattr(secure, "SIZES", ((3, 1000),))
-    rows = list(secure.section(1, 2))
-    assert [row[0].split(",")[0] for row in rows] == [
-        "a node's CPU time", "the server's CPU time", "bytes of an upload to those of the parameters",
-        "bytes of UNMASK and of its answer", "a round to a plain one",
-    ]  # fmt: skip
-    assert 1 < float(rows[2][2]) < 1.5
