@@ -89,7 +89,8 @@ class SecureSumConfig(Section):
 
     def fewest_nodes(self, num_nodes: int) -> int:
         """Return the least number of nodes in a step, for P nodes in all."""
-        return fewest_nodes(self.colluding_of(num_nodes), self.min_cohort)
+        least = fewest_nodes(self.colluding_of(num_nodes), self.min_cohort)
+        return least if self.threshold == "auto" else max(least, min(self.threshold, num_nodes))
 
     def colluding_of(self, num_nodes: int) -> int:
         """Return the number of nodes that may collude with the server, for P nodes in all."""

@@ -87,6 +87,8 @@ def secure_step(
     """
     if context.secure is None:
         raise ValueError("the context has no part on secure sums")
+    if not requests:
+        return UnsentStep("no node that is there has clients")
     ask = partial(first_replies, grid, timeout=context.config.round_timeout)
     try:
         return SecureStep(context, context.secure, ask, "train" if trains else "evaluate", received, requests)

@@ -6,17 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import SMALL, Federate, Settings, exact, last_checkpoint, metrics, round_of
-from flwr.app import Error, Message, MessageType
+from federations import SMALL, Federate, Settings, exact, last_checkpoint, metrics, plain_grid, round_of
+from flwr.app import ConfigRecord, Error, Message, MessageType
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.client import app
-from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.app.methods import client_of, new_strategy
+from hyperfl_flwr.app.secure_sums import secure_context
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.runs.observation import load_opening, opening_path
 from hyperfl_flwr.runs.run_directory import read_failures
+from hyperfl_flwr.server.federation import Federation, handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 SECURE: Settings = {"secagg.enabled": True, "target": "mlp", "num_clients": 8, "data.train-samples": 20}
@@ -174,6 +177,19 @@ def test_no_question_is_asked_before_a_sum_that_cannot_be_opened(federate: Feder
         )  # fmt: skip
     assert asked.count(MessageType.TRAIN) == 8
     assert UNMASK not in asked
+
+
+def test_a_round_without_clients_fails_and_the_run_goes_on(make_settings: Callable[..., Settings]) -> None:
+    """Of five nodes, only the two without clients are there."""
+    settings = make_settings("fedavg", num_clients=3) | {"secagg.enabled": True}
+    config, grid = RunConfig.from_flat(settings), plain_grid(5, settings)
+    secure = secure_context(config)
+    assert secure
+    there = Federation(handshake(grid, 3, 10.0, secure.session).nodes[3:])
+    strategy = new_strategy(config, there, experiment="e" * 16, run_directory="", secure=secure)
+    assert not strategy.configure_train(1, strategy.initial_arrays(), ConfigRecord(), grid)
+    assert strategy.reduce([])[0] is None
+    assert strategy.progress.failed_rounds == 1
 
 
 def break_fit(patch: pytest.MonkeyPatch, method: str, clients: Collection[int]) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd, smallest_threshold, usual_colluding
 
@@ -57,3 +58,9 @@ def test_impossible_thresholds_have_no_crowd():
     """Too few shares, more than nodes, or a step of one honest node among six of the server's own."""
     assert crowd(5, 1, 1) == crowd(5, 3, 1) == crowd(5, 6, 1) == 0
     assert crowd(7, 7, 6) == 1
+
+
+@pytest.mark.parametrize(("threshold", "fewest"), [("auto", 4), (3, 4), (5, 5), (9, 6)])
+def test_a_round_waits_for_the_nodes_that_its_threshold_needs(threshold, fewest):
+    """Of six nodes, one may collude; with fewer nodes than the threshold no sum could be opened."""
+    assert SecureSumConfig(threshold=threshold).fewest_nodes(6) == fewest
