@@ -77,8 +77,8 @@ class Encoding:
                 raise ValueError(f"{key} has type {value.dtype}; only floating point arrays can be summed")
             if self._reduction(key) is Reduction.PER_CLIENT:
                 raise ValueError(f"{key} is sent to the server for each client alone, so it cannot be summed")
-        if key := not_finite(self.received):
-            raise ValueError(f"{key} is not finite")
+        if wrong := not_finite(self.received):
+            raise ValueError(f"{wrong} is not finite")
 
     @property
     def bits(self) -> int:
