@@ -211,10 +211,10 @@ def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
         yield f"the server's memory {above}", "at most 11", f"{server:.1f}"
     for cost in results.secure:
         what = f"{cost.nodes} nodes with {cost.parameters:,} parameters"
-        node, server_most, up = SECURE_TARGETS.get((cost.nodes, cost.parameters < LARGE), ("", "", ""))
-        yield f"secure sums, CPU ms of a node, {what}", node, _ms(cost.node)
-        yield f"secure sums, CPU ms of the server, {what}", server_most, _ms(max(cost.server, cost.server_missing))
-        yield f"secure sums, bytes up to the plain reply's, {what}", up, f"{cost.up:.4f}"
+        targets = SECURE_TARGETS.get((cost.nodes, cost.parameters < LARGE), ("", "", ""))
+        yield f"secure sums, CPU ms of a node, {what}", targets[0], _ms(cost.node)
+        yield f"secure sums, CPU ms of the server, {what}", targets[1], _ms(max(cost.server, cost.server_missing))
+        yield f"secure sums, bytes up to the plain reply's, {what}", targets[2], f"{cost.up:.4f}"
 
 
 def _title(work: Workload) -> str:

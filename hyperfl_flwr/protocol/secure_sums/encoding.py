@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import SharedArrays, blocks, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
-from hyperfl_flwr.protocol.update_norms import USUAL_SIZE
+
+USUAL_SIZE = 0.05
+"""Approximate root mean square of a network's initial parameters; the reference for arrays that are smaller."""
 
 STATISTICS_SIZE = 1.0
 """Reference for running statistics of BatchNorm, which begin with a mean of 0 and change by about 1."""
@@ -75,8 +77,8 @@ class Encoding:
                 raise ValueError(f"{key} has type {value.dtype}; only floating point arrays can be summed")
             if self._reduction(key) is Reduction.PER_CLIENT:
                 raise ValueError(f"{key} is sent to the server for each client alone, so it cannot be summed")
-        if (bad := not_finite(self.received)) is not None:
-            raise ValueError(f"{bad} is not finite")
+        if wrong := not_finite(self.received):
+            raise ValueError(f"{wrong} is not finite")
 
     @property
     def bits(self) -> int:
