@@ -109,13 +109,21 @@ class Program:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
-    def kill9_client_apps(self) -> None:
-        """Kill the client processes that handle a message at this moment."""
+    def client_apps(self) -> list[int]:
+        """Return the client processes that handle a message at this moment."""
+        found = []
         for pid in processes_of(self.folder):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if any(Path(word.decode()).name == "flwr-clientapp" for word in words[:2]):
-                    os.kill(pid, signal.SIGKILL)
+                    found.append(pid)
+        return found
+
+    def kill9_client_apps(self) -> None:
+        """Kill the client processes that handle a message at this moment."""
+        for pid in self.client_apps():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     def kill9(self) -> None:
         """Kill the program and all its descendants, as a power failure does."""

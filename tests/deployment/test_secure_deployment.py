@@ -54,12 +54,14 @@ class Story:
         folder: An empty folder.
         made: The deployment with SuperLink and nodes.
         said: What `hyperfl run` wrote, by the part of the story.
+        unmasking: Files in the memory of the processes that were asked for shares, one text each.
         seconds: Seconds from the beginning to the end of each part.
     """
 
     folder: Path
     made: LocalDeployment
     said: dict[str, str] = field(default_factory=dict)
+    unmasking: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -132,6 +134,8 @@ def kill_a_node(story: Story) -> None:
     """Kill node 1 between its upload and the opening of the sum; bring it back when the server has noticed."""
     node = story.made.nodes[1]
     story.wait_for_question(KILLED, 0, 1, 2)
+    pids = [pid for each in story.made.nodes for pid in each.client_apps()]
+    story.unmasking = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
     node.kill9()
     story.may_unmask(KILLED)
     story.wait_for_question(AWAY, 0)  # the server does not wait for node 1 any more
@@ -229,6 +233,11 @@ def test_the_upload_of_a_killed_node_is_in_the_sum(story: Story) -> None:
     assert [entry.direction for entry in uploaded] == ["in", "out"]
     rows = {row["round"]: row for row in rows_of(story.output, "train")}
     assert (rows[KILLED]["clients"], rows[KILLED]["failed"], rows[KILLED]["away"]) == (3, [], [])
+
+
+def test_no_process_loads_torch_to_release_shares(story: Story) -> None:
+    assert len(story.unmasking) == 3
+    assert all("numpy" in files and "libtorch" not in files for files in story.unmasking)
 
 
 def test_a_killed_node_is_left_out_and_comes_back_with_its_key(story: Story) -> None:
