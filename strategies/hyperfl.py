@@ -4,7 +4,7 @@ Guo, Zeng, Chen, Zhang, Ren, Zhou, Qu: "A New Federated Learning Framework Again
 2025, algorithm 1 (server): varphi <- sum_i (n_i / n) varphi_i.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -44,14 +44,14 @@ class HyperFL(WithEmbedding):
     """Averages the shared group `hypernetwork`."""
 
     @classmethod
-    def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
-        """Refuse secure sums of hypernetworks that are trained with different embeddings.
+    def check_secure_sum(cls, config: RunConfig) -> None:
+        """Refuse sums of hypernetworks that are trained with different embeddings.
 
         Raises:
-            ConfigError: If `secagg.enabled` is set without `hyperfl.embedding = common-frozen`.
+            ConfigError: Without `hyperfl.embedding = common-frozen`.
         """
         embedding = config.section(HyperFLConfig).embedding
-        if config.secagg.enabled and embedding != "common-frozen":
+        if embedding != "common-frozen":
             raise ConfigError(
                 f"secagg.enabled must be false with hyperfl.embedding = {embedding}: a sum of hypernetworks that were "
                 f"trained with different embeddings can be separated into the clients' parts (docs/privacy/audit.md); "

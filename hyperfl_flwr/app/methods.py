@@ -136,6 +136,7 @@ def check_secure_sum(config: RunConfig) -> None:
             f"novel.clients must be 0 with secagg.enabled, got {config.novel.clients}: each novel client answers for "
             f"itself alone; assess them in a run without secure sums"
         )
+    strategy_of(config.method).check_secure_sum(config)
 
 
 def _groups(config: RunConfig) -> Mapping[str, Reduction]:

@@ -53,6 +53,17 @@ class Hooks:
         """
 
     @classmethod
+    def check_secure_sum(cls, config: RunConfig) -> None:
+        """Refuse settings with which the sum of the clients' uploads can be separated into its parts.
+
+        Args:
+            config: The run's settings, with `secagg.enabled`; all shared groups are sums or means.
+
+        Raises:
+            hyperfl_flwr.core.errors.ConfigError: Naming the setting, the reason, and what to do instead.
+        """
+
+    @classmethod
     def warnings(cls, config: RunConfig) -> Sequence[str]:
         """Return warnings about a run's settings, shown before the first round.
 
