@@ -1,7 +1,8 @@
 """A training or evaluation of which the server opens only the sum over all nodes' clients."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -32,7 +33,7 @@ from strategies.engine.context import SecureContext, ServerContext
 from strategies.engine.observations import record_opening
 from strategies.engine.plain_step import Reduced
 from strategies.engine.reply_bounds import Bounds
-from strategies.engine.round_outcome import Outcome
+from strategies.engine.round_outcome import Outcome, Refused
 
 Ask = Callable[[Sequence[Message]], Iterator[Exchange]]
 """Function that sends messages and yields their results as they arrive."""
@@ -241,10 +242,11 @@ class SecureStep:
         outcome.bytes_on_wire += content_bytes(message.content for message in messages)
         answers: dict[int, Release] = {}
         problems: list[str] = []
+        damaged: Counter[int] = Counter()
         for reply in self._ask(messages):
             partition = partitions[reply.node]
             try:
-                answers[partition] = self._answer(reply, outcome)
+                answers[partition] = self._answer(reply, outcome, damaged)
             except ValueError as error:
                 problems.append(f"node {partition}: {error}")
             if len(answers) == threshold:
@@ -252,6 +254,7 @@ class SecureStep:
         try:
             vector, numbers = self._opening.open(answers)
         except UnmaskError as error:
+            self._blame(damaged, outcome)
             raise UnmaskError("; ".join([str(error), *problems])) from None
         return vector, self._checked(self._numbers.decode(numbers))
 
@@ -263,12 +266,20 @@ class SecureStep:
         content = RecordDict({CONFIG: request.to_record(), SECURE: question.to_record()})
         return Message(content, dst_node_id=node.id, message_type=UNMASK)
 
-    def _answer(self, reply: Exchange, outcome: Outcome) -> Release:
+    def _blame(self, damaged: Mapping[int, int], outcome: Outcome) -> None:
+        """Refuse the uploads of which the boxes do not open, if more nodes say so than may collude."""
+        colluding = self._context.config.secagg.colluding_of(self._context.federation.num_nodes)
+        for partition in [partition for partition, count in damaged.items() if count > colluding]:
+            node, request = self._requests[partition]
+            outcome.refuse(node.id, Refused(clients=request.clients, reason="its boxes of shares do not open"))
+
+    def _answer(self, reply: Exchange, outcome: Outcome, damaged: Counter[int]) -> Release:
         if reply.content is None:
             raise ValueError(reply.problem)
         outcome.bytes_on_wire += content_bytes([reply.content])
         question = UnmaskRequest(header=self._header, uploads=self._opening.uploads, boxes={})
         answer = release_of(reply.content, question.digest)
+        damaged.update(set(answer.bad) & set(self._opening.uploads))
         self._opening.check_release(answer)
         return answer
 

@@ -16,9 +16,12 @@ from hyperfl_flwr.app.secure_sums import secure_context
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
+from hyperfl_flwr.protocol.messages import record_of
+from hyperfl_flwr.protocol.secure_sums import messages as records
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.runs.observation import load_opening, opening_path
 from hyperfl_flwr.runs.run_directory import read_failures
+from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import Federation, handshake
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -190,6 +193,43 @@ def test_a_round_without_clients_fails_and_the_run_goes_on(make_settings: Callab
     assert not strategy.configure_train(1, strategy.initial_arrays(), ConfigRecord(), grid)
     assert strategy.reduce([])[0] is None
     assert strategy.progress.failed_rounds == 1
+
+
+class LyingGrid(InProcessGrid):
+    """Node 4 sends boxes that do not open (TRAIN), or says so of all others' (UNMASK); then node 3 does not answer."""
+
+    kind: str
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.message_type != self.kind or message.metadata.dst_node_id not in (1003, 1004):
+            return reply
+        values = record_of(reply.content, records.SECURE, ConfigRecord)
+        if message.metadata.dst_node_id == 1004 and self.kind == MessageType.TRAIN:
+            values["boxes"] = [bytes(len(box)) for box in values["boxes"]]
+        elif message.metadata.dst_node_id == 1004:
+            reply.content[records.SECURE] = ConfigRecord({"question": values["question"], "bad": [0, 1, 2, 3]})
+        elif self.kind == UNMASK:
+            return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="lost"), reply_to=message)
+        return reply
+
+
+@pytest.mark.parametrize(("kind", "refused"), [(MessageType.TRAIN, {1004}), (UNMASK, set())])
+def test_the_sender_of_damaged_boxes_is_to_blame(
+    make_settings: Callable[..., Settings], kind: str, refused: set[int]
+) -> None:
+    """One of five nodes may collude: two must say that boxes do not open, so that one cannot blame the others."""
+    settings = make_settings("fedavg", num_clients=5) | {"secagg.enabled": True}
+    config, grid = RunConfig.from_flat(settings), LyingGrid(app, 5, settings, {"simulated": True})
+    grid.kind = kind
+    secure = secure_context(config)
+    assert secure
+    federation = handshake(grid, 5, 10.0, secure.session)
+    strategy = new_strategy(config, federation, experiment="e" * 16, run_directory="", secure=secure)
+    messages = strategy.configure_train(1, strategy.initial_arrays(), ConfigRecord(), grid)
+    strategy.reduce(exchange(grid, messages, 10.0))
+    assert not strategy.outcome.finished
+    assert set(strategy.outcome.blamed) == refused
 
 
 def break_fit(patch: pytest.MonkeyPatch, method: str, clients: Collection[int]) -> None:
