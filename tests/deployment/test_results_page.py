@@ -1,4 +1,8 @@
-"""The commands in the section "A deployment" of docs/results/index.md are run as printed, on a smaller data set."""
+"""The commands in the section "A deployment" of docs/results/index.md are run as printed, on a smaller data set.
+
+Of the section on secure sums, the lines that replace others are checked without a run;
+`tests/deployment/test_secure_deployment.py` has one.
+"""
 
 import contextlib
 import os
@@ -13,6 +17,9 @@ import pytest
 from programs import HYPERFL, PATIENCE, SMALL, eventually, free_port, processes_of, rows_of, sets
 
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.deploy.layout import Deployment
+from hyperfl_flwr.deploy.node_settings import read_settings
+from hyperfl_flwr.deploy.provision import init
 from hyperfl_flwr.launch.flower_env import training_environment
 from hyperfl_flwr.runs.run_directory import read_manifest
 
@@ -23,19 +30,25 @@ ROUNDS = 5
 WAITS: dict[str, Scalar] = {"min-nodes": 3, "node-timeout": PATIENCE}
 """After a round without node 1 the next round waits for it, so that it is back before the run ends."""
 
+CLASSES = "Ankle-boot,Bag,Coat,Dress,Pullover,Sandal,Shirt,Sneaker,T-shirt-top,Trouser"
 REPLACED = {
     "fashion-mnist": "digits",
     "data.train-samples=2000": "data.train-samples=120",
     "data.test-samples=1000": "data.test-samples=30",
     "--num-rounds 10": f"--num-rounds {ROUNDS} {' '.join(sets(SMALL | WAITS))}",
-    "Ankle-boot,Bag,Coat,Dress,Pullover,Sandal,Shirt,Sneaker,T-shirt-top,Trouser": "0,1,2,3,4,5,6,7,8,9",
+    CLASSES: "0,1,2,3,4,5,6,7,8,9",
 }
 
 
+def bash_block(title: str) -> str:
+    """Return the first bash block of a section of the page."""
+    section = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return section.partition("```bash\n")[2].partition("```")[0]
+
+
 def page_commands() -> str:
-    """Return the bash block of the page's section, with smaller settings."""
-    section = PAGE.read_text().partition("\n## A deployment\n")[2].partition("\n## ")[0]
-    commands = section.partition("```bash\n")[2].partition("```")[0]
+    """Return the commands of a deployment, with smaller settings."""
+    commands = bash_block("A deployment")
     for word, other in (REPLACED | {"--nodes 3": f"--nodes 3 --port {free_port()}"}).items():
         assert word in commands, word
         commands = commands.replace(word, other)
@@ -128,3 +141,22 @@ def test_the_node_that_the_page_kills_is_away_and_comes_back(replayed: Replayed)
     assert max(there) > min(away)
     log = (replayed.folder / "run" / "server.log").read_text()
     assert re.search(r"round 2/.*node 1 is away \(clients 1\).*node 1 is back \(clients 1\)", log, flags=re.S), log
+
+
+def test_the_lines_for_secure_sums_are_right(tmp_path: Path) -> None:
+    """The owners' setting is written, and the run is accepted with settings and data of a simulation."""
+    owners, _, rest = bash_block("A deployment with secure sums").partition("\n")
+    init(Deployment(folder=tmp_path / "fl", host="127.0.0.1", port=free_port(), num_nodes=3))
+    subprocess.run(["bash", "-c", owners], cwd=tmp_path, check=True)
+    folders = [tmp_path / "fl" / "nodes" / f"node-{number}" for number in range(3)]
+    assert [read_settings(folder).min_cohort for folder in folders] == [2, 2, 2]
+    command = rest.partition(" & run=$!")[0].replace("--deployment fl", "--dry-run --num-nodes 3 --num-clients 3")
+    for word in ("fashion-mnist", CLASSES):
+        assert word in command
+        command = command.replace(word, REPLACED[word])
+    environment = os.environ | {"PATH": os.pathsep.join([str(HYPERFL.parent), os.environ.get("PATH", os.defpath)])}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "secagg.enabled" in command
