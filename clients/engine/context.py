@@ -14,6 +14,7 @@ from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.node.saved_models import KeptModel
+from hyperfl_flwr.privacy.budget import PrivacyBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class ClientContext:
         round: The round of the message; 0 outside a round.
         classes: Names of the classes.
         keeps_model: Whether the client's model is kept on the node's disk after each local training.
+        budget: The record of what the client's uploads spend of its privacy budget; None to record nothing.
     """
 
     config: RunConfig
@@ -48,6 +50,7 @@ class ClientContext:
     round: int = 0
     classes: tuple[str, ...] = ()
     keeps_model: bool = False
+    budget: PrivacyBudget | None = None
 
 
 def client_setting(

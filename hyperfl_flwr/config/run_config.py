@@ -13,7 +13,8 @@ from pydantic import ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
-from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig, PrivacyConfig
+from hyperfl_flwr.config.privacy import PrivacyConfig, RecordPrivacyConfig
+from hyperfl_flwr.config.sections import AuditConfig, DataConfig, NovelConfig, PersonalizeConfig
 from hyperfl_flwr.config.secure_sums import SecureSumConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import Scalar
@@ -34,6 +35,7 @@ DOTTED: Sequence[type[Section]] = (
     DataConfig,
     NovelConfig,
     PersonalizeConfig,
+    RecordPrivacyConfig,
     PrivacyConfig,
     SecureSumConfig,
     AuditConfig,
@@ -74,6 +76,7 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
     data: DataConfig
     novel: NovelConfig
     personalize: PersonalizeConfig
+    dp: RecordPrivacyConfig
     privacy: PrivacyConfig
     secagg: SecureSumConfig
     audit: AuditConfig

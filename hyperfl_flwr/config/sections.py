@@ -1,4 +1,4 @@
-"""Declare the dotted settings that do not belong to a method: data, novel clients, privacy, audits."""
+"""Declare the dotted settings that do not belong to a method: data, novel clients, audits."""
 
 import math
 import re
@@ -243,27 +243,6 @@ class PersonalizeConfig(Section):
     def _needs_data(cls, value: str, info: ValidationInfo) -> str:
         if bool(value) != bool(info.data.get("data")):
             raise ValueError("goes with personalize.data: give both or neither")
-        return value
-
-
-class PrivacyConfig(Section):
-    """Protection of a client's upload on the client."""
-
-    key: ClassVar[str] = "privacy"
-    title: ClassVar[str] = "Clipping and noise on uploads"
-
-    clip_norm: NonNegativeFloat = setting(0.0, "Largest norm of the change that a client uploads; 0 does not clip.")
-    noise_multiplier: NonNegativeFloat = setting(
-        0.0,
-        "Standard deviation of the Gaussian noise on every uploaded number, in units of `privacy.clip-norm`. The noise "
-        "comes from the operating system's random generator, so that such runs are not repeatable.",
-    )
-
-    @field_validator("noise_multiplier")
-    @classmethod
-    def _needs_clipping(cls, value: float, info: ValidationInfo) -> float:
-        if value and not info.data.get("clip_norm"):
-            raise ValueError("needs privacy.clip-norm above 0, of which it is a multiple")
         return value
 
 

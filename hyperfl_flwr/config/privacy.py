@@ -1,0 +1,92 @@
+"""Settings of differential privacy: for single records by noisy steps, for whole clients by noise on uploads."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from hyperfl_flwr.core.settings import NonNegativeFloat, PositiveFloat, Probability, Section, setting
+
+
+class RecordPrivacyConfig(Section):
+    """Local training by noisy steps (DP-SGD), which bounds what all messages of a client tell about one record."""
+
+    key: ClassVar[str] = "dp"
+    title: ClassVar[str] = "Differential privacy of single records"
+
+    epsilon: NonNegativeFloat = setting(
+        0.0,
+        "Privacy budget ε of each client over all rounds of the run; the noise of a step follows from it. 0 trains "
+        "without noise. For `fedavg`, `fedrep`, `hyperfl-frozen` and `ppsgd`.",
+    )
+    delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `dp.epsilon`.")
+    clip_norm: PositiveFloat = setting(
+        1.0, "Largest norm of one sample's gradient, over all parameters that are trained with noise."
+    )
+    heads: Literal["noised", "published"] = setting(
+        "noised",
+        "How the private classifiers are trained.\n\n"
+        "`noised`: by the same noisy steps as the shared parameters; then ε holds. `published`: without noise, as in "
+        "the papers of CENTAUR and PPSGD; then no ε holds, because a record moves the classifier, and the classifier "
+        "moves the gradients of all other records.",
+    )
+
+
+class PrivacyConfig(Section):
+    """Clipping and noise on what a client uploads."""
+
+    key: ClassVar[str] = "privacy"
+    title: ClassVar[str] = "Clipping and noise on uploads"
+
+    unit: Literal["none", "client"] = setting(
+        "none",
+        "What the noise protects. `client`: everything that a client contributes to the run, with a stated ε; all "
+        "clients have the same weight. `none`: noise without a stated guarantee (obfuscation).",
+    )
+    clip_norm: NonNegativeFloat = setting(
+        0.0, "Largest norm C of the change that a client uploads, over all of its arrays; 0 does not clip."
+    )
+    noise_multiplier: NonNegativeFloat = setting(
+        0.0,
+        "Standard deviation z of the Gaussian noise, in units of `privacy.clip-norm`. The noise comes from the "
+        "operating system's random generator, so that such runs are not repeatable.",
+    )
+    noise: Literal["local", "server", "sum"] = setting(
+        "local",
+        "Where the noise is added; `server` and `sum` need `privacy.unit = client`.\n\n"
+        "`local`: to every client's upload, which protects it from the server, too, and is √N times larger in the "
+        "mean of N clients. `server`: to the sum, by the server, which must be trusted. `sum`: to the sum, as shares "
+        "of the nodes inside a secure sum (`secagg.enabled`), so that neither the server nor another node sees less "
+        "noise.",
+    )
+    delta: Probability = setting(1e-5, "Privacy parameter δ of the stated ε, with `privacy.unit = client`.")
+    server_rate: Annotated[float, Field(gt=0, le=1)] = setting(
+        1.0,
+        "Share of the mean change of a round that the server applies, with `privacy.unit = client`; a smaller one "
+        "averages the noise of several rounds.",
+    )
+
+    @field_validator("noise_multiplier")
+    @classmethod
+    def _needs_clipping(cls, value: float, info: ValidationInfo) -> float:
+        if value and not info.data.get("clip_norm"):
+            raise ValueError("needs privacy.clip-norm above 0, of which it is a multiple")
+        return value
+
+    @field_validator("noise")
+    @classmethod
+    def _needs_unit(cls, value: str, info: ValidationInfo) -> str:
+        if value != "local" and info.data.get("unit") == "none":
+            raise ValueError(f"must be local without privacy.unit=client; got {value!r}")
+        return value
+
+    @field_validator("server_rate")
+    @classmethod
+    def _changed_with_unit(cls, value: float, info: ValidationInfo) -> float:
+        if value != 1 and info.data.get("unit") == "none":
+            raise ValueError(f"must be 1 without privacy.unit=client; got {value:g}")
+        return value
+
+    @property
+    def protects_clients(self) -> bool:
+        """Whether an ε is stated for whole clients."""
+        return self.unit == "client"
