@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
+from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.runner import StudyManifest, is_finished, seeds_in
 from experiments.study import Cell, Study
 from hyperfl_flwr.app.methods import client_of
@@ -27,8 +28,10 @@ STYLES = [(line, marker) for line in ("-", "--", ":", "-.") for marker in ("o", 
 MARKS = 8
 """Number of markers along a curve."""
 
-NOVEL = {"novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon}
-"""Functions that draw the figures of novel clients, by name."""
+OF_SUMMARIES = {
+    "novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon, "privacy-cost": draw_privacy_cost
+}  # fmt: skip
+"""Functions that draw figures of the finished cells' results, by name."""
 
 
 def draw(
@@ -43,8 +46,8 @@ def draw(
         kind: A number of metrics.jsonl's `train` lines; `labels`, the clients' number of samples of each class, for the
             first seed; `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see
             `experiments.figures.pseudo_data`; `novel-divergence` and `novel-epsilon`, see
-            `experiments.figures.novel_pictures`; `NUMBER@SETTING`, a number of summary.json against a setting of the
-            columns.
+            `experiments.figures.novel_pictures`; `privacy-cost`, see `experiments.figures.privacy_cost`;
+            `NUMBER@SETTING`, a number of summary.json against a setting of the columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
 
     Returns:
@@ -55,7 +58,7 @@ def draw(
         RunDirectoryError: If no run has recorded the data of the figure.
     """
     cells = study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes)
-    if kind not in ("labels", "embeddings", "pseudo-data", *NOVEL):
+    if kind not in ("labels", "embeddings", "pseudo-data", *OF_SUMMARIES):
         return [_draw_curves(study, study_manifest, folder, cells, kind)]
     finished = [cell for cell in cells if is_finished(cell, folder)]
     if not finished:
@@ -63,8 +66,8 @@ def draw(
     if kind == "labels":  # the same for every row and seed
         of_columns = {cell.column: cell for cell in reversed(finished)}.values()
         return [picture for cell in of_columns if (picture := _draw_labels(cell, folder)) is not None]
-    if kind in NOVEL:
-        return NOVEL[kind](study, study_manifest, finished, folder)
+    if kind in OF_SUMMARIES:
+        return OF_SUMMARIES[kind](study, study_manifest, finished, folder)
     if kind == "pseudo-data":
         return _draw_pseudo_data(finished, folder)
     if not open_private_state:

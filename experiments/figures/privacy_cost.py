@@ -1,0 +1,112 @@
+"""Draw what privacy of whole clients costs: the accuracy against epsilon, with training alone as the line to beat."""
+
+import csv
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.runner import StudyManifest
+from experiments.study import Cell, Study
+from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.methods import METHODS
+
+NUMBERS = {"test_accuracy": "-", "test_accuracy_aggregate": "--"}
+"""Numbers of summary.json that are drawn, with the line of each."""
+
+SHADES, MARKERS = ("0", "0.45", "0.65"), ("o", "s", "^")
+"""Shade and marker of each method."""
+
+Point = tuple[float | None, float]
+"""Epsilon, None without noise, and a number of summary.json."""
+
+
+def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
+    """Draw a panel for each column: two curves for each method with noise, a level line for each method without.
+
+    The curves are the accuracy after local training and that of the aggregate; a run without noise is a level line,
+    too. Numbers are means over the seeds. They are written to `figure-privacy-cost.csv`.
+
+    Args:
+        study: The study.
+        study_manifest: The settings that the folder was created with.
+        cells: The finished cells.
+        folder: The study's folder.
+
+    Returns:
+        The path of the picture, in a list.
+
+    Raises:
+        RunDirectoryError: If no finished cell has noise with a stated epsilon.
+    """
+    found: dict[str, dict[tuple[str, str], list[Point]]] = {}
+    for (row, column), seeds in _by_line(cells).items():
+        documents = [json.loads((cell.folder(folder) / "summary.json").read_text()) for cell in seeds]
+        for number in NUMBERS:
+            values = [document[number] for document in documents if document[number] is not None]
+            if values:
+                point = (documents[0]["privacy"]["epsilon"], statistics.fmean(values))
+                found.setdefault(column, {}).setdefault((seeds[0].config.method, number), []).append(point)
+    if not any(epsilon for curves in found.values() for points in curves.values() for epsilon, _ in points):
+        raise RunDirectoryError(
+            f"no finished cell in {folder} has noise with a stated epsilon; set privacy.unit=client"
+        )
+    columns = [column for column in study.columns if column.name in found]
+    figure = Figure(figsize=(4.0 * len(columns) + 0.6, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for panel, column in zip(panels, columns, strict=True):
+        _draw_panel(panel, found[column.name])
+        panel.set_title(study.heading(column, quick=study_manifest.quick), fontsize="medium")
+    panels[0].set_ylabel("accuracy")
+    handles = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize="small")
+    figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""), fontsize="medium")
+    picture = folder / "figure-privacy-cost.png"
+    figure.savefig(picture, dpi=120)
+    lines = [
+        (column, method, number, "none" if epsilon is None else epsilon, value)
+        for column, curves in found.items()
+        for (method, number), points in curves.items()
+        for epsilon, value in points
+    ]
+    with picture.with_suffix(".csv").open("w", newline="") as stream:
+        rows = [("column", "method", "number", "epsilon", "value"), *lines]
+        csv.writer(stream, lineterminator="\n").writerows(rows)
+    return [picture]
+
+
+def _by_line(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    """Return the seeds of each row and column."""
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell.row, cell.column), []).append(cell)
+    return found
+
+
+def _draw_panel(panel: Axes, curves: Mapping[tuple[str, str], Sequence[Point]]) -> None:
+    methods = sorted({method for method, _ in curves if method != "local"})
+    for (method, number), points in curves.items():
+        what = number.removeprefix("test_accuracy_") if number != "test_accuracy" else "personalized"
+        noisy = sorted((epsilon, value) for epsilon, value in points if epsilon is not None)
+        level = [value for epsilon, value in points if epsilon is None]
+        if method == "local":
+            if number == "test_accuracy" and level:
+                panel.axhline(level[0], color="0", linestyle=":", linewidth=1.4, label=METHODS["local"].title)
+            continue
+        place = methods.index(method)
+        shade, marker = SHADES[place % len(SHADES)], MARKERS[place % len(MARKERS)]
+        if noisy:
+            epsilons, values = zip(*noisy, strict=True)
+            panel.plot(epsilons, values, NUMBERS[number], marker=marker, color=shade, mfc="white",
+                       label=f"{method}, {what}")  # fmt: skip
+        if level:
+            panel.axhline(level[0], color=shade, linestyle=NUMBERS[number], linewidth=0.7, alpha=0.7)
+    panel.set(xscale="log", xlabel="epsilon of a client (thin level lines: no noise)")
+    panel.grid(alpha=0.3)
