@@ -44,7 +44,7 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
         RunDirectoryError: If no finished cell has noise with a stated epsilon.
     """
     found: dict[str, dict[tuple[str, str], list[Point]]] = {}
-    for (row, column), seeds in _by_line(cells).items():
+    for (_, column), seeds in _by_line(cells).items():
         documents = [json.loads((cell.folder(folder) / "summary.json").read_text()) for cell in seeds]
         for number in NUMBERS:
             values = [document[number] for document in documents if document[number] is not None]
