@@ -54,6 +54,11 @@ for commands in entry_points(group="hyperfl.commands"):
         cli.add_typer(commands.load())
 
 
+EngineOption = Annotated[
+    str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, without ports and Ray.")
+]
+
+
 @cli.command()
 def run(
     method: Annotated[str | None, typer.Option(help="Training method (see `hyperfl methods`).")] = None,
@@ -69,9 +74,7 @@ def run(
         int | None,
         typer.Option(help="Number of simulated nodes P; default: fits the machine, or as in the resumed run.", min=1),
     ] = None,
-    engine: Annotated[
-        str, typer.Option(help="ray: Flower's simulation engine; in-process: one process, without ports and Ray.")
-    ] = "ray",
+    engine: EngineOption = "ray",
     num_rounds: Annotated[int | None, typer.Option(help="Number of federated rounds.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: your cache folder.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the run; default: a new folder below ./runs.")] = None,
@@ -129,13 +132,14 @@ def run(
 def quickstart(
     output: Annotated[Path | None, typer.Option(help="Folder of the runs; default: a new folder below ./runs.")] = None,
     num_rounds: Annotated[int, typer.Option(help="Number of federated rounds.", min=1)] = 10,
+    engine: EngineOption = "ray",
 ) -> None:
     """Train HyperFL, FedAvg and local-only on handwritten digits with two seeds each, and print a comparison."""
     from hyperfl_flwr.launch.progress import ShownProgress
     from hyperfl_flwr.launch.quickstart import SEEDS
     from hyperfl_flwr.launch.quickstart import quickstart as run_quickstart
 
-    result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress)
+    result = run_quickstart(output and output.absolute(), num_rounds, ShownProgress, engine)
     table = Table(
         "method", "learning rate", "personalized", "aggregate", "worst client", "MB per client and round", "s per round"
     )

@@ -79,13 +79,14 @@ def quickstart_settings(method: str, seed: int) -> dict[str, Scalar]:
     return changes | {"method": method, "seed": seed, "data.seed": seed}
 
 
-def quickstart(output: Path | None, num_rounds: int, display: Display) -> Quickstart:
+def quickstart(output: Path | None, num_rounds: int, display: Display, engine: str) -> Quickstart:
     """Run the three methods with each seed, one after the other, and compare them.
 
     Args:
         output: Folder of the runs; None for a new folder below `runs` in the working directory.
         num_rounds: Number of federated rounds.
         display: Shows each run.
+        engine: Engine of the runs, see `hyperfl_flwr.launch.planning.plan`.
 
     Returns:
         The results, and the paths of the runs and of the plot.
@@ -94,7 +95,7 @@ def quickstart(output: Path | None, num_rounds: int, display: Display) -> Quicks
         HyperFLError: If a run cannot start, or fails.
     """
     plans: list[SimulationPlan] = subprocess_call.call_in_subprocess(
-        "hyperfl_flwr.launch.quickstart:plan_methods", output, num_rounds
+        "hyperfl_flwr.launch.quickstart:plan_methods", output, num_rounds, engine
     )
     for planned in plans:
         with display(f"{planned.method}, seed {planned.settings['seed']}") as observer:
@@ -107,7 +108,7 @@ def quickstart(output: Path | None, num_rounds: int, display: Display) -> Quicks
     return Quickstart(folder=folder, picture=picture, results=results)
 
 
-def plan_methods(output: Path | None, num_rounds: int) -> list[SimulationPlan]:
+def plan_methods(output: Path | None, num_rounds: int, engine: str) -> list[SimulationPlan]:
     """Plan the runs of the three methods with each seed, see `quickstart`."""
     from hyperfl_flwr.launch.planning import plan  # imports torch, which the caller's process does not need
     from hyperfl_flwr.runs.run_directory import new_run_name, refuse_used_directory
@@ -117,7 +118,8 @@ def plan_methods(output: Path | None, num_rounds: int) -> list[SimulationPlan]:
     return [
         plan(
             quickstart_settings(method, seed)
-            | {"num-rounds": num_rounds, "output": str(folder / method / f"seed-{seed}")}
+            | {"num-rounds": num_rounds, "output": str(folder / method / f"seed-{seed}")},
+            engine=engine,
         )
         for method in METHODS
         for seed in SEEDS

@@ -255,7 +255,7 @@ def _encoding(header: Header, received: SharedArrays, terms: SecureTerms) -> Enc
         _refuse("the message has arrays of groups that the method does not share")
     except ValueError as error:
         raise RefusalError(f"the arrays cannot be summed: {error}") from None
-    if any(np.abs(value).max(initial=0.0) > LARGEST for value in received.values()):
+    if max(encoding.largest.values(), default=0.0) > LARGEST:
         _refuse(f"the message has arrays with elements above {LARGEST:g}")
     return encoding
 

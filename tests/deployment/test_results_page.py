@@ -26,7 +26,7 @@ from hyperfl_flwr.runs.run_directory import read_manifest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "index.md"
-ROUNDS = 5
+ROUNDS = 4
 WAITS: dict[str, Scalar] = {"min-nodes": 3, "node-timeout": PATIENCE}
 """After a round without node 1 the next round waits for it, so that it is back before the run ends."""
 

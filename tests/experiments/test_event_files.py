@@ -102,10 +102,12 @@ def test_the_command(federate: Federate, call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_along_with_a_simulation(call: Call, tmp_path: Path) -> None:
-    """`hyperfl run --tensorboard` writes the curves with Flower's engine."""
+    """`hyperfl run --tensorboard` writes the curves while the run goes on."""
     run = tmp_path / "run"
     words = [f"--set={key}={json.dumps(value)}" for key, value in small_settings(num_clients=2).items() if value != ""]
-    code, _, problem = call("run", "--method", "local", "--output", run, "--num-nodes", "1", "--tensorboard", *words)
+    code, _, problem = call(
+        "run", "--method", "local", "--output", run, "--engine", "in-process", "--tensorboard", *words
+    )
     assert code == 0, problem
     assert curves(run / FOLDER)["accuracy/personalized"] == recorded(run, "train", "personalized_accuracy")
 

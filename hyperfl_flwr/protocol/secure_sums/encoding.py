@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import SharedArrays, blocks, not_finite
+from hyperfl_flwr.protocol.arrays import BLOCK, SharedArrays, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 
 USUAL_SIZE = 0.05
@@ -77,8 +77,8 @@ class Encoding:
                 raise ValueError(f"{key} has type {value.dtype}; only floating point arrays can be summed")
             if self._reduction(key) is Reduction.PER_CLIENT:
                 raise ValueError(f"{key} is sent to the server for each client alone, so it cannot be summed")
-        if wrong := not_finite(self.received):
-            raise ValueError(f"{wrong} is not finite")
+            if not math.isfinite(self.largest[key]):
+                raise ValueError(f"{key} is not finite")
 
     @property
     def bits(self) -> int:
@@ -89,6 +89,15 @@ class Encoding:
     def size(self) -> int:
         """Number P of elements of all arrays."""
         return sum(value.size for value in self.received.values())
+
+    @cached_property
+    def largest(self) -> Mapping[str, float]:
+        """Largest magnitude of each received array; NaN or infinite if it is not finite."""
+        # Two passes without copies, unlike np.abs(value).max().
+        return {
+            key: max(-float(value.min(initial=0.0)), float(value.max(initial=0.0)))
+            for key, value in self.received.items()
+        }
 
     def new_sum(self) -> NDArray[np.uint32]:
         """Return a vector of zeros [P]."""
@@ -106,20 +115,24 @@ class Encoding:
             Number of elements that were saturated.
         """
         saturated = 0
+        buffer, integers = np.empty(BLOCK), np.empty(BLOCK, np.int32)
         for key, sums in self._parts(total):
             reduction, received = self._reduction(key), self.received[key].reshape(-1)
             weight = self.weight(reduction, num_examples)
             limit = weight * 2.0**self.bits
             scale = limit / self._ranges[key]
             for part, block in blocks(arrays[key]):
-                terms = block.astype(np.float64)
+                terms, rounded = buffer[: block.size], integers[: block.size]
+                terms[:] = block
                 if reduction is not Reduction.SUM:
                     terms -= received[part]
                 terms *= scale
-                saturated += int(np.count_nonzero(np.abs(terms) > limit))
-                np.clip(terms, -limit, limit, out=terms)
+                if max(-terms.min(), terms.max()) > limit:
+                    saturated += int(np.count_nonzero(np.abs(terms) > limit))
+                    np.clip(terms, -limit, limit, out=terms)
                 np.rint(terms, out=terms)
-                np.add(sums[part], terms.astype(np.int32).view(np.uint32), out=sums[part])
+                rounded[:] = terms
+                np.add(sums[part], rounded.view(np.uint32), out=sums[part])
         return saturated
 
     def decode(self, total: NDArray[np.uint32], num_clients: int, num_examples: int) -> SharedArrays:
@@ -134,13 +147,17 @@ class Encoding:
             ValueError: If samples are weights, and so many clients cannot have this number of samples.
         """
         found: SharedArrays = {}
+        buffer = np.empty(BLOCK)
         for key, sums in self._parts(total):
             reduction, received = self._reduction(key), self.received[key]
             factor = self._ranges[key] * 2.0**-self.bits * self._divided(reduction, num_clients, num_examples)
-            values = sums.view(np.int32) * factor
-            if reduction is not Reduction.SUM:
-                values += received.reshape(-1)
-            found[key] = values.astype(received.dtype).reshape(received.shape)
+            mean = np.empty(received.size, received.dtype)
+            for part, block in blocks(sums.view(np.int32)):
+                values = np.multiply(block, factor, out=buffer[: block.size])
+                if reduction is not Reduction.SUM:
+                    values += received.reshape(-1)[part]
+                mean[part] = values
+            found[key] = mean.reshape(received.shape)
         return found
 
     def weight(self, reduction: Reduction, num_examples: int) -> float:
@@ -163,9 +180,9 @@ class Encoding:
     def _ranges(self) -> dict[str, float]:
         """Range R of each array."""
         found = {}
-        for key, value in self.received.items():
+        for key in self.received:
             least = STATISTICS_SIZE if key.endswith(("running_mean", "running_var")) else USUAL_SIZE
-            found[key] = self.range * max(float(value.max(initial=0.0)), -float(value.min(initial=0.0)), least)
+            found[key] = self.range * max(self.largest[key], least)
         return found
 
     def _parts(self, total: NDArray[np.uint32]) -> Iterator[tuple[str, NDArray[np.uint32]]]:
