@@ -144,24 +144,27 @@ class PerExampleGradients:
         return parts
 
     def _fits(self, probes: Tensor, labels: Tensor) -> bool:
-        """Return whether the closed form agrees with autograd; also count the gradients that it keeps.
+        """Return whether the closed form agrees with autograd for each sample; also count the gradients that it keeps.
 
-        It does not if a layer's parameters are used without calling the layer.
+        It does not if a layer's parameters are used without calling the layer, or if the first dimension of a layer's
+        input is not that of the samples.
         """
         assert self._layers is not None
         uses, losses = self._recorded(self._layers, probes, labels)
+        if any(len(use.inputs) != _PROBES for use in uses):
+            return False
         parts = self._by_layers(self._layers, uses, losses, keep=True)
-        found: dict[int, Tensor] = {}
-        for part in parts:
-            found |= part.sums(torch.ones(_PROBES, dtype=torch.float64, device=probes.device))
-        expected = torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True)
         self._kept = sum(part.kept for part in parts) // _PROBES
-        right = [
-            torch.zeros_like(each) if one is None else one for each, one in zip(self._parameters, expected, strict=True)
-        ]
-        return _close(
-            *(torch.cat([one.flatten() for one in side]) for side in ([found[n] for n in sorted(found)], right))
-        )
+        for row, only in enumerate(torch.eye(_PROBES, dtype=torch.float64, device=probes.device)):
+            found: dict[int, Tensor] = {}
+            for part in parts:
+                found |= part.sums(only)
+            right = torch.autograd.grad(losses[row], self._parameters, retain_graph=True, allow_unused=True)
+            expected = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, right, strict=True)]
+            sides = ([found[number] for number in sorted(found)], expected)
+            if not _close(*(torch.cat([each.flatten() for each in side]) for side in sides)):
+                return False
+        return True
 
     def _try_vmap(self, probes: Tensor, labels: Tensor) -> None:
         try:

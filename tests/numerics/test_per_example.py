@@ -91,6 +91,28 @@ class Unused(nn.Module):
         return self.last(features)
 
 
+class Rows(nn.Module):
+    """All rows of all images as one batch of a layer, whose first dimension is then not that of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(10, 4), nn.Linear(27 * 4, CLASSES)
+
+    def forward(self, images):
+        return self.last(torch.tanh(self.inner(images.reshape(-1, 10))).reshape(len(images), -1))
+
+
+class TimeFirst(nn.Module):
+    """The three channels as the first dimension of a layer's input, as many as there are random test samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(90, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, images):
+        return self.last(torch.tanh(self.inner(images.transpose(0, 1).flatten(2))).sum(0))
+
+
 def odd_convolutions():
     """Strides, paddings, dilations and groups of all kinds; 3x9x10 images."""
     return nn.Sequential(
@@ -118,6 +140,7 @@ def normalised():
 NETWORKS = {
     "residual": (Residual, True), "twice": (Twice, True), "odd": (odd_convolutions, True), "rows": (rows, True),
     "unused": (Unused, True), "tied": (Tied, False), "aside": (Aside, False), "norm": (normalised, False),
+    "flattened": (Rows, False), "time first": (TimeFirst, False),
     "attention": (lambda: Attention((3, 9, 10), CLASSES), False),
 }  # fmt: skip
 """Networks for images 3x9x10, and whether they have a closed form."""
