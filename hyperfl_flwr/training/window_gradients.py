@@ -4,6 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+CACHED = 2**18
+"""Number of values of a convolution's windows that are copied at a time, so that they stay in the processor's cache."""
+
 
 def convolution_gradients(layer: nn.Conv2d, inputs: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of a convolution's weight and bias for each sample.
@@ -24,19 +27,25 @@ def convolution_gradients(layer: nn.Conv2d, inputs: Tensor, outputs: Tensor) -> 
     windows = windows.unfold(3, across * (width - 1) + 1, layer.stride[1])[..., ::across]
     windows = windows.view(batch, groups, channels, *windows.shape[2:])
     rows, cols = outputs.shape[2:]
-    # [B groups, H' W', O / groups], the order of channels-last outputs.
-    sides = (
-        outputs.reshape(batch, groups, -1, rows, cols).permute(0, 1, 3, 4, 2).reshape(batch * groups, rows * cols, -1)
-    )
-    if inputs.stride(1) == 1 and channels > 1:
-        # Channels lie side by side, so this copy moves whole rows of kw C / groups numbers.
-        columns = windows.permute(0, 1, 3, 4, 5, 6, 2).reshape(batch * groups, rows * cols, -1)
-        weights = torch.bmm(sides.transpose(1, 2), columns)
-        return weights.reshape(batch, -1, height, width, channels).permute(0, 1, 4, 2, 3), outputs.sum((2, 3))
-    # Pixels lie side by side: rows of W' numbers.
-    columns = windows.permute(0, 1, 2, 5, 6, 3, 4).reshape(batch * groups, -1, rows * cols)
-    weights = torch.bmm(columns, sides).reshape(batch, groups, channels, height, width, -1)
-    return weights.permute(0, 1, 5, 2, 3, 4).flatten(1, 2), outputs.sum((2, 3))
+    # [B, groups, H' W', O / groups], the order of channels-last outputs.
+    sides = outputs.reshape(batch, groups, -1, rows, cols).permute(0, 1, 3, 4, 2).flatten(2, 3)
+    inner, outer = height * width * channels, sides.shape[3]
+    # The columns are copies; whole rows are copied if channels lie side by side in memory, or else pixels.
+    by_channels = inputs.stride(1) == 1 and channels > 1
+    weights = inputs.new_empty(batch, groups, *((outer, inner) if by_channels else (inner, outer)))
+    size = max(1, CACHED // (groups * inner * rows * cols)) if inputs.device.type == "cpu" else batch
+    for part, side, out in zip(*(torch.split(each, size) for each in (windows, sides, weights)), strict=True):
+        if by_channels:
+            columns = part.permute(0, 1, 3, 4, 5, 6, 2).reshape(-1, rows * cols, inner)
+            torch.bmm(side.flatten(0, 1).transpose(1, 2), columns, out=out.flatten(0, 1))
+        else:
+            columns = part.permute(0, 1, 2, 5, 6, 3, 4).reshape(-1, inner, rows * cols)
+            torch.bmm(columns, side.flatten(0, 1), out=out.flatten(0, 1))
+    if by_channels:
+        found = weights.reshape(batch, -1, height, width, channels).permute(0, 1, 4, 2, 3)
+    else:
+        found = weights.reshape(batch, groups, channels, height, width, -1).permute(0, 1, 5, 2, 3, 4).flatten(1, 2)
+    return found, outputs.sum((2, 3))
 
 
 def linear_gradients(inputs: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:

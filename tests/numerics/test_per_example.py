@@ -12,7 +12,7 @@ from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.layers.dropout import Dropout, seed_dropout
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.training import per_example
+from hyperfl_flwr.training import per_example, window_gradients
 from hyperfl_flwr.training.per_example import PerExampleGradients
 
 pytestmark = [  # torch's remarks on speed
@@ -249,6 +249,14 @@ def test_a_large_batch_is_computed_in_parts(name, monkeypatch):
     size = sum(parameter.numel() for parameter in network.parameters())
     monkeypatch.setattr(per_example, "LARGEST", 3 * size)
     assert_as_autograd(network, list(network.parameters()), (3, 9, 10), closed=NETWORKS[name][1], number=8)
+
+
+@pytest.mark.parametrize("name", ["odd", "residual"])
+def test_windows_are_copied_in_parts(name, monkeypatch):
+    """With room for the windows of two samples of the smallest layer, the sums are the same."""
+    monkeypatch.setattr(window_gradients, "CACHED", 500)
+    network = built(name)
+    assert_as_autograd(network, list(network.parameters()), (3, 9, 10), closed=True)
 
 
 @pytest.mark.parametrize("name", ["residual", "norm"])
