@@ -76,7 +76,7 @@ class NoisyEpochs:
 
     Attributes:
         loss: Mean loss of the samples in the batches of the last pass (with `Epochs.steps` of all steps), in nats, each
-            batch before its step; NaN without a sample. It is computed from the samples without noise.
+            batch before its step; of all samples, after the last step, if no batch had one. It has no noise.
         steps: Number of steps that were taken.
     """
 
@@ -138,6 +138,10 @@ def train_private_epochs(
 
     taken = 0
 
+    def mean(losses: Tensor) -> Tensor:
+        # A loss that is not finite counts as zero, as the sample's gradient does.
+        return losses.nan_to_num(nan=0.0, posinf=0.0).sum() / max(1, len(losses))
+
     def step(images: Tensor, labels: Tensor) -> Tensor:
         nonlocal taken
         taken += 1
@@ -153,10 +157,14 @@ def train_private_epochs(
         for part in (*sets, *(companion.part for companion in companions)):
             add_forces(part)
         optimiser.step()
-        # A loss that is not finite counts as zero, as the sample's gradient does.
-        return found.losses.nan_to_num(nan=0.0, posinf=0.0).sum() / max(1, len(labels))
+        return mean(found.losses)
 
     loss = run_epochs(step, data, epochs, own, poisson_batches)
+    if math.isnan(loss):  # all batches were empty
+        with torch.no_grad():
+            loss = float(
+                mean(functional.cross_entropy(network(data.train_images), data.train_labels, reduction="none"))
+            )
     return NoisyEpochs(loss=loss, steps=taken)
 
 
