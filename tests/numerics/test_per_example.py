@@ -231,6 +231,19 @@ def test_some_parameters_in_any_order(name):
     assert_as_autograd(network, chosen, (3, 9, 10), closed=True)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
+@pytest.mark.parametrize("name", ["odd", "norm"])
+def test_sums_on_cuda_are_those_on_the_cpu(name):
+    images, labels = samples(6, (3, 9, 10))
+    found = []
+    for device in ("cpu", "cuda"):
+        network = built(name).to(device)
+        examples = PerExampleGradients(network, list(network.parameters()), images[:1].to(device))
+        sums = examples.clipped_sums(images.to(device), labels.to(device), 1.0).sums
+        found.append(torch.cat([each.flatten().cpu() for each in sums]))
+    assert float((found[0] - found[1]).norm()) <= 1e-3 * float(found[0].norm())  # TF32
+
+
 @pytest.mark.parametrize("name", ["odd", "norm"])
 def test_a_single_sample_and_none(name):
     network = built(name)
