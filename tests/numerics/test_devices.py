@@ -92,7 +92,7 @@ def fit(method, device, tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that torch can use")
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "hyperfl", "priv-hfl"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ppsgd", "hyperfl", "priv-hfl"])
 def test_a_round_on_cuda_is_the_round_on_the_cpu(method, tmp_path):
     """After six float32 SGD steps parameters agree to 1e-3 (absolute) and losses to 1e-3 (relative)."""
     on_cpu, on_cuda = (fit(method, device, tmp_path) for device in ("cpu", "cuda"))

@@ -16,6 +16,7 @@ FIRST_ROUND = 1
 ON_UPLOADS: dict[str, Sequence[str]] = {
     "local": (),
     "fedavg": ("ig", "head-gradient", "idlg"),
+    "ppsgd": ("ig", "head-gradient", "idlg"),
     "fedrep": ("head-gradient",),
     "hyperfl": ("ig-paper", "head-gradient"),
     "hyperfl-frozen": ("head-gradient",),
@@ -28,6 +29,7 @@ ON_UPLOADS: dict[str, Sequence[str]] = {
 ON_SUMS: dict[str, Sequence[str]] = {
     "local": (),
     "fedavg": ("head-gradient",),
+    "ppsgd": ("head-gradient",),
     "fedrep": ("head-gradient",),
     "hyperfl": ("head-gradient", "channels-known", "channels-ica"),
     "hyperfl-frozen": ("head-gradient",),
