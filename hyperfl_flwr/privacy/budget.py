@@ -6,8 +6,8 @@ never removed. Several processes may write to one record.
 
 Composition is over all runs, for each client. The epsilon for one record composes the releases of both units: what
 protects a whole client also bounds one of its records, with twice the sensitivity, since a record moves the client's
-contribution within a ball of radius C, by at most 2 C. The epsilon for a whole client is infinite as soon as one release
-protects only records.
+contribution within a ball of radius C, by at most 2 C. The epsilon for a whole client is infinite as soon as one
+release protects only records.
 """
 
 import json
@@ -123,8 +123,8 @@ class RecordedRelease:
             release = None if found == {"bounded_by": NOTHING} else Release(**found)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a line of {FILE}: {error}") from None
-        if release and not all(found[name] in allowed for name, allowed in _WORDS.items()):
-            raise ValueError(f"words that this version does not know: {[found[name] for name in _WORDS]}")
+        if unknown := [name for name, words in _WORDS.items() if release and getattr(release, name) not in words]:
+            raise ValueError(f"a value of {', '.join(unknown)} that this version does not know")
         return cls(**facts, release=release)
 
 
@@ -149,8 +149,7 @@ class PrivacyBudget:
     def spend(self, server_round: int, release: Release | None) -> None:
         """Record a release before it is computed.
 
-        With `max_epsilon`, all releases of the client are composed, in all runs: for the whole client if each of them
-        protects it, otherwise for one record.
+        With `max_epsilon`, all releases of the client are composed, in all runs, see `counted_epsilon`.
 
         Args:
             server_round: The federated round; 0 outside rounds.
@@ -181,19 +180,15 @@ class PrivacyBudget:
 
     def _check(self, entry: RecordedRelease, recorded: Iterable[RecordedRelease], limit: float) -> None:
         """Refuse a release that is not bounded, or that the budget does not allow."""
-        enforced = _enforced(entry.release)
-        if enforced is None:
+        if _enforced(entry.release) is None:
             raise RefusalError(NEEDS_BOUND)
-        earlier = [_enforced(other.release) for other in recorded if other.client == self.client]
-        unit = unit_of([*earlier, enforced])
-        epsilon = epsilon_of([*earlier, enforced], unit, self.delta)
+        earlier = [other.release for other in recorded if other.client == self.client]
+        unit, epsilon = counted_epsilon([*earlier, entry.release], self.delta)
         if epsilon <= limit:
             return
-        if None in earlier:
+        why = f"the {len(earlier)} earlier ones have spent {counted_epsilon(earlier, self.delta)[1]:.4g}"
+        if any(_enforced(release) is None for release in earlier):
             why = "an earlier upload is bounded by nothing that this node can check"
-        else:
-            before = epsilon_of(earlier, unit, self.delta)
-            why = f"the {len(earlier)} earlier ones have spent {before:.4g}"
         raise RefusalError(
             f"round {entry.round} of run {self.experiment} would bring the epsilon of client {self.client} for one "
             f"{unit} to {epsilon:.4g} at delta {self.delta:g}, above max-epsilon = {limit:g}: {why}, see {self.path}; "
@@ -205,11 +200,6 @@ class PrivacyBudget:
 def _enforced(release: Release | None) -> Release | None:
     """Return a release if the node can check that it is bounded: noise that the server adds is not."""
     return None if release is None or release.bounded_by == "server" else release
-
-
-def unit_of(releases: Iterable[Release | None]) -> Unit:
-    """Return what releases protect together: the whole client only if each of them does."""
-    return "client" if all(release and release.unit == "client" for release in releases) else "record"
 
 
 def epsilon_of(releases: Iterable[Release | None], unit: Unit, delta: float) -> float:
@@ -233,6 +223,16 @@ def epsilon_of(releases: Iterable[Release | None], unit: Unit, delta: float) -> 
         step = NoisyStep(release.mechanism, release.noise_multiplier / sensitivity, release.sample_rate)
         steps[step] += release.steps
     return composed_epsilon(steps, delta)
+
+
+def counted_epsilon(releases: Iterable[Release | None], delta: float) -> tuple[Unit, float]:
+    """Return what `max-epsilon` limits: what the releases of a client protect together, and their epsilon for it.
+
+    They protect the whole client only if each of them does. Epsilon is infinite if the node cannot check a bound.
+    """
+    enforced = [_enforced(release) for release in releases]
+    unit: Unit = "client" if all(release and release.unit == "client" for release in enforced) else "record"
+    return unit, epsilon_of(enforced, unit, delta)
 
 
 def read_record(path: Path) -> list[RecordedRelease]:
