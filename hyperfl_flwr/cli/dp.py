@@ -57,9 +57,7 @@ def dp(
     samples: Annotated[int | None, typer.Option(help="For records: number of the client's training samples.")] = None,
     batch: Annotated[int | None, typer.Option(help="For records: expected size of a batch.")] = None,
     steps: Annotated[int | None, typer.Option(help="For records: number of local steps in all rounds.")] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="For clients: number of rounds that a client takes part in.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="For clients: number of rounds in which one takes part.")] = None,
     noise: Annotated[
         str | None, typer.Option(help="For clients: where noise is added, server, sum or local (see privacy.noise).")
     ] = None,
@@ -176,9 +174,7 @@ def _print_spent(path: Path, delta: float, *, as_json: bool) -> None:
         out.print(f"largest of all clients: {_shown(largest[0])} for a record, {_shown(largest[1])} for the client")
     out.print(f"delta {delta:g}; neighbours: one record, or one client, added or removed", markup=False)
     if any(row.replaces for row in rows):
-        out.print(
-            "descriptors: one record replaced, which bounds a removed one, too, if the number of records is known"
-        )
+        out.print("descriptors: one record replaced; this bounds a removed one, too, if the number of records is known")
     out.print(f"bounded by nothing: no noise; server: noise that the server adds; not covered: {NOT_COVERED}")
 
 

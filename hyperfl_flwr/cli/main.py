@@ -20,6 +20,7 @@ from hyperfl_flwr.cli.audit import audits
 from hyperfl_flwr.cli.deploy import deployments
 from hyperfl_flwr.cli.doctor import doctors
 from hyperfl_flwr.cli.dp import budgets
+from hyperfl_flwr.cli.dp_audit import games
 from hyperfl_flwr.cli.export import exports
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.personalize import personal
@@ -45,6 +46,7 @@ cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")
 cli.add_typer(ledgers)
 cli.add_typer(budgets)
+cli.add_typer(games)
 cli.add_typer(doctors)
 cli.add_typer(listings)
 cli.add_typer(boards)

@@ -26,8 +26,8 @@ from hyperfl_flwr.launch.findings import Finding, Level, error, ok, warning
 from hyperfl_flwr.launch.machine_checks import gpus
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
 from hyperfl_flwr.privacy.budget import read_record
-from hyperfl_flwr.privacy.spent import spent
 from hyperfl_flwr.privacy.secret_rotation import read_key
+from hyperfl_flwr.privacy.spent import spent
 
 FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
 
