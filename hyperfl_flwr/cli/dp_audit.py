@@ -60,12 +60,9 @@ def run_dp_audit(
         out.print(json.dumps(document), markup=False)
     else:
         divided = f", divided by {BROKEN:g}" if break_ else ""
-        out.print(
-            f"stated        epsilon {epsilon:g} at delta {delta:g} for one record, noise multiplier {noise:.4g}{divided}"
-        )
-        out.print(
-            f"game          {canaries} canaries, {steps} steps, {guesses.correct} of {guesses.made} guesses correct"
-        )
+        stated = f"epsilon {epsilon:g} at delta {delta:g} for one record, noise multiplier {noise:.4g}{divided}"
+        played = f"{canaries} canaries, {steps} steps, {guesses.correct} of {guesses.made} guesses correct"
+        out.print(f"stated        {stated}\ngame          {played}", markup=False)
         verdict = "refuted: the noise or its accounting is wrong" if bound > epsilon else "not refuted"
         out.print(f"lower bound   epsilon {bound:.3g} with confidence {confidence:g}: {verdict}")
     if bound > epsilon:

@@ -8,15 +8,13 @@ a strict guarantee (Mironov, CCS 2012).
 """
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 2**20
-"""Number of noise values to generate at a time."""
+from hyperfl_flwr.core.gaussian_noise import gaussian
 
 Array = NDArray[Any]
 
@@ -50,25 +48,3 @@ def protect(
             change += gaussian(change.size, noise_multiplier * clip_norm).reshape(change.shape)
         uploaded.append((before + change).astype(before.dtype))
     return uploaded
-
-
-def gaussian(size: int, std: float) -> NDArray[np.float64]:
-    """Draw independent Gaussian values [size] from the operating system's random numbers (Box and Muller 1958).
-
-    They do not depend on a seed: an attacker who knows a run's seed must not be able to subtract the noise.
-
-    Args:
-        size: Number of values.
-        std: Standard deviation.
-    """
-    values = np.empty(size)
-    for start in range(0, size, CHUNK):
-        count = min(CHUNK, size - start)
-        half = (count + 1) // 2
-        # The upper 53 bits of each 64-bit integer, the precision of a float64.
-        radius, angle = np.frombuffer(os.urandom(16 * half), np.uint64).reshape(2, half) >> np.uint64(11)
-        lengths = std * np.sqrt(-2 * np.log((radius + 0.5) * 2.0**-53))  # + 0.5 avoids log(0)
-        angles = 2 * np.pi * 2.0**-53 * angle
-        pairs = np.concatenate([lengths * np.cos(angles), lengths * np.sin(angles)])
-        values[start : start + count] = pairs[:count]
-    return values

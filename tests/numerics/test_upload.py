@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hyperfl_flwr.privacy.clip_and_noise import CHUNK, gaussian, protect
+from hyperfl_flwr.core.gaussian_noise import CHUNK, gaussian
+from hyperfl_flwr.privacy.clip_and_noise import protect
 
 RECEIVED = [np.array([[1.0, 2.0]], dtype=np.float32), np.array([3.0], dtype=np.float32)]
 TRAINED = [np.array([[4.0, 2.0]], dtype=np.float32), np.array([7.0], dtype=np.float32)]
