@@ -33,7 +33,8 @@ SMALLEST_NOISE = 0.02
 """Noise multipliers of steps on Poisson batches below it count as no noise; one such step has an epsilon above 1000."""
 
 _INTERVAL = 1e-3
-"""Discretisation of the privacy losses; a finer one changes epsilon by less than a thousandth."""
+"""Discretisation of the privacy losses at a noise multiplier of 1 or more; a finer one changes epsilon by less than a
+thousandth. It grows as the losses do with less noise, 1 / z^2."""
 
 _PRECISION = 1e-4
 """Relative precision of a noise multiplier; it is rounded up."""
@@ -197,7 +198,8 @@ def _composed(taken: tuple[tuple[NoisyStep, int], ...], delta: float) -> float:
     else:
         from dp_accounting.pld import PLDAccountant
 
-        accountant = PLDAccountant(value_discretization_interval=_INTERVAL)
+        least = min(1.0, *(step.noise_multiplier for step, _ in sampled))
+        accountant = PLDAccountant(value_discretization_interval=_INTERVAL / least**2)
         if precision:
             accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(precision)))
     for step, count in sampled:

@@ -160,12 +160,8 @@ class PerExampleGradients:
             found |= part.sums(torch.ones(_PROBES, dtype=torch.float64, device=probes.device))
         expected = torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True)
         self._kept = sum(part.kept for part in parts) // _PROBES
-        right = [
-            torch.zeros_like(each) if one is None else one for each, one in zip(self._parameters, expected, strict=True)
-        ]
-        return _close(
-            *(torch.cat([one.flatten() for one in side]) for side in ([found[n] for n in sorted(found)], right))
-        )
+        right = [torch.zeros_like(each) if one is None else one for each, one in zip(self._parameters, expected, strict=True)]
+        return _close(*(torch.cat([one.flatten() for one in side]) for side in ([found[n] for n in sorted(found)], right)))
 
     def _try_vmap(self, probes: Tensor, labels: Tensor) -> None:
         try:

@@ -89,7 +89,9 @@ def sample_rate(num_examples: int, batch_size: int) -> float:
     return min(1.0, batch_size / num_examples)
 
 
-def poisson_batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def poisson_batches(
+    data: TrainingData, batch_size: int, rng: np.random.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the Poisson batches of one pass as (images, labels): as many as `batches` yields, some may be empty.
 
     Which samples they have comes from the operating system's random numbers; `rng` is for augmentation alone.

@@ -24,11 +24,7 @@ def convolution_gradients(layer: nn.Conv2d, inputs: Tensor, outputs: Tensor) -> 
     windows = windows.unfold(3, across * (width - 1) + 1, layer.stride[1])[..., ::across]
     windows = windows.unflatten(1, (groups, -1))
     # [B, groups, H' W', O / groups]; this order is that of channels-last outputs.
-    inner = (
-        outputs.unflatten(1, (groups, -1))
-        .permute(0, 1, 3, 4, 2)
-        .reshape(batch * groups, -1, layer.out_channels // groups)
-    )
+    inner = outputs.unflatten(1, (groups, -1)).permute(0, 1, 3, 4, 2).reshape(batch * groups, -1, layer.out_channels // groups)
     columns = windows.permute(0, 1, 3, 4, 5, 6, 2).reshape(batch * groups, inner.shape[1], -1)
     weights = torch.bmm(inner.transpose(1, 2), columns)
     weights = weights.reshape(batch, layer.out_channels, height, width, -1).permute(0, 1, 4, 2, 3)
