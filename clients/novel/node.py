@@ -8,13 +8,13 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
-from clients.novel.on_demand import NovelOwner, OnDemandClient
+from clients.novel.on_demand import RECORD, NovelOwner, OnDemandClient
 from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_OUTPUT, NodeConfig, state_folder
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.node.cohort import failure_of
-from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget
+from hyperfl_flwr.privacy.budget import PrivacyBudget
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
@@ -124,7 +124,7 @@ def _budget(node: NodeConfig) -> PrivacyBudget:
     in_output = node.simulated and not node.state_dir
     folder = Path(node.novel_output) if in_output else state_folder(node.state_dir, "", simulated=False)
     return PrivacyBudget(
-        path=folder / FILE,
+        path=folder / RECORD,
         experiment=PERSONALIZE,
         client=node.partition_id or 0,
         max_epsilon=node.max_epsilon,

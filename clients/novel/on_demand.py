@@ -7,6 +7,7 @@ is released per output folder, see `hyperfl_flwr.privacy.release_once`.
 ::
 
     release.npz         the pooled features of the samples, with noise if epsilon is set
+    privacy.jsonl       what the descriptor spends, in a simulation; a node keeps it in its state folder
     predictions.csv     file or index, class, confidence
     model.safetensors   the model; model.json describes it, use_model.py uses it
 """
@@ -30,14 +31,14 @@ from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.metrics.predictions import batches
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.models.standalone import write_model
-from hyperfl_flwr.privacy.budget import PrivacyBudget
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget
 from hyperfl_flwr.privacy.private_mean import descriptor_release, from_pooled, private_pooled, refuse_maximum
 from hyperfl_flwr.privacy.release_once import digest, release_once
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.protocol.queries import DESCRIPTOR
 
-RELEASE, PREDICTIONS = "release.npz", "predictions.csv"
+RELEASE, RECORD, PREDICTIONS = "release.npz", FILE, "predictions.csv"
 """Names of files in the output folder."""
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -128,7 +128,7 @@ def _scores(game: Game, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
         network,
         [ParameterSet(parameters=list(network.parameters()), learning_rate=learning_rate)],
         samples,
-        Epochs(batch_size=game.batch_size, steps=game.steps),
+        Epochs(epochs=0, batch_size=game.batch_size, steps=game.steps),
         StepNoise(clip_norm=1.0, noise_multiplier=noise),
     )
     # The clipped gradient of a canary of class 0 is (-1, 1) / sqrt(2) in its two weights; steps go the other way.

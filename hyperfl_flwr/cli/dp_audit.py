@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.launch.console import out
+from hyperfl_flwr.launch.console import err, out
 
 games = typer.Typer()
 
@@ -35,7 +36,6 @@ def run_dp_audit(
     """
     from hyperfl_flwr.audit.membership import BROKEN, Game, lower_bound, play
     from hyperfl_flwr.privacy.accounting import record_noise
-    from hyperfl_flwr.training.private_sgd import sample_rate
 
     if break_ not in ("", "noise"):
         raise ConfigError(f"--break must be noise, got {break_!r}")
@@ -44,18 +44,19 @@ def run_dp_audit(
     if min(canaries, batch) < 1:
         raise ConfigError(f"--canaries and --batch must be at least 1, got {canaries} and {batch}")
     try:
-        noise = record_noise(epsilon, delta, sample_rate(canaries, batch), steps)
+        noise = record_noise(epsilon, delta, min(1.0, batch / canaries), steps)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     game = Game(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise, broken=bool(break_))
     guesses = play(game)
     bound = lower_bound(guesses, delta, confidence)
+    largest = lower_bound(replace(guesses, correct=guesses.made), delta, confidence)
     if as_json:
         document = {
             "unit": "record", "epsilon": epsilon, "delta": delta, "noise_multiplier": noise,
             "noise_divided_by": BROKEN if break_ else 1.0, "steps": steps, "canaries": canaries,
             "guesses": guesses.made, "correct": guesses.correct, "confidence": confidence,
-            "lower_bound": bound, "refuted": bound > epsilon,
+            "lower_bound": bound, "largest_bound": largest, "refuted": bound > epsilon,
         }  # fmt: skip
         out.print(json.dumps(document), markup=False)
     else:
@@ -64,6 +65,8 @@ def run_dp_audit(
         played = f"{canaries} canaries, {steps} steps, {guesses.correct} of {guesses.made} guesses correct"
         out.print(f"stated        {stated}\ngame          {played}", markup=False)
         verdict = "refuted: the noise or its accounting is wrong" if bound > epsilon else "not refuted"
-        out.print(f"lower bound   epsilon {bound:.3g} with confidence {confidence:g}: {verdict}")
+        out.print(f"lower bound   epsilon {bound:.3g} with confidence {confidence:g}: {verdict}", markup=False)
+        if largest <= epsilon:
+            err.print(f"warning: with {canaries} canaries the bound is at most {largest:.3g}; give more --canaries")
     if bound > epsilon:
         raise typer.Exit(1)

@@ -207,7 +207,6 @@ def _in_percent(share: Spread) -> str:
 
 
 def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str) -> None:
-    from hyperfl_flwr.app.resolved import resolution_text
     from hyperfl_flwr.launch.core_locks import usable_cores
     from hyperfl_flwr.launch.estimate import estimate
     from hyperfl_flwr.launch.planning import plan
@@ -224,7 +223,7 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
     table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
     out.print(table)
-    out.print(resolution_text(cost.resolved), markup=False)
+    out.print(cost.resolution, markup=False)
 
 
 def _shape(shape: Any) -> str:  # noqa: ANN401
