@@ -14,7 +14,7 @@ Two data sets are neighbours if one has a record, or a client, that the other la
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -26,18 +26,21 @@ Noise = Literal["local", "server", "sum"]
 Mechanism = Literal["sampled-gaussian", "gaussian", "discrete-gaussian"]
 """Gaussian noise on Poisson batches, on a vector or a sum, or discrete in a secure sum."""
 
-LARGEST_EPSILON = 1e4
-"""Epsilons above it are reported as infinite: they promise nothing."""
-
-SMALLEST_NOISE = 0.02
-"""Noise multipliers of steps on Poisson batches below it count as no noise; one such step has an epsilon above 1000."""
+LARGEST_EPSILON = 500.0
+"""Epsilons above it are reported as infinite: they promise nothing, and e^epsilon soon exceeds floating point."""
 
 _INTERVAL = 1e-3
-"""Discretisation of the privacy losses at a noise multiplier of 1 or more; a finer one changes epsilon by less than a
-thousandth. It grows as the losses do with less noise, 1 / z^2."""
+"""Discretisation of the privacy losses for an epsilon of at most 30 and noise multipliers of at least 0.3: a finer one
+changes epsilon by less than a thousandth. It grows with epsilon, and as the losses of a step do, with 1 / z^2."""
+
+_LEAST_NOISE = 1e-3
+"""Noise multipliers below it count as no noise."""
 
 _PRECISION = 1e-4
 """Relative precision of a noise multiplier; it is rounded up."""
+
+_LARGEST_EXPONENT = 700.0
+"""Of e in floating point, rounded down."""
 
 _FACTOR = 1.02
 """First step of the search for a noise multiplier, up or down; squared with each further step."""
@@ -109,11 +112,9 @@ def record_noise(epsilon: float, delta: float, sample_rate: float, steps: int) -
     """
     _check_budget(epsilon, "steps", steps)
     _check(NoisyStep("sampled-gaussian", 1.0, sample_rate), steps)
-    # Where to search: the central limit of the composition (Bu, Dong, Long, Su, Harvard Data Science Review 2020,
-    # corollary 4) is a Gaussian mechanism with 1 / sigma = q sqrt(T (e^(1/z^2) - 1)).
+    # Where to search: at the noise of which the central limit spends epsilon, see `_scale`.
     single = 1 / (smallest_sigma(epsilon, delta, 1.0) * sample_rate)
     limit = 1 / math.sqrt(math.log1p(single**2 / steps))
-
     return _smallest_noise(lambda z: record_epsilon(z, sample_rate, steps, delta), epsilon, limit)
 
 
@@ -178,9 +179,7 @@ def _composed(taken: tuple[tuple[NoisyStep, int], ...], delta: float) -> float:
     """Return the epsilon of steps that were taken at least once; see `composed_epsilon`."""
     sampled = [(step, count) for step, count in taken if step.sample_rate < 1]
     whole = [(step, count) for step, count in taken if step.sample_rate == 1]
-    if any(step.noise_multiplier == 0 for step, _ in whole):
-        return math.inf
-    if any(step.noise_multiplier < SMALLEST_NOISE for step, _ in sampled):
+    if any(step.noise_multiplier < _LEAST_NOISE for step, _ in taken):
         return math.inf
     precision = sum(count / step.noise_multiplier**2 for step, count in whole)  # Gaussians add their 1 / z^2
     discrete = any(step.mechanism == "discrete-gaussian" for step, _ in whole)
@@ -198,14 +197,31 @@ def _composed(taken: tuple[tuple[NoisyStep, int], ...], delta: float) -> float:
     else:
         from dp_accounting.pld import PLDAccountant
 
-        least = min(1.0, *(step.noise_multiplier for step, _ in sampled))
-        accountant = PLDAccountant(value_discretization_interval=_INTERVAL / least**2)
+        scale, least = _scale(taken, delta), min(step.noise_multiplier for step, _ in sampled)
+        if scale > 2 * LARGEST_EPSILON:
+            return math.inf
+        interval = _INTERVAL * max(1, scale / 30, (0.3 / least) ** 2)
+        accountant = PLDAccountant(value_discretization_interval=interval)
         if precision:
             accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(precision)))
     for step, count in sampled:
         noise = dp_accounting.GaussianDpEvent(step.noise_multiplier)
         accountant.compose(dp_accounting.PoissonSampledDpEvent(step.sample_rate, noise), count)
     return float(accountant.get_epsilon(delta))
+
+
+def _scale(taken: Iterable[tuple[NoisyStep, int]], delta: float) -> float:
+    """Return about the epsilon of steps: the smaller one of their central limit and of the steps on all records.
+
+    The central limit of the composition (Bu, Dong, Long, Su, Harvard Data Science Review 2020, corollary 4) is one
+    Gaussian mechanism with 1 / sigma^2 = sum of q^2 (e^(1/z^2) - 1); with little noise it is far too large.
+    """
+    limit = whole = 0.0
+    for step, count in taken:
+        losses = 1 / step.noise_multiplier**2
+        limit += count * step.sample_rate**2 * math.expm1(min(losses, _LARGEST_EXPONENT))
+        whole += count * losses
+    return smallest_epsilon(1 / math.sqrt(min(limit, whole)), delta, 1.0)
 
 
 def _smallest_noise(spent: Callable[[float], float], epsilon: float, near: float) -> float:
