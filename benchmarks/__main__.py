@@ -60,7 +60,9 @@ def main() -> None:
         return dataclasses.replace(work, train=100, test=50, epochs=1, clients=4) if options.quick else work
 
     def noisy_steps() -> list[PrivateSteps]:
-        return [measure_private(quick_version(work), target, options.repetitions, note) for target, work in PRIVATE_WORK]
+        return [
+            measure_private(quick_version(work), target, options.repetitions, note) for target, work in PRIVATE_WORK
+        ]
 
     if options.private_steps:
         print("\n\n".join(private_parts(noisy_steps())))

@@ -49,6 +49,7 @@ class Scaled(nn.Module):
     def __init__(self, network: Target) -> None:
         super().__init__()
         self.network, self.factor = network, nn.Parameter(torch.ones(()))
+        network.extractor.layout = nn.Identity()  # vmap has no channels-last layout
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits times the factor."""

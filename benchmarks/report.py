@@ -245,9 +245,8 @@ def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
         yield f"a node's memory {above}", "at most 9", f"{node:.1f}"
         yield f"the server's memory {above}", "at most 11", f"{server:.1f}"
     for step in results.private:
-        if (target := STEP_TARGETS.get((step.target, step.shape[1]))) is not None:
-            what = f"a noisy step to a plain one, {step.target}, {'x'.join(map(str, step.shape))}"
-            yield what, target, f"{step.ratio:.2f}"
+        what = f"a noisy step to a plain one, {step.target}, {'x'.join(map(str, step.shape))}"
+        yield what, STEP_TARGETS.get((step.target, step.shape[1]), ""), f"{step.ratio:.2f}"
     for cost in results.secure:
         what = f"{cost.nodes} nodes with {cost.parameters:,} parameters"
         targets = SECURE_TARGETS.get((cost.nodes, cost.parameters < LARGE), ("", "", ""))

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from hyperfl_flwr.models.layers.batchnorm import AnyBatchNorm
 from hyperfl_flwr.models.layers.dropout import Dropout
+from hyperfl_flwr.training.sample_gradients import Explicit, Factored, Part, clipped
 from hyperfl_flwr.training.window_gradients import convolution_gradients, linear_gradients
 
 LARGEST = 2**26
@@ -103,19 +104,19 @@ class PerExampleGradients:
         """
         if not clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, got {clip_norm}")
-        sums = [torch.zeros_like(parameter) for parameter in self._parameters]
-        losses = [images.new_zeros(0)]
+        if not len(images):
+            return ClippedSums(sums=[torch.zeros_like(each) for each in self._parameters], losses=images.new_zeros(0))
         size = max(1, LARGEST // max(1, self._kept))
+        sums, losses = [], []
         for some, truth in zip(torch.split(images, size), torch.split(labels, size), strict=True):
-            if not len(some):
-                continue
             parts, found = self._gradients(some, truth)
-            for total, part in zip(sums, _clipped(parts, clip_norm), strict=True):
-                total += part
+            sums.append(clipped(parts, clip_norm))
             losses.append(found)
-        return ClippedSums(sums=sums, losses=torch.cat(losses))
+        return ClippedSums(
+            sums=[sum(column[1:], column[0]) for column in zip(*sums, strict=True)], losses=torch.cat(losses)
+        )
 
-    def _gradients(self, images: Tensor, labels: Tensor) -> tuple[list["_Part"], Tensor]:
+    def _gradients(self, images: Tensor, labels: Tensor) -> tuple[list[Part], Tensor]:
         if self._layers is None:
             return self._by_vmap(images, labels)
         uses, losses = self._recorded(self._layers, images, labels)
@@ -131,37 +132,39 @@ class PerExampleGradients:
 
     def _by_layers(
         self, layers: Mapping[nn.Module, list[int]], uses: Sequence["_Use"], losses: Tensor, *, keep: bool = False
-    ) -> list["_Part"]:
+    ) -> list[Part]:
         """Return the gradients of each parameter in closed form; `keep` keeps the graph."""
         edges = [use.edge for use in uses]
         # Only the outputs are asked for, so autograd computes no gradients of weights.
         found = torch.autograd.grad(losses.sum(), edges, retain_graph=keep, allow_unused=True)
-        for use in uses:
-            use.check()
-        parts: list[_Part] = []
+        parts: list[Part] = []
         for layer, numbers in layers.items():
             mine = [(use.inputs, g) for use, g in zip(uses, found, strict=True) if use.layer is layer and g is not None]
             parts.append(_part_of(layer, numbers, mine, [self._parameters[number] for number in numbers], len(losses)))
         return parts
 
     def _fits(self, probes: Tensor, labels: Tensor) -> bool:
-        """Return whether the closed form agrees with autograd; also count the gradients that it keeps.
+        """Return whether the closed form agrees with autograd for each sample; also count the gradients that it keeps.
 
-        It does not if a layer's parameters are used without calling the layer, or if its input is changed in place.
+        It does not if a layer's parameters are used without calling the layer, or if the first dimension of a layer's
+        input is not that of the samples.
         """
         assert self._layers is not None
         uses, losses = self._recorded(self._layers, probes, labels)
-        try:
-            parts = self._by_layers(self._layers, uses, losses, keep=True)
-        except (_ChangedError, RuntimeError):
+        if any(len(use.inputs) != _PROBES for use in uses):
             return False
-        found: dict[int, Tensor] = {}
-        for part in parts:
-            found |= part.sums(torch.ones(_PROBES, dtype=torch.float64, device=probes.device))
-        expected = torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True)
+        parts = self._by_layers(self._layers, uses, losses, keep=True)
         self._kept = sum(part.kept for part in parts) // _PROBES
-        right = [torch.zeros_like(each) if one is None else one for each, one in zip(self._parameters, expected, strict=True)]
-        return _close(*(torch.cat([one.flatten() for one in side]) for side in ([found[n] for n in sorted(found)], right)))
+        for row, only in enumerate(torch.eye(_PROBES, dtype=torch.float64, device=probes.device)):
+            found: dict[int, Tensor] = {}
+            for part in parts:
+                found |= part.sums(only)
+            right = torch.autograd.grad(losses[row], self._parameters, retain_graph=True, allow_unused=True)
+            expected = [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, right, strict=True)]
+            sides = ([found[number] for number in sorted(found)], expected)
+            if not _close(*(torch.cat([each.flatten() for each in side]) for side in sides)):
+                return False
+        return True
 
     def _try_vmap(self, probes: Tensor, labels: Tensor) -> None:
         try:
@@ -172,7 +175,7 @@ class PerExampleGradients:
                 f"layers that it supports, for example Conv2d and Linear"
             ) from error
 
-    def _by_vmap(self, images: Tensor, labels: Tensor) -> tuple[list["_Part"], Tensor]:
+    def _by_vmap(self, images: Tensor, labels: Tensor) -> tuple[list[Part], Tensor]:
         wanted = {id(parameter) for parameter in self._parameters}
         names = {id(value): name for name, value in self._network.named_parameters() if id(value) in wanted}
         values = {names[id(parameter)]: parameter.detach() for parameter in self._parameters}
@@ -185,99 +188,7 @@ class PerExampleGradients:
         with torch.no_grad():
             gradients, losses = each(values, images, labels)
         found = {number: gradients[names[id(parameter)]] for number, parameter in enumerate(self._parameters)}
-        return [_Explicit(found)], losses
-
-
-class _Part(Protocol):
-    """Gradients of some parameters, sample by sample."""
-
-    @property
-    def kept(self) -> int:
-        """Number of gradients in memory."""
-
-    def squared_norms(self) -> Tensor:
-        """Return each sample's squared norm [B], float64."""
-
-    def only(self, rows: Tensor) -> "_Part":
-        """Return the part of the samples with a True in `rows` [B]."""
-
-    def sums(self, scale: Tensor) -> dict[int, Tensor]:
-        """Return the sums of the gradients times `scale` [B], float64, by the parameter's number."""
-
-
-@dataclass(frozen=True)
-class _Explicit:
-    """Gradients [B, ...] in memory, by the parameter's number."""
-
-    gradients: Mapping[int, Tensor]
-
-    @property
-    def kept(self) -> int:
-        return sum(gradient.numel() for gradient in self.gradients.values())
-
-    def squared_norms(self) -> Tensor:
-        norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in self.gradients.values()]
-        return torch.stack(norms).double().square().sum(0)
-
-    def only(self, rows: Tensor) -> "_Explicit":
-        return _Explicit({number: gradient[rows] for number, gradient in self.gradients.items()})
-
-    def sums(self, scale: Tensor) -> dict[int, Tensor]:
-        return {
-            number: (scale.to(gradient) @ gradient.flatten(1)).reshape(gradient.shape[1:])
-            for number, gradient in self.gradients.items()
-        }
-
-
-@dataclass(frozen=True)
-class _Factored:
-    """A linear layer's gradients g (a, 1)^T, kept as factors.
-
-    Attributes:
-        inputs: Inputs a [B, I].
-        outputs: Gradients g [B, O] with respect to the outputs.
-        weight: Number of the weight; None if it is constant.
-        bias: Number of the bias; None if it is constant or there is none.
-    """
-
-    inputs: Tensor
-    outputs: Tensor
-    weight: int | None
-    bias: int | None
-
-    @property
-    def kept(self) -> int:
-        return 0
-
-    def squared_norms(self) -> Tensor:
-        # In float64, as a product of squares can over- or underflow where the product does not.
-        of_inputs, of_outputs = (side.double().square().sum(1) for side in (self.inputs, self.outputs))
-        return of_outputs * (of_inputs * (self.weight is not None) + (self.bias is not None))
-
-    def only(self, rows: Tensor) -> "_Factored":
-        return _Factored(self.inputs[rows], self.outputs[rows], self.weight, self.bias)
-
-    def sums(self, scale: Tensor) -> dict[int, Tensor]:
-        scaled = self.outputs * scale.to(self.outputs)[:, None]
-        found = {} if self.weight is None else {self.weight: scaled.T @ self.inputs}
-        return found if self.bias is None else found | {self.bias: scaled.sum(0)}
-
-
-def _clipped(parts: Sequence[_Part], clip_norm: float) -> list[Tensor]:
-    """Return the clipped sums, in the order of the parameters."""
-    squares = torch.stack([part.squared_norms() for part in parts]).sum(0)
-    finite = squares.isfinite()
-    if not finite.all():  # zero times infinity is not zero, so the rows must go
-        parts, squares = [part.only(finite) for part in parts], squares[finite]
-    scale = (clip_norm / squares.sqrt()).clamp(max=1)
-    found: dict[int, Tensor] = {}
-    for part in parts:
-        found |= part.sums(scale)
-    return [found[number] for number in sorted(found)]
-
-
-class _ChangedError(Exception):
-    """A layer's input was changed in place after the layer had used it."""
+        return [Explicit(found)], losses
 
 
 @dataclass(frozen=True)
@@ -286,12 +197,7 @@ class _Use:
 
     layer: nn.Module
     inputs: Tensor
-    version: int
     edge: GradientEdge
-
-    def check(self) -> None:
-        if self.inputs._version != self.version:  # noqa: SLF001 - autograd's own test has no public name
-            raise _ChangedError
 
 
 @contextmanager
@@ -302,7 +208,7 @@ def _recording(layers: Mapping[nn.Module, Any]) -> Iterator[list[_Use]]:
     def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         inputs = (args[0] if args else kwargs["input"]).detach()
         # The edge of the graph, not the tensor: a later layer may change the output in place.
-        uses.append(_Use(layer, inputs, inputs._version, get_gradient_edge(output)))  # noqa: SLF001
+        uses.append(_Use(layer, inputs, get_gradient_edge(output)))
 
     with ExitStack() as stack:
         for layer in layers:
@@ -316,35 +222,38 @@ def _trained_layers(network: nn.Module, parameters: Sequence[Tensor]) -> dict[nn
     There is none if a parameter belongs to another kind of layer, or to several layers.
     """
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-    layers = {
-        layer: [numbers[id(value)] for value in layer.parameters(recurse=False) if id(value) in numbers]
-        for layer in network.modules()
-    }
-    layers = {layer: found for layer, found in layers.items() if found}
-    known = all(
-        isinstance(layer, kind) and type(layer).forward is kind.forward
-        for layer in layers
-        for kind in ((nn.Conv2d if isinstance(layer, nn.Conv2d) else nn.Linear),)
-    )
-    return layers if known and sorted(sum(layers.values(), [])) == list(range(len(parameters))) else None
+    layers: dict[nn.Module, list[int]] = {}
+    for layer in network.modules():
+        if found := [numbers[id(value)] for value in layer.parameters(recurse=False) if id(value) in numbers]:
+            layers[layer] = found
+    owned = sorted(number for found in layers.values() for number in found)
+    return layers if all(map(_is_known, layers)) and owned == list(range(len(parameters))) else None
+
+
+def _is_known(layer: nn.Module) -> bool:
+    return any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in (nn.Conv2d, nn.Linear))
 
 
 def _part_of(
     layer: nn.Module, numbers: Sequence[int], uses: Sequence[tuple[Tensor, Tensor]], like: Sequence[Tensor], batch: int
-) -> _Part:
+) -> Part:
     """Return the gradients of a layer's parameters from its inputs and the gradients of its outputs."""
     of = {id(parameter): number for parameter, number in zip(like, numbers, strict=True)}
     weight, bias = (of.get(id(getattr(layer, name))) for name in ("weight", "bias"))
     if isinstance(layer, nn.Linear) and len(uses) == 1 and uses[0][0].ndim == 2:
-        return _Factored(*uses[0], weight, bias)
-    total = {number: torch.zeros(batch, *each.shape).to(each) for number, each in zip(numbers, like, strict=True)}
-    for use, (inputs, outputs) in enumerate(uses):
-        one = convolution_gradients if isinstance(layer, nn.Conv2d) else linear_gradients
-        for number, found in zip((weight, bias), one(layer, inputs, outputs), strict=True):  # type: ignore[operator]
+        return Factored(*uses[0], weight, bias)
+    total: dict[int, Tensor] = {}
+    for inputs, outputs in uses:
+        if isinstance(layer, nn.Conv2d):
+            both = convolution_gradients(layer, inputs, outputs)
+        else:
+            both = linear_gradients(inputs, outputs)
+        for number, found in zip((weight, bias), both, strict=True):
             if number is not None:
                 # A layer that is used several times has the sum of the gradients of its uses.
-                total[number] = total[number] + found if use else found
-    return _Explicit(total)
+                total[number] = total[number] + found if number in total else found
+    unused = {number: each.new_zeros(batch, *each.shape) for number, each in zip(numbers, like, strict=True)}
+    return Explicit(total or unused)
 
 
 def _refuse_mixing(network: nn.Module, probes: Tensor) -> None:
@@ -361,7 +270,7 @@ def _refuse_mixing(network: nn.Module, probes: Tensor) -> None:
         layer.eval()
     try:
         with torch.no_grad():
-            together, apart = network(probes), torch.cat([network(probe) for probe in probes.split(1)])
+            together, apart = network(probes), torch.cat([network(probe) for probe in torch.split(probes, 1)])
     finally:
         for layer in dropouts:
             layer.train()

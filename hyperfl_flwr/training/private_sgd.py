@@ -89,9 +89,7 @@ def sample_rate(num_examples: int, batch_size: int) -> float:
     return min(1.0, batch_size / num_examples)
 
 
-def poisson_batches(
-    data: TrainingData, batch_size: int, rng: np.random.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
+def poisson_batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the Poisson batches of one pass as (images, labels): as many as `batches` yields, some may be empty.
 
     Which samples they have comes from the operating system's random numbers; `rng` is for augmentation alone.
@@ -167,7 +165,7 @@ def _noised(sums: Sequence[Tensor], noise: StepNoise) -> list[Tensor]:
     if noise.noise_multiplier:
         sizes = [each.numel() for each in sums]
         values = gaussian_tensor(sum(sizes), noise.noise_multiplier * noise.clip_norm)
-        for each, part in zip(sums, values.to(sums[0]).split(sizes), strict=True):
+        for each, part in zip(sums, torch.split(values.to(sums[0]), sizes), strict=True):
             each += part.view_as(each)
     return list(sums)
 

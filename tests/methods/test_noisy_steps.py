@@ -79,7 +79,12 @@ def test_a_client_states_its_release_before_it_trains(method: str, heads: str, t
         assert release is None
         return
     assert release is not None
-    assert (release.unit, release.mechanism, release.sample_rate, release.steps) == ("record", "sampled-gaussian", 0.5, 2)
+    assert (release.unit, release.mechanism, release.sample_rate, release.steps) == (
+        "record",
+        "sampled-gaussian",
+        0.5,
+        2,
+    )
     # 40 samples, batches of 20, one epoch, two rounds
     assert release.noise_multiplier == record_noise(8.0, 1e-5, 0.5, 4)
     assert record_epsilon(release.noise_multiplier, 0.5, 4, 1e-5) <= 8.0
@@ -167,10 +172,7 @@ def test_local_training_of_the_classifier_alone(trains: str, federate: Federate)
     config = resolved(RunConfig.from_flat(settings_of(run)))
     states = [PrivateState(run / "clients", _experiment(run), client).load(3) for client in range(NUM_CLIENTS)]
     start = member(config, run).initial_private()["model"]
-    same = [
-        all((state[f"model/{name}"] == value.numpy()).all() for state in states)
-        for name, value in start.items()
-    ]
+    same = [all((state[f"model/{name}"] == value.numpy()).all() for state in states) for name, value in start.items()]
     names = list(start)
     is_body = [name.startswith("extractor.") for name in names]
     assert same == (is_body if trains == "classifier" else [False] * len(names))

@@ -109,10 +109,16 @@ def test_with_a_rate_of_nearly_zero_it_is_fedavg(tmp_path):
 def test_with_noise_the_private_classifier_moves_as_the_setting_says(heads, tmp_path):
     """`noised`: along the shared classifier's noisy change, at the ratio of the rates; `published`: along its own."""
     changes = {"batch-size": 30, "local-epochs": 1, "ppsgd.head-learning-rate": 0.3, "dp.epsilon": 5.0, "num-rounds": 1}
-    member = client(PPSGDClient, tmp_path, changes | {"dp.heads": heads})
+    changes |= {"weight-decay": 0.0, "dp.heads": heads}
+    member = client(PPSGDClient, tmp_path, changes)
     before = start(member)
     found = rounds(member)
-    moved = torch.cat([torch.from_numpy(found[f"classifier.{n}"] - before[f"classifier.{n}"].numpy()).flatten() for n in ("weight", "bias")])
+    moved = torch.cat(
+        [
+            torch.from_numpy(found[f"classifier.{n}"] - before[f"classifier.{n}"].numpy()).flatten()
+            for n in ("weight", "bias")
+        ]
+    )
     own = torch.cat([value.detach().flatten() for value in member.network.offset.parameters()])
     data, model = member.context.data, client(FedAvgClient, tmp_path).model
     model.load_state_dict(before, assign=True)

@@ -166,9 +166,8 @@ def test_a_step_divides_by_the_expected_size_of_a_batch():
         network = model()
         part = ParameterSet(parameters=list(network.parameters()), learning_rate=1e-4)
         before = flat(part.parameters)
-        (gradient,) = (
-            flat(torch.autograd.grad(functional.cross_entropy(network(data.train_images), data.train_labels), part.parameters)),
-        )  # fmt: skip
+        loss = functional.cross_entropy(network(data.train_images), data.train_labels)
+        gradient = flat(torch.autograd.grad(loss, part.parameters))
         epochs = Epochs(epochs=1, batch_size=10, steps=1)
         train_private_epochs(network, [part], data, epochs, StepNoise(clip_norm=1e9, noise_multiplier=0.0))
         size = float((before - flat(part.parameters)) @ gradient / gradient.square().sum()) / 1e-4 * 10
