@@ -123,7 +123,14 @@ def test_a_run_spends_its_horizon_and_no_message_more(tmp_path: Path) -> None:
         one.spend(number, release)
     with pytest.raises(RefusalError) as caught:
         one.spend(6, release)
-    numbers = ["round 6 of run a", "client 0", "one record to 4.3", "at delta 1e-05", "max-epsilon = 4", "the 6 earlier"]
+    numbers = [
+        "round 6 of run a",
+        "client 0",
+        "one record to 4.3",
+        "at delta 1e-05",
+        "max-epsilon = 4",
+        "the 6 earlier",
+    ]
     assert not [text for text in numbers if text not in str(caught.value)]
     public = for_others(caught.value)
     assert public == "the privacy budget that this node's owner allows (max-epsilon) does not suffice for this upload"
