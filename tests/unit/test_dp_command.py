@@ -98,7 +98,7 @@ def test_what_was_spent(call: Call, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
     assert cells[:5] == [
-        ["0", "aaaa", "10", "3.998", "infinite", "client"], ["0", "all runs", "10", "3.998", "infinite", "client"],
+        ["0", "aaaa", "10", "4", "infinite", "client"], ["0", "all runs", "10", "4", "infinite", "client"],
         ["1", "aaaa", "10", cells[2][3], "17.86", "client"], ["1", "all runs", "10", cells[3][3], "17.86", "client"],
         ["2", "aaaa", "1", "infinite", "infinite", "nothing"],
     ]  # fmt: skip
