@@ -85,10 +85,8 @@ def test_the_noise_as_stated_is_not_refuted_and_a_tenth_of_it_is() -> None:
     wrong = stats.norm.sf(tenth) / GUESSED
     assert wrong > 0.14
     assert stats.binom.cdf(2, made, wrong) < 1e-20
-    two, three = (
-        lower_bound(Guesses(canaries=canaries, made=made, correct=made - n), DELTA, CONFIDENCE) for n in (2, 3)
-    )
-    assert two > EPSILON > three
+    two, three = (Guesses(canaries=canaries, made=made, correct=made - errors) for errors in (2, 3))
+    assert lower_bound(two, DELTA, CONFIDENCE) > EPSILON > lower_bound(three, DELTA, CONFIDENCE)
     honest = play(Game(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise))
     broken = play(Game(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise, broken=True))
     assert honest.made == broken.made == made
