@@ -133,7 +133,8 @@ def _scores(game: Game, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
     )
     # The clipped gradient of a canary of class 0 is (-1, 1) / sqrt(2) in its two weights; steps go the other way.
     change: NDArray[np.float64] = network.weight.detach().double().numpy()
-    return (change[0] - change[1]) * expected / (math.sqrt(2) * learning_rate)
+    scores: NDArray[np.float64] = (change[0] - change[1]) * expected / (math.sqrt(2) * learning_rate)
+    return scores
 
 
 def lower_bound(guesses: Guesses, delta: float, confidence: float) -> float:
