@@ -20,7 +20,7 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
-from hyperfl_flwr.privacy.private_mean import private_descriptor
+from hyperfl_flwr.privacy.private_mean import descriptor_release, private_descriptor
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
@@ -116,11 +116,14 @@ class ITPFLClient(PFedHNClient):
         Raises:
             ValueError: If the arrays do not fit the encoder, noise cannot protect its descriptors, or a query to a
                 trained client selects, corrupts or noises samples.
+            RefusalError: If the owner's privacy budget does not allow it.
         """
         if question != QuerySpec() and not is_novel(self.context):
             raise ValueError("a trained client describes all of its samples, unchanged, or none")
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
         samples = unlabelled(self.context, question)
+        if self.context.budget:
+            self.context.budget.spend(self.context.round, descriptor_release(question.epsilon, question.delta))
         if question.epsilon is None:
             descriptor = self.encoder.descriptor(samples)
         else:

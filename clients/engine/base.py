@@ -140,7 +140,8 @@ class BaseClient(ReportedMetrics, LocalTraining, NumPyClient):
         began = time.perf_counter()
         self._load(self._named(parameters), config["version"])
         release = self.release()
-        if context.budget is not None:  # before training: a process that is killed has spent it, too
+        if context.budget is not None and self.exchanged_groups():
+            # Before training: a process that is killed has spent it, too.
             context.budget.spend(config["round"], release)
         metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate())
         evaluated = time.perf_counter()

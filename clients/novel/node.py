@@ -8,12 +8,13 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
-from clients.novel.on_demand import NovelOwner, OnDemandClient
-from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_OUTPUT, NodeConfig
+from clients.novel.on_demand import RECORD, NovelOwner, OnDemandClient
+from hyperfl_flwr.config.node_config import NOVEL_DATA, NOVEL_OUTPUT, NodeConfig, state_folder
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.node.cohort import failure_of
+from hyperfl_flwr.privacy.budget import PrivacyBudget
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
@@ -63,6 +64,7 @@ class NovelNode:
                 epsilon=node.novel_epsilon,
                 delta=node.novel_delta,
                 device=resolve_device(node.device),
+                budget=_budget(node),
             ),
             partition=node.partition_id or 0,
             num_nodes=node.num_partitions or 1,
@@ -112,3 +114,19 @@ class NovelNode:
                 f"the message has models for the clients {sorted(per_client)}, this is client {self.partition}"
             )
         return client.personalize(per_client[self.partition])
+
+
+def _budget(node: NodeConfig) -> PrivacyBudget:
+    """Return the record of a novel client: in its state folder, or without one in a simulation in its output folder.
+
+    The server's requests for a descriptor belong to no run of the client's: what they spend is counted together.
+    """
+    in_output = node.simulated and not node.state_dir
+    folder = Path(node.novel_output) if in_output else state_folder(node.state_dir, "", simulated=False)
+    return PrivacyBudget(
+        path=folder / RECORD,
+        experiment=PERSONALIZE,
+        client=node.partition_id or 0,
+        max_epsilon=node.max_epsilon,
+        delta=node.max_epsilon_delta,
+    )

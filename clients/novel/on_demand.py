@@ -7,6 +7,7 @@ is released per output folder, see `hyperfl_flwr.privacy.release_once`.
 ::
 
     release.npz         the pooled features of the samples, with noise if epsilon is set
+    privacy.jsonl       what the descriptor spends, in a simulation; a node keeps it in its state folder
     predictions.csv     file or index, class, confidence
     model.safetensors   the model; model.json describes it, use_model.py uses it
 """
@@ -30,13 +31,14 @@ from hyperfl_flwr.data.unlabelled import Unlabelled, read_unlabelled
 from hyperfl_flwr.metrics.predictions import batches
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.models.standalone import write_model
-from hyperfl_flwr.privacy.private_mean import from_pooled, private_pooled, refuse_maximum
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget
+from hyperfl_flwr.privacy.private_mean import descriptor_release, from_pooled, private_pooled, refuse_maximum
 from hyperfl_flwr.privacy.release_once import digest, release_once
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.protocol.queries import DESCRIPTOR
 
-RELEASE, PREDICTIONS = "release.npz", "predictions.csv"
+RELEASE, RECORD, PREDICTIONS = "release.npz", FILE, "predictions.csv"
 """Names of files in the output folder."""
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -52,6 +54,7 @@ class NovelOwner:
         device: Device that computes.
         epsilon: Privacy parameter epsilon of the descriptor's noise; None for no noise.
         delta: Privacy parameter delta of the descriptor's noise; None for no noise.
+        budget: The record of what descriptors spend; None to record nothing.
 
     Raises:
         ConfigError: If one of epsilon and delta is given without the other, or is out of range.
@@ -62,6 +65,7 @@ class NovelOwner:
     device: torch.device
     epsilon: float | None = None
     delta: float | None = None
+    budget: PrivacyBudget | None = None
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -126,6 +130,7 @@ class OnDemandClient:
         Raises:
             ValueError: If the arrays are not those of the encoder.
             StateError: If another descriptor has been released into the output folder.
+            RefusalError: If the owner's privacy budget does not allow it.
         """
         encoder = self._loaded(self.recipe.new_encoder(), received, "encoder")
         # A release is repeated only for equal inputs; each further noisy release would cost privacy budget.
@@ -138,6 +143,8 @@ class OnDemandClient:
         }
 
         def pooled() -> NDArray[np.float64]:
+            if self.owner.budget:
+                self.owner.budget.spend(0, descriptor_release(self.owner.epsilon, self.owner.delta))
             samples = torch.cat(list(self._batches()))
             if self.owner.epsilon is None or self.owner.delta is None:
                 exact: NDArray[np.float64] = encoder.pooled(samples).cpu().numpy()

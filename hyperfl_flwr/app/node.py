@@ -11,6 +11,7 @@ from flwr.app import ConfigRecordValues
 from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
+from hyperfl_flwr.app.budget import budget_of, refuse_unbounded
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
@@ -61,6 +62,7 @@ class NodeApp:
                 f"a node with local data hosts exactly one client: num-clients plus novel.clients must be the "
                 f"number of nodes, {self.num_nodes}, got {self.config.hosted_clients}"
             )
+        refuse_unbounded(node, self.config, self.clients)
         self.keeps_model = not self.simulated if self.node.keep_model is None else self.node.keep_model
         self.mixing_secret = self._mixing_secret()
         self.device = resolve_device(self.config.device)
@@ -92,11 +94,13 @@ class NodeApp:
         client_class = client_of(self.config.method)
         data = self.data()
         states, key = self._states(request), self._mixing_key(request.experiment)
+        record = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
 
         def make_client(client: int) -> BaseClient:
             state = PrivateState(states, request.experiment, client)
             setting = client_setting(self.config, data, client, self.device, state, key)
-            return client_class(replace(setting, round=request.round, keeps_model=self.keeps_model))
+            budget = budget_of(self.node, record, request.experiment, client)
+            return client_class(replace(setting, round=request.round, keeps_model=self.keeps_model, budget=budget))
 
         return adapter.Cohort(
             make_client=make_client,

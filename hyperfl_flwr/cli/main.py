@@ -19,6 +19,8 @@ from hyperfl_flwr import __version__
 from hyperfl_flwr.cli.audit import audits
 from hyperfl_flwr.cli.deploy import deployments
 from hyperfl_flwr.cli.doctor import doctors
+from hyperfl_flwr.cli.dp import budgets
+from hyperfl_flwr.cli.dp_audit import games
 from hyperfl_flwr.cli.export import exports
 from hyperfl_flwr.cli.ledger import ledgers
 from hyperfl_flwr.cli.personalize import personal
@@ -43,6 +45,8 @@ cli.add_typer(audits)
 cli.add_typer(personal)
 cli.add_typer(deployments, name="deploy")
 cli.add_typer(ledgers)
+cli.add_typer(budgets)
+cli.add_typer(games)
 cli.add_typer(doctors)
 cli.add_typer(listings)
 cli.add_typer(boards)
@@ -207,7 +211,6 @@ def _in_percent(share: Spread) -> str:
 
 
 def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: str) -> None:
-    from hyperfl_flwr.app.resolved import resolution_text
     from hyperfl_flwr.launch.core_locks import usable_cores
     from hyperfl_flwr.launch.estimate import estimate
     from hyperfl_flwr.launch.planning import plan
@@ -224,7 +227,7 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
     table.add_row("one client's round", f"{cost.client_seconds:.1f} s (measured for one epoch and for two)")
     table.add_row(f"time for {planned.num_rounds} rounds", f"about {cost.seconds / 60:.1f} minutes")
     out.print(table)
-    out.print(resolution_text(cost.resolved), markup=False)
+    out.print(cost.resolution, markup=False)
 
 
 def _shape(shape: Any) -> str:  # noqa: ANN401

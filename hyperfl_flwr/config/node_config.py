@@ -130,6 +130,14 @@ class NodeConfig(Section):
         False,
         "Refuse every run that would see this node's clients alone (`secagg.enabled = false`). Needs `peers-file`.",
     )
+    max_epsilon: PositiveFloat | None = setting(
+        None,
+        "Largest ε that the uploads of a client of this node may spend, over all runs that `privacy.jsonl` in "
+        "`state-dir` has recorded. Uploads beyond it are refused, as are all that nothing on this node bounds: without "
+        "noise, or with noise that the server adds. Not given: no limit.",
+        values="number > 0",
+    )
+    max_epsilon_delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `max-epsilon`.")
     novel_data: str = setting(
         "", "Data of a novel client, which receives a model on demand and does not train.", values="absolute path"
     )

@@ -56,7 +56,7 @@ class DeviceError(HyperFLError):
 
 
 class RefusalError(HyperFLError):
-    """A node refuses a request of the server; the message is meant for the server."""
+    """A node refuses a request of the server; the message is meant for the server, unless there is a public one."""
 
 
 class InstallationError(HyperFLError):
@@ -72,6 +72,6 @@ class RunFailedError(HyperFLError):
 def for_others(error: Exception) -> str:
     """Return the description of an error that other machines may see: its public message, else only its type."""
     if isinstance(error, RefusalError):
-        return str(error)
+        return error.public or str(error)
     public = error.public if isinstance(error, HyperFLError) else ""
     return public or f"{type(error).__name__}, see the node's log"

@@ -24,7 +24,10 @@ from hyperfl_flwr.flower.superlink.fleet_api import Registration, ask_registrati
 from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, Level, error, ok, warning
 from hyperfl_flwr.launch.machine_checks import gpus
+from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
+from hyperfl_flwr.privacy.budget import read_record
 from hyperfl_flwr.privacy.secret_rotation import read_key
+from hyperfl_flwr.privacy.spent import spent
 
 FILES = ("ca.crt", "node.key", FILE, PLACE, VERSIONS, "start.sh")
 
@@ -56,6 +59,7 @@ def check_node(folder: Path, announced: Mapping[str, Scalar]) -> Iterator[Findin
     yield from _device(node.device)
     yield from _mixing_key(node.mixing_key_file)
     yield from pinned_keys(folder, place, node)
+    yield from _privacy_budget(node)
     yield from _data(node, sample_format)
     yield from _server(folder, place)
 
@@ -85,6 +89,26 @@ def _mixing_key(file: str) -> Iterator[Finding]:
         yield error("mixing-key-file", str(failure), f"set it in {FILE}")
         return
     yield from machine.private("mixing-key-file", [Path(file)])
+
+
+def _privacy_budget(node: NodeConfig) -> Iterator[Finding]:
+    """Check the record of what was spent, and compare it with the owner's budget."""
+    file, limit, delta = Path(node.state_dir) / PRIVACY_RECORD, node.max_epsilon, node.max_epsilon_delta
+    try:
+        record = read_record(file) if file.exists() else []
+    except StateError as failure:
+        yield error("privacy", str(failure), "without it, uploads are refused as soon as max-epsilon is set")
+        return
+    if limit is None:
+        if record:
+            yield ok("privacy", f"{len(record)} uploads recorded; max-epsilon is not set in {FILE}, so none is refused")
+        return
+    largest = max((row.counted_epsilon for row in spent(record, delta)), default=0.0)
+    text = f"max-epsilon = {limit:g} at delta {delta:g}; {len(record)} uploads have spent {largest:.4g}"
+    if largest >= limit:
+        yield warning("privacy", text, f"further uploads are refused; a larger max-epsilon in {FILE} allows some")
+    else:
+        yield ok("privacy", text)
 
 
 def _data(node: NodeConfig, sample_format: SampleFormat) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import torch
 from clients.engine.context import client_setting
 from hyperfl_flwr.app.methods import client_of, new_strategy
 from hyperfl_flwr.app.node import data_properties
-from hyperfl_flwr.app.resolved import resolution, resolved
+from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.device import resolve_device
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data
@@ -58,6 +58,11 @@ class Estimate:
     memory_bytes: int
     seconds: float
     client_seconds: float
+
+    @property
+    def resolution(self) -> str:
+        """One line for the user on what each `auto` has become."""
+        return resolution_text(self.resolved)
 
 
 def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:

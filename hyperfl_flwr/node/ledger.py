@@ -4,12 +4,9 @@
 processed or sent. No line is ever removed; a resumed run repeats rounds, and its ledger holds both passes.
 """
 
-import contextlib
-import fcntl
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from hyperfl_flwr.core.append_only import append, locked
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.protocol.messages import CONFIG, MAX_REASON, printable
 from hyperfl_flwr.protocol.sizes import record_bytes
@@ -164,39 +162,13 @@ class Ledger:
         """
         line = (json.dumps(asdict(entry)) + "\n").encode()
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self.path) as file:
-                _append(file, line)
+            with locked(self.path) as file:
+                append(file, line)
         except OSError as error:
             raise LedgerError(
                 f"the ledger {self.path} cannot be written: {error.strerror}; free disk space, or give the node's user "
                 f"write permission"
             ) from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(file)
-
-
-def _append(file: int, line: bytes) -> None:
-    size = os.fstat(file).st_size
-    if size and os.pread(file, 1, size - 1) != b"\n":
-        line = b"\n" + line  # a crash left an incomplete last line; it stays, and the new entry gets a separate line
-    try:
-        written = 0
-        while written < len(line):
-            written += os.write(file, line[written:])
-        os.fsync(file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(file, size)  # without a complete entry the message goes nowhere, so no partial one may remain
-        raise
 
 
 def read_ledger(folder: Path) -> tuple[list[LedgerEntry], list[int]]:

@@ -33,6 +33,7 @@ from torch import Tensor
 from hyperfl_flwr.core.gaussian_noise import gaussian
 from hyperfl_flwr.core.setting_types import Pooling
 from hyperfl_flwr.models.encoder import BATCH, Encoder
+from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 
 _PROBES, _PROBE_TOLERANCE = 8, 1e-3
@@ -69,6 +70,18 @@ def unit_mean_sensitivity(samples: int) -> float:
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
     return 2 / samples
+
+
+def descriptor_release(epsilon: float | None, delta: float | None) -> Release | None:
+    """Return what a descriptor with (epsilon, delta)-private noise releases; None without noise."""
+    if epsilon is None or delta is None:
+        return None
+    return Release(
+        unit="record",
+        mechanism="gaussian",
+        noise_multiplier=smallest_sigma(epsilon, delta, 1.0),
+        neighbours="replace-one",
+    )
 
 
 def private_unit_mean(features: ArrayLike, epsilon: float, delta: float) -> NDArray[np.float64]:

@@ -103,7 +103,7 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_class, "train", flaky)
         run = federate(method, grid=make, plots=True)
-    stored = {name: data for name, data in files_below(run).items() if name.startswith("clients/")}
+    stored = {name: data for name, data in files_below(run).items() if name.startswith("clients/client-")}
     private: dict[str, bytes] = {}
     for file, arrays in private_arrays(run).items():
         for key, value in arrays.items():

@@ -23,6 +23,8 @@ from hyperfl_flwr.deploy.provision import init, renew
 from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, Level
 from hyperfl_flwr.launch.machine_checks import gpus
+from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
+from hyperfl_flwr.privacy.budget import PrivacyBudget, Release
 
 Found = dict[str, list[Finding]]
 
@@ -284,6 +286,28 @@ def test_a_damaged_key_and_an_open_one(running: Deployment) -> None:
 def test_a_state_folder_that_cannot_be_written(deployment: Deployment) -> None:
     folder = _settings(deployment, 'state-dir = "/proc/state"')  # not even root can create a file there
     assert "is not writable" in errors(look(folder))["state"]
+
+
+def test_the_privacy_budget_of_a_node(deployment: Deployment) -> None:
+    """Without a budget the record is counted; with one, what was spent is compared with it."""
+    assert "privacy" not in look(deployment.node(1))
+    release = Release(unit="client", mechanism="gaussian", noise_multiplier=1.0)
+    record = deployment.node(1) / "state" / PRIVACY_RECORD
+    for number in range(10):
+        PrivacyBudget(path=record, experiment="a", client=0).spend(number, release)
+    (found,) = look(deployment.node(1))["privacy"]
+    assert found.text == "10 uploads recorded; max-epsilon is not set in node.toml, so none is refused"
+    (found,) = look(_settings(deployment, "max-epsilon = 20"))["privacy"]
+    assert (found.level, found.text) == (
+        Level.OK, "max-epsilon = 20 at delta 1e-05; 10 uploads have spent 17.86",
+    )  # fmt: skip
+    folder = _settings(deployment, "max-epsilon = 10")
+    assert "10 uploads have spent 17.86" in warnings(look(folder))["privacy"]
+    PrivacyBudget(path=record, experiment="b", client=0).spend(1, None)
+    assert "11 uploads have spent inf" in warnings(look(folder))["privacy"]
+    with record.open("a") as file:
+        file.write("x\n")
+    assert "line 12 of the privacy record" in errors(look(folder))["privacy"]
 
 
 def test_a_state_folder_that_others_can_use(deployment: Deployment, tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         peers-file = "peers.toml"
         identity-key-file = "node.key"
         secure-sum-only = true
+        max-epsilon = 4
+        max-epsilon-delta = 1e-6
         novel-data = "scans"
         novel-output = "~/out"
         novel-epsilon = 10
@@ -136,8 +138,8 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - novel-delta must be less than 1; got 1.0",
         "  - novel-epsilon must be greater than 0; got 0",
         "  - qqqq is unknown; known are data, data-root, device, threads, state-dir, keep-model, max-message-mb, "
-        "mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, novel-data, "
-        "novel-output, novel-epsilon, novel-delta",
+        "mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, max-epsilon, "
+        "max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta",
         "  - threads must be 'auto' or must be greater than 0; got 0",
     ]
 

@@ -1,0 +1,52 @@
+"""The privacy budget of a node's clients, from the settings of its owner and of the run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.config.node_config import NodeConfig
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget
+
+
+def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> PrivacyBudget:
+    """Return the record of one client in one run.
+
+    Args:
+        node: The node's config.
+        folder: The node's state folder.
+        experiment: Id of the run.
+        client: The client's id.
+    """
+    return PrivacyBudget(
+        path=folder / FILE,
+        experiment=experiment,
+        client=client,
+        max_epsilon=node.max_epsilon,
+        delta=node.max_epsilon_delta,
+    )
+
+
+def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]) -> None:
+    """Refuse a run whose uploads nothing on the node bounds, if its owner has set a privacy budget.
+
+    Each upload is checked again when it is recorded. This check is for the handshake, before anything is computed.
+
+    Args:
+        node: The node's config.
+        config: The run's settings.
+        clients: Ids of the clients that the node hosts; novel ones are not trained and upload only descriptors.
+
+    Raises:
+        RefusalError: If the owner has set `max-epsilon` and the run is not bounded.
+    """
+    client_class = client_of(config.method)
+    uploads = bool(client_class.shared) and any(client < config.num_clients for client in clients)
+    if node.max_epsilon is None or not uploads:
+        return
+    for_records = config.dp.epsilon > 0 and not (client_class.private and config.dp.heads == "published")
+    noise = config.privacy
+    if for_records or (noise.protects_clients and noise.noise_multiplier > 0 and noise.noise != "server"):
+        return
+    raise RefusalError(NEEDS_BOUND)

@@ -1,0 +1,66 @@
+"""Sum up a privacy record: what each client's uploads have spent in each run, and in all runs together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hyperfl_flwr.privacy.budget import NOTHING, RecordedRelease, counted_epsilon, epsilon_of
+
+WEAKEST_FIRST = (NOTHING, "server", "nodes", "client")
+"""What bounds a release, see `Release.bounded_by`, from the weakest to the strongest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What the uploads of one client have spent.
+
+    Attributes:
+        client: The client's id.
+        experiment: Id of the run; empty for all runs.
+        releases: Number of releases.
+        record_epsilon: Epsilon for one record of the client; infinite if something is not bounded.
+        client_epsilon: Epsilon for the whole client; infinite if a release protects only records.
+        counted_epsilon: Epsilon that `max-epsilon` limits.
+        bounded_by: The weakest of what bounds the releases: `nothing`, `server`, `nodes` or `client`.
+        replaces: Whether there are releases for neighbours of equal size.
+    """
+
+    client: int
+    experiment: str
+    releases: int
+    record_epsilon: float
+    client_epsilon: float
+    counted_epsilon: float
+    bounded_by: str
+    replaces: bool
+
+
+def spent(record: Sequence[RecordedRelease], delta: float) -> list[Spent]:
+    """Return what each client has spent: a row for each of its runs, in the order of the record, and one for all.
+
+    Args:
+        record: The lines of a privacy record.
+        delta: Probability with which each bound may fail.
+    """
+    groups: dict[int, dict[str, list[RecordedRelease]]] = {}
+    for entry in record:
+        runs = groups.setdefault(entry.client, {"": []})
+        runs.setdefault(entry.experiment, []).append(entry)
+        runs[""].append(entry)
+    rows = []
+    for client in sorted(groups):
+        runs = groups[client]
+        for experiment in [*[name for name in runs if name], ""]:
+            releases = [entry.release for entry in runs[experiment]]
+            rows.append(
+                Spent(
+                    client=client,
+                    experiment=experiment,
+                    releases=len(releases),
+                    record_epsilon=epsilon_of(releases, "record", delta),
+                    client_epsilon=epsilon_of(releases, "client", delta),
+                    counted_epsilon=counted_epsilon(releases, delta)[1],
+                    bounded_by=min((r.bounded_by if r else NOTHING for r in releases), key=WEAKEST_FIRST.index),
+                    replaces=any(r is not None and r.neighbours == "replace-one" for r in releases),
+                )
+            )
+    return rows

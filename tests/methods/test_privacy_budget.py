@@ -1,0 +1,153 @@
+"""The privacy budget of a node's clients: what runs and descriptors record and spend, and what the owner refuses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federations import Federate, RepeatingGrid, Settings, small_settings
+from flwr.app import Message, RecordDict
+from novel_owner import node_of
+from test_personalize_node import descriptor_message, failure, reply_to
+
+from hyperfl_flwr.app.budget import refuse_unbounded
+from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.personalize import open_run
+from hyperfl_flwr.app.resolved import resolved
+from hyperfl_flwr.config.node_config import NodeConfig
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, RecordedRelease, Release, read_record
+from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
+from hyperfl_flwr.privacy.spent import spent
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
+
+PRIVATE: Settings = {"dp.epsilon": 4.0, "dp.delta": 1e-5}
+CLIENT: Settings = {"privacy.unit": "client", "privacy.clip-norm": 1.0, "privacy.noise-multiplier": 1.0}
+
+
+def record_of_run(run: Path) -> list[RecordedRelease]:
+    return read_record(run / "clients" / FILE)
+
+
+def test_a_run_spends_what_its_settings_state(federate: Federate) -> None:
+    """Two rounds of noisy steps: each client has two lines, and their epsilon is that of the settings."""
+    run = federate("fedavg", num_clients=3, **PRIVATE)
+    record = record_of_run(run)
+    assert sorted((entry.client, entry.round) for entry in record) == [(c, r) for c in range(3) for r in (1, 2)]
+    for row in spent(record, 1e-5):
+        assert row.bounded_by == "client"
+        if not row.experiment:
+            assert 3.99 < row.record_epsilon <= 4.0
+
+
+def test_a_run_without_noise_is_recorded_as_such(federate: Federate) -> None:
+    assert [entry.release for entry in record_of_run(federate("fedrep", num_clients=2))] == [None] * 4
+
+
+def test_a_client_that_uploads_nothing_spends_nothing(federate: Federate) -> None:
+    assert not (federate("local", num_clients=2) / "clients" / FILE).exists()
+
+
+def test_a_message_that_is_sent_again_is_counted_again(federate: Federate) -> None:
+    run = federate("fedavg", grid=RepeatingGrid, num_clients=2, num_rounds=1, **PRIVATE)
+    assert sorted((entry.client, entry.round) for entry in record_of_run(run)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
+    (row,) = (row for row in spent(record_of_run(run), 1e-5) if row.client == 0 and not row.experiment)
+    assert row.record_epsilon > 4.5  # the noise is for one round
+
+
+def limited_grid(limit: float) -> Callable[[int, Settings], InProcessGrid]:
+    def make(num_nodes: int, settings: Settings) -> InProcessGrid:
+        return InProcessGrid(app, num_nodes, settings, {"simulated": True, "max-epsilon": limit})
+
+    return make
+
+
+def test_an_owner_who_allows_less_than_the_run_needs(federate: Federate) -> None:
+    """The first round is within the budget, the second one beyond it; its clients report why."""
+    run = federate("fedavg", grid=limited_grid(3.0), num_clients=2, max_failed_rounds=5, failure_budget=1.0, **PRIVATE)
+    assert {entry.round for entry in record_of_run(run)} == {1}
+    reasons = [path.read_text() for path in (run / "failures").rglob("*") if path.is_file()]
+    assert any("max-epsilon = 3" in reason for reason in reasons)
+
+
+def test_an_owner_who_allows_exactly_what_the_run_needs(federate: Federate) -> None:
+    run = federate("fedavg", grid=limited_grid(4.0), num_clients=2, **PRIVATE)
+    assert {entry.round for entry in record_of_run(run)} == {1, 2}
+
+
+def refused(method: str, **changes: Scalar) -> bool:
+    config = resolved(RunConfig.from_flat(small_settings(method=method) | changes))
+    node = NodeConfig.of({"max-epsilon": 4.0})
+    refuse_unbounded(NodeConfig.of({}), config, range(5))  # without a budget, nothing is refused
+    try:
+        refuse_unbounded(node, config, range(5))
+    except RefusalError as error:
+        assert str(error) == NEEDS_BOUND  # noqa: PT017 - both outcomes are expected
+        return True
+    return False
+
+
+def test_unbounded_runs_are_refused_at_the_handshake() -> None:
+    published: Settings = PRIVATE | {"dp.heads": "published"}
+    assert refused("fedavg")
+    assert refused("hyperfl")
+    assert refused("fedavg", **{"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 1.0})  # obfuscation
+    assert refused("fedrep", **published)
+    assert not refused("fedavg", **published)  # which has no private classifier
+    assert not refused("fedrep", **PRIVATE)
+    assert not refused("local")
+    assert not refused("fedrep", **CLIENT)
+    assert refused("fedrep", **CLIENT, **{"privacy.noise": "server"})
+    assert refused("fedrep", **CLIENT | {"privacy.noise-multiplier": 0.0})
+
+
+def test_the_server_reads_the_reason(tmp_path: Path) -> None:
+    grid = InProcessGrid(app, 1, small_settings(method="fedavg", output=str(tmp_path)), {"max-epsilon": 4.0})
+    (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type="query.hello")])
+    (properties,) = reply.content.config_records.values()
+    assert properties["problem"] == NEEDS_BOUND
+
+
+def test_a_descriptor_is_spent_once(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
+    """A repeated message gets the same noise and spends nothing; a new output folder spends again."""
+    state = tmp_path / "state"
+    node = node_of(
+        photographs, tmp_path / "out",
+        **{"novel-epsilon": 1.0, "novel-delta": 0.01, "max-epsilon": 1.2, "max-epsilon-delta": 0.01,
+           "state-dir": str(state)},
+    )  # fmt: skip
+    for _ in range(2):
+        reply_to(InProcessGrid(app, 1, {}, node), descriptor_message(serving_run))
+    (entry,) = read_record(state / FILE)
+    assert entry.release == Release(
+        unit="record", mechanism="gaussian", noise_multiplier=smallest_sigma(1.0, 0.01, 1.0), neighbours="replace-one"
+    )
+    (row, _) = spent([entry], 0.01)
+    assert row.record_epsilon == pytest.approx(1.0, rel=1e-6)
+    again = node | {"novel-output": str(tmp_path / "again")}
+    reason = failure(reply_to(InProcessGrid(app, 1, {}, again), descriptor_message(serving_run)))
+    assert reason == "the privacy budget that this node's owner allows (max-epsilon) does not suffice for this upload"
+    assert not (tmp_path / "again" / "release.npz").exists()
+    assert len(read_record(state / FILE)) == 1
+
+
+def test_a_descriptor_without_noise(serving_run: Path, photographs: Path, tmp_path: Path) -> None:
+    """It is recorded as unbounded, in the output folder of a simulation; with a budget it is refused."""
+    plain = node_of(photographs, tmp_path / "plain", simulated=True)
+    open_run(serving_run).serve(InProcessGrid(app, 1, {}, plain))
+    assert [entry.release for entry in read_record(tmp_path / "plain" / FILE)] == [None]
+    limited = node_of(photographs, tmp_path / "out", simulated=True, **{"max-epsilon": 4.0})
+    assert NEEDS_BOUND in failure(reply_to(InProcessGrid(app, 1, {}, limited), descriptor_message(serving_run)))
+
+
+def test_descriptors_of_a_run_are_recorded(federate: Federate) -> None:
+    """Novel clients describe their samples with the run's epsilons and without noise."""
+    run = federate(
+        "it-pfl", num_clients=3, **{"novel.clients": 1, "novel.epsilons": "none,1,10", "it-pfl.pooling": "mean"}
+    )
+    novel = [entry.release for entry in record_of_run(run) if entry.client == 3]
+    noises = {round(release.noise_multiplier, 6) for release in novel if release}
+    assert noises == {round(smallest_sigma(epsilon, 0.01, 1.0), 6) for epsilon in (1.0, 10.0)}
+    assert None in novel
+    assert {release.neighbours for release in novel if release} == {"replace-one"}

@@ -1,0 +1,93 @@
+"""The membership game: its theorem by simulation and by hand, and the game on the real noisy steps."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.optimize import brentq
+
+from hyperfl_flwr.audit.membership import GUESSED, Game, Guesses, chance, lower_bound, play
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.privacy.accounting import record_noise
+
+EPSILON, DELTA, CONFIDENCE = 4.0, 1e-5, 0.95
+
+
+def by_hand(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """Theorem 5.2, written with scipy's binomial distribution and a loop."""
+    correct = stats.binom(guesses.made, math.exp(epsilon) / (1 + math.exp(epsilon)))
+
+    def f(v: int) -> float:
+        return float(correct.sf(v - 1))
+
+    v = guesses.correct
+    most = max((f(v - i) - f(v)) / i for i in range(1, guesses.canaries + 1))
+    return min(1.0, f(v) + 2 * guesses.canaries * delta * most)
+
+
+@pytest.mark.parametrize(("canaries", "made", "correct"), [(50, 10, 9), (50, 50, 31), (200, 40, 40), (30, 6, 1)])
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
+def test_the_theorem(canaries: int, made: int, correct: int, epsilon: float, delta: float) -> None:
+    guesses = Guesses(canaries=canaries, made=made, correct=correct)
+    assert chance(guesses, epsilon, delta) == pytest.approx(by_hand(guesses, epsilon, delta), rel=1e-9)
+
+
+def test_the_published_bound() -> None:
+    """600 correct guesses of 600 among 1000 canaries: (1 + e^-epsilon)^-600 = 0.05 without delta; less with it."""
+    guesses = Guesses(canaries=1000, made=600, correct=600)
+    expected = -math.log(0.05 ** (-1 / 600) - 1)
+    assert lower_bound(guesses, 0.0, 0.95) == pytest.approx(expected, abs=1e-6)
+    assert expected - 0.1 < lower_bound(guesses, 1e-5, 0.95) < expected
+
+
+def test_randomised_response_is_not_refuted_more_often_than_stated() -> None:
+    """The mechanism that attains the bound: each bit is reported rightly with probability e^eps / (1 + e^eps)."""
+    rng, made, wrong = np.random.default_rng(0), 200, 0
+    for correct in rng.binomial(made, math.e / (1 + math.e), 400):
+        wrong += lower_bound(Guesses(canaries=made, made=made, correct=int(correct)), 0.0, 0.9) > 1.0
+    assert stats.binom.cdf(wrong, 400, 0.1) > 1e-3  # at least not clearly less often than the confidence allows
+    assert stats.binom.sf(wrong - 1, 400, 0.1) > 1e-6
+
+
+def test_few_or_wrong_guesses_refute_nothing() -> None:
+    assert lower_bound(Guesses(canaries=10, made=4, correct=0), DELTA, 0.95) == 0
+    assert lower_bound(Guesses(canaries=100, made=100, correct=50), DELTA, 0.95) == 0
+    assert lower_bound(Guesses(canaries=100, made=4, correct=4), DELTA, 0.95) == 0
+
+
+@pytest.mark.parametrize(
+    ("guesses", "delta", "confidence", "reason"),
+    [((10, 4, 5), 0.0, 0.9, "must not fall"), ((4, 10, 4), 0.0, 0.9, "must not fall"),
+     ((10, 4, 4), 1.0, 0.9, "delta must be in"), ((10, 4, 4), 0.0, 1.0, "confidence in")],
+)  # fmt: skip
+def test_wrong_arguments(guesses, delta, confidence, reason):
+    canaries, made, correct = guesses
+    with pytest.raises(ValueError, match=reason):
+        lower_bound(Guesses(canaries=canaries, made=made, correct=correct), delta, confidence)
+    with pytest.raises(ConfigError, match="at least 10 canaries"):
+        Game(canaries=9, batch_size=1, steps=1, noise_multiplier=1.0)
+
+
+def test_the_noise_as_stated_is_not_refuted_and_a_tenth_of_it_is() -> None:
+    """One game each on the steps that clients train with; a bound above 4 allows at most 2 wrong guesses of 400.
+
+    Honest: the signal is 0.88 standard deviations of the noise (and less of the sampled steps), so that a guess is
+    wrong with a probability above 0.14, and at most 2 of 400 are with one below 1e-20. Broken: the signal is 5.5
+    standard deviations, and the outer tenths of the scores do not overlap.
+    """
+    canaries, batch, steps = 2000, 400, 200
+    noise = record_noise(EPSILON, DELTA, batch / canaries, steps)
+    made, signal = int(canaries * GUESSED), batch / canaries * math.sqrt(steps) / noise
+    # The threshold of the largest tenth of all scores, and the share of its canaries that did not take part.
+    tenth = brentq(lambda score: stats.norm.sf(score) + stats.norm.sf(score - signal) - 2 * GUESSED / 2, 0, 5)
+    wrong = stats.norm.sf(tenth) / GUESSED
+    assert wrong > 0.14
+    assert stats.binom.cdf(2, made, wrong) < 1e-20
+    two, three = (Guesses(canaries=canaries, made=made, correct=made - errors) for errors in (2, 3))
+    assert lower_bound(two, DELTA, CONFIDENCE) > EPSILON > lower_bound(three, DELTA, CONFIDENCE)
+    honest = play(Game(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise))
+    broken = play(Game(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise, broken=True))
+    assert honest.made == broken.made == made
+    assert 0.5 < lower_bound(honest, DELTA, CONFIDENCE) < EPSILON < lower_bound(broken, DELTA, CONFIDENCE)
