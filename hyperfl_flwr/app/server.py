@@ -22,6 +22,7 @@ from hyperfl_flwr.flower.ray_pool import replace_dead_actors
 from hyperfl_flwr.models.custom.provenance import keep_model, refuse_other_model
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.plots import plot_run
+from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import summarise
@@ -126,7 +127,10 @@ def _train(
     result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
     if config.novel.clients:
         assess_novel_clients(grid, inner, result.arrays, directory, announce)
-    directory.write_json("summary.json", summarise(directory.path))
+    summary = summarise(directory.path)
+    directory.write_json("summary.json", summary)
+    if text := statement_text(summary["privacy"]):
+        announce(f"privacy: {text}")
     plot_run(directory.path)
 
 

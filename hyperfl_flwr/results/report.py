@@ -15,6 +15,7 @@ from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, plain, write_page
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
+from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import (
     has_secure_sums,
@@ -67,6 +68,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         state=_state(manifest, summary),
         problem=manifest["problem"],
         secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
+        privacy=statement_text(summary["privacy"]),
         data=_described(data),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
