@@ -120,6 +120,7 @@ class NodeApp:
             range=config.secagg.range,
             max_examples=config.secagg.max_examples,
             max_update_ratio=config.max_update_ratio,
+            least_range=config.privacy.least_range,
             noise=config.privacy.sum_noise,
             local_noise=config.privacy.local_std,
             colluding=config.secagg.colluding_of(self.num_nodes),

@@ -100,6 +100,11 @@ class PrivacyConfig(Section):
         return self.noise_multiplier * self.clip_norm if self.noise == "local" else 0.0
 
     @property
+    def least_range(self) -> float:
+        """Range of the changes in a secure sum that is wide enough for `local_std`; 0 for no demand."""
+        return self.clip_norm + 8 * self.local_std if self.local_std else 0.0
+
+    @property
     def sum_noise(self) -> "SumNoise | None":
         """The noise that nodes add to a secure sum; None unless `privacy.noise = sum`."""
         if self.noise != "sum":

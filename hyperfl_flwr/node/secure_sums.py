@@ -48,6 +48,7 @@ class SecureTerms:
         range: Range of an array's change, see `Encoding`.
         max_examples: Number of training samples with the weight 1; `auto` to take the header's.
         max_update_ratio: Largest norm of a group's change, relative to the received one; 0 for no bound.
+        least_range: Least range, see `Encoding`.
         noise: Noise that the nodes add to the sum; None for none.
         local_noise: Standard deviation of the noise that each client adds to its upload.
         colluding: Number of nodes that the run expects to collude with the server.
@@ -60,6 +61,7 @@ class SecureTerms:
     range: float
     max_examples: int | Literal["auto"]
     max_update_ratio: float
+    least_range: float = 0.0
     noise: SumNoise | None = None
     local_noise: float = 0.0
     colluding: int = 0
@@ -257,6 +259,7 @@ def _encoding(header: Header, received: SharedArrays, terms: SecureTerms) -> Enc
             num_clients=header.num_clients,
             max_examples=header.max_examples,
             range=terms.range,
+            least_range=terms.least_range,
             noise=terms.noise,
             num_nodes=len(header.nodes),
         )

@@ -55,6 +55,8 @@ def protect(
         )
     changes = [np.subtract(after, before, dtype=np.float64) for before, after in zip(received, trained, strict=True)]
     norm = _norm_bound(changes)
+    if norm <= clip_norm and not noise_multiplier:
+        return [after.copy() for after in trained]
     if norm > clip_norm:
         for change in changes:
             change *= clip_norm / norm

@@ -137,6 +137,7 @@ class SecureStep:
                 num_clients=header.num_clients,
                 max_examples=header.max_examples,
                 range=settings.range,
+                least_range=context.config.privacy.least_range,
                 noise=context.config.privacy.sum_noise,
                 num_nodes=len(rows),
             )

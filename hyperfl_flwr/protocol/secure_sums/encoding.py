@@ -61,6 +61,7 @@ class Encoding:
         num_clients: Number N of clients in the step.
         max_examples: Number of training samples with the weight 1, where samples are weights.
         range: Range of an array's change, relative to the array that was received.
+        least_range: Least range of an array's change, in the units of the array.
         noise: Noise that the nodes add to the sum; None for none.
         num_nodes: Number n of nodes in the step; only used with noise.
 
@@ -74,6 +75,7 @@ class Encoding:
     num_clients: int
     max_examples: int
     range: float
+    least_range: float = 0.0
     noise: SumNoise | None = None
     num_nodes: int = 1
 
@@ -194,7 +196,8 @@ class Encoding:
         found = {}
         for key, value in self.received.items():
             least = STATISTICS_SIZE if key.endswith(("running_mean", "running_var")) else USUAL_SIZE
-            found[key] = self.range * max(float(value.max(initial=0.0)), -float(value.min(initial=0.0)), least)
+            largest = max(float(value.max(initial=0.0)), -float(value.min(initial=0.0)), least)
+            found[key] = max(self.range * largest, self.least_range)
         return found
 
     def _parts(self, total: NDArray[np.uint32]) -> Iterator[tuple[str, NDArray[np.uint32]]]:
