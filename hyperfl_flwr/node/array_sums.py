@@ -73,7 +73,9 @@ class EncodedSum:
         if self._encoding.noise:
             self._encoding.noise.refuse_long(arrays, self._encoding.received)
         if self._max_ratio:
-            refuse_long(norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio, self._noise)
+            refuse_long(
+                norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio, self._noise
+            )
         self.saturated += self._encoding.add(self.vector, arrays, num_examples)
         self.num_examples += min(num_examples, self._encoding.max_examples)
 

@@ -1,10 +1,10 @@
 """The server's part in differential privacy of whole clients: noise on sums, and the record of what is released.
 
 One client, removed from a round or added, moves the exact sum of changes by at most C. The sum that the server has is
-rounded, so the noise covers that, too (`hyperfl_flwr.privacy.clip_and_noise`). All clients have the same weight, and the
-number of clients that finished is public, so the mean is post-processing of the sum. With noise from the nodes, alone or
-in a secure sum, the server only records the releases. Sampling clients (`fraction-train`) does not lower epsilon: the
-server, which samples, knows who takes part.
+rounded, and the noise covers that, too (`hyperfl_flwr.privacy.clip_and_noise`). All clients have the same weight, and
+the number of clients that finished is public, so the mean is post-processing of the sum. With noise from the nodes,
+alone or in a secure sum, the server only records the releases. Sampling clients (`fraction-train`) does not lower
+epsilon: the server, which samples, knows who takes part.
 """
 
 import math

@@ -91,7 +91,9 @@ def reference(size, std, bits):
         uniforms, coins = bits(count).tolist(), bits(count).tolist()
         for uniform, coin in zip(uniforms, coins, strict=True):
             middle = Fraction(2 * uniform + 1, 2**65)  # not the exact decision, but equal to it unless it is doubtful
-            magnitude = math.floor(-scale * exact(lambda u=middle: (Decimal(u.numerator) / Decimal(u.denominator)).ln()))
+            magnitude = math.floor(
+                -scale * exact(lambda u=middle: (Decimal(u.numerator) / Decimal(u.denominator)).ln())
+            )
             power = (magnitude - variance / scale) ** 2 / (2 * variance)
             limit = exact(lambda p=power: (-Decimal(p.numerator) / Decimal(p.denominator)).exp())
             if Fraction(2 * (coin >> 1) + 1, 2**64) < limit and not (coin & 1 and magnitude == 0):
@@ -112,7 +114,7 @@ def test_golden_values():
 
 @pytest.mark.parametrize(("std", "steps"), [(0.5, 1), (3.7, 2), (1e4, 5000), (2.0**31, 3 * 2**31)])
 def test_a_magnitude_at_a_border_takes_more_bits(std, steps):
-    """The first 64 bits contain exp(-k/t) 2^64: the next ones decide between k - 1 and k, and so do those after them."""
+    """The first 64 bits contain exp(-k/t) 2^64: the next ones decide between k - 1 and k, or those after them."""
     scale = math.floor(std) + 1
     border = exact(lambda: (Decimal(-steps) / scale).exp()) * 2**64
     first, rest = math.floor(border), (border - math.floor(border)) * 2**64

@@ -96,7 +96,7 @@ def test_a_norm_below_the_precision_of_the_type_leaves_no_change():
 
 
 def test_noise_hides_the_low_order_bits_of_the_change():
-    """Every change with noise is a multiple of the grid, and changes that round to the same integers upload the same."""
+    """Changes with noise are multiples of the grid, and those that round to the same integers upload the same."""
     grid = grid_for(2.0, 4.0)
     assert grid == 2.0**-23
     zeros = [np.zeros(1000)]
@@ -113,7 +113,7 @@ def test_noise_hides_the_low_order_bits_of_the_change():
 
 
 def test_the_noise_covers_the_rounding_to_the_grid(monkeypatch):
-    """z (C + g sqrt(P) / 2) over all arrays of a client; of a sum, each element is rounded twice."""
+    """The deviation is z (C + g sqrt(P) / 2) over all arrays of a client; of a sum, each element is rounded twice."""
     asked = []
     monkeypatch.setattr(clip_and_noise, "gaussian", lambda size, std: asked.append(std) or np.zeros(size))
     arrays = [np.zeros((300, 5)), np.zeros(1000)]
