@@ -5,8 +5,16 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from benchmarks.measure import SLOW_ROUNDS, measure_clients, measure_federations, measure_secure, measure_transport
-from benchmarks.report import Results, render, secure_parts
+from benchmarks.measure import (
+    SLOW_ROUNDS,
+    measure_clients,
+    measure_federations,
+    measure_private,
+    measure_secure,
+    measure_transport,
+)
+from benchmarks.private_steps import PrivateSteps
+from benchmarks.report import Results, private_parts, render, secure_parts
 from benchmarks.secure_rounds import measure_rounds
 from benchmarks.workload import Workload
 from hyperfl_flwr import ROOT
@@ -23,6 +31,12 @@ CLIENT_WORK = (
     Workload(method="hyperfl", shape=LARGE),
 )
 FEDERATED_WORK = (Workload(method="hyperfl", shape=SMALL), Workload(method="hyperfl", shape=LARGE))
+
+PRIVATE_WORK = (
+    ("cnn", Workload(method="fedavg", shape=SMALL)),
+    ("cnn", Workload(method="fedavg", shape=LARGE)),
+    ("lenet", Workload(method="fedavg", shape=LARGE)),
+)
 
 SECURE_WORK = tuple(
     (Workload(method=method, shape=SMALL), num_nodes)
@@ -45,6 +59,14 @@ def main() -> None:
     def quick_version(work: Workload) -> Workload:
         return dataclasses.replace(work, train=100, test=50, epochs=1, clients=4) if options.quick else work
 
+    def noisy_steps() -> list[PrivateSteps]:
+        return [
+            measure_private(quick_version(work), target, options.repetitions, note) for target, work in PRIVATE_WORK
+        ]
+
+    if options.private_steps:
+        print("\n\n".join(private_parts(noisy_steps())))
+        return
     secure = [measure_secure(work, num_nodes, note) for work, num_nodes in SECURE_WORK]
     secure_rounds = [measure_rounds(quick_version(work), min(options.rounds, SLOW_ROUNDS)) for work in SECURE_ROUNDS]
     if options.secure_sums:
@@ -61,6 +83,7 @@ def main() -> None:
         transport=measure_transport(federated[0]),
         secure=secure,
         secure_rounds=secure_rounds,
+        private=noisy_steps(),
     )
     page = render(results)
     print(page)
@@ -88,6 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="file to write (default: docs/results/performance.md, quick: none)")
     parser.add_argument("--quick", action="store_true", help="use small sizes (four minutes); not meaningful for speed")
     parser.add_argument("--secure-sums", action="store_true", help="measure only secure sums, and print that section")
+    parser.add_argument("--private-steps", action="store_true", help="measure only noisy steps, and print that section")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.repetitions = options.repetitions or (2 if options.quick else 7)

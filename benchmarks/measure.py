@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.memory import cpu_seconds, private_memory
+from benchmarks.private_steps import PrivateSteps
 from benchmarks.secure_sums import SecureCost
 from benchmarks.transport import Step
 from benchmarks.workload import NUM_NODES, Workload, write_dataset
@@ -177,6 +178,15 @@ def measure_secure(work: Workload, num_nodes: int, note: Note = print) -> Secure
     note(f"secure sums of {num_nodes} nodes: {work.method}")
     with Worker({"kind": "secure", "work": work.as_json(), "nodes": num_nodes}, keeps_memory=True) as worker:
         return SecureCost(**worker.measure())
+
+
+def measure_private(work: Workload, target: str, repetitions: int, note: Note = print) -> PrivateSteps:
+    """Measure noisy steps of a target network, in a process with the environment of training processes."""
+    note(f"noisy steps: {target}")
+    specification = {"kind": "private", "work": work.as_json(), "target": target, "repetitions": repetitions}
+    with Worker(specification, keeps_memory=True) as worker:
+        found = worker.measure()
+    return PrivateSteps(**found | {"shape": tuple(found["shape"])})
 
 
 def measure_federations(work: Workload, num_rounds: int, note: Note = print) -> Iterator[Timing]:

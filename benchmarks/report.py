@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measure import SLOW_ROUNDS, Timing
+from benchmarks.private_steps import PrivateSteps
 from benchmarks.secure_rounds import SecureRound
 from benchmarks.secure_sums import SecureCost
 from benchmarks.transport import Step
@@ -22,6 +23,9 @@ SECURE_TARGETS = {
 }
 """Targets of secure sums for a node, the server and the bytes, by number of nodes and whether the model is small."""
 
+
+STEP_TARGETS = {("cnn", 28): "at most 2.2"}
+"""Targets of the ratio of a noisy step to a plain one, by target network and image side."""
 
 ROUND_TARGETS = {("hyperfl-frozen", 20): "at most 1.05", ("hyperfl", 5): "at most 1.25"}
 """Targets of the ratio of a secure round to a plain one, by method and number of nodes."""
@@ -41,6 +45,7 @@ class Results:
         transport: Steps of the transport of HyperFL's arrays, at the shape of the first workload.
         secure: Costs of secure sums, by number of nodes and of parameters.
         secure_rounds: Rounds with secure sums and plain ones.
+        private: Noisy steps and plain ones.
     """
 
     circumstances: Mapping[str, str]
@@ -52,6 +57,7 @@ class Results:
     transport: Sequence[Step]
     secure: Sequence[SecureCost]
     secure_rounds: Sequence[SecureRound]
+    private: Sequence[PrivateSteps]
 
 
 def render(results: Results) -> str:
@@ -106,9 +112,38 @@ def render(results: Results) -> str:
             [(step.name, f"{step.copies:.2f}", f"{1e3 * step.seconds:.1f}") for step in results.transport],
             "lrr",
         ),
+        *private_parts(results.private),
         *secure_parts(results.secure, results.secure_rounds),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def private_parts(steps: Sequence[PrivateSteps]) -> list[str]:
+    """Return the section on noisy steps."""
+    rows = [
+        (
+            one.target,
+            "x".join(map(str, one.shape)),
+            f"{one.parameters:,}",
+            _ms(one.plain),
+            _ms(one.noisy),
+            f"{one.ratio:.2f}",
+            f"{one.vmap_ratio:.2f}",
+            STEP_TARGETS.get((one.target, one.shape[1]), ""),
+        )
+        for one in steps
+    ]
+    names = ["target", "image", "parameters", "plain ms", "noisy ms", "ratio", "ratio, vmap", "target ratio"]
+    return [
+        "## Noisy steps",
+        _text(
+            """CPU time of a step of local training with differential privacy for single records (`dp.epsilon`) and of a
+            plain one, over rounds of 60 steps with 50 samples on average that take turns; *ratio* is the median over
+            pairs of rounds. A noisy step draws a Poisson batch, clips the gradient of every sample, and adds noise.
+            *vmap*: the same network with one more parameter that has no closed form."""
+        ),
+        _table(names, rows, "llrrrrrr"),
+    ]
 
 
 def secure_parts(costs: Sequence[SecureCost], rounds: Sequence[SecureRound]) -> list[str]:
@@ -209,6 +244,9 @@ def _targets(results: Results) -> Iterable[tuple[str, str, str]]:
         above = f"above FedAvg's after {results.rounds} rounds, in hypernetworks, {_title(work)}"
         yield f"a node's memory {above}", "at most 9", f"{node:.1f}"
         yield f"the server's memory {above}", "at most 11", f"{server:.1f}"
+    for step in results.private:
+        what = f"a noisy step to a plain one, {step.target}, {'x'.join(map(str, step.shape))}"
+        yield what, STEP_TARGETS.get((step.target, step.shape[1]), ""), f"{step.ratio:.2f}"
     for cost in results.secure:
         what = f"{cost.nodes} nodes with {cost.parameters:,} parameters"
         targets = SECURE_TARGETS.get((cost.nodes, cost.parameters < LARGE), ("", "", ""))

@@ -17,6 +17,7 @@ from typing import TextIO
 import torch
 
 from benchmarks.memory import private_memory
+from benchmarks.private_steps import measure_private_steps
 from benchmarks.secure_sums import measure_secure_sums
 from benchmarks.transport import measure_transport
 from benchmarks.workload import Workload, client_round, in_process_rounds, plain_rounds
@@ -35,6 +36,11 @@ def main() -> None:
         for _ in _requests(answers):
             steps = [dataclasses.asdict(step) for step in measure_transport(work)]
             print(json.dumps({"steps": steps}), file=answers, flush=True)
+        return
+    if specification["kind"] == "private":
+        for _ in _requests(answers):
+            found = measure_private_steps(work, specification["target"], specification["repetitions"])
+            print(json.dumps(dataclasses.asdict(found)), file=answers, flush=True)
         return
     if specification["kind"] == "secure":
         for _ in _requests(answers):

@@ -8,6 +8,7 @@ from hyperfl_flwr.protocol.messages import Reduction
 
 
 class FedAvgClient(BaseClient):
-    """Trains all layers with one learning rate, without gradient clipping."""
+    """Trains all layers with one learning rate, without gradient clipping; with `dp.epsilon` by noisy steps."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}
+    has_noisy_steps: ClassVar[bool] = True

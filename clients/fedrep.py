@@ -10,7 +10,7 @@ from clients.engine.split import SplitClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.fedrep import FedRepConfig
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
+from hyperfl_flwr.training.fedrep import FedRepRates
 from hyperfl_flwr.training.public_training import LocalSteps
 
 
@@ -38,5 +38,4 @@ class FedRepClient(SplitClient):
             classifier_epochs=method.classifier_epochs,
             clip_norm=self.steps.clip_norm,
         )
-        extractor, classifier = self.model.extractor, self.model.classifier
-        return {"train-loss": train_fedrep(extractor, classifier, self.context.data, self.epochs(), rates, rng)}
+        return self.train_parts(rates, rng)

@@ -18,7 +18,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
 from hyperfl_flwr.models.hypernetwork import frozen_hidden
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.fedrep import FedRepRates, train_fedrep
+from hyperfl_flwr.training.fedrep import FedRepRates
 from hyperfl_flwr.training.hyperfl import as_fedrep
 from hyperfl_flwr.training.local_sgd import Epochs
 from hyperfl_flwr.training.public_training import LocalSteps
@@ -65,8 +65,7 @@ class HyperFLFrozenClient(SplitClient):
         """Train classifier and theta in place; reports `train-loss` and the health that `HyperFLClient` reports."""
         config = self.context.config
         hidden, rates = _hidden(config), _rates(config)
-        extractor, classifier = self.model.extractor, self.model.classifier
-        loss = train_fedrep(extractor, classifier, self.context.data, self.epochs(), rates, rng)
-        theta = torch.cat([parameter.detach().flatten() for parameter in extractor.parameters()])
+        metrics = self.train_parts(rates, rng)
+        theta = torch.cat([parameter.detach().flatten() for parameter in self.model.extractor.parameters()])
         numbers = (float(hidden.square().sum()), float((hidden > 0).sum()), float(theta.norm()))
-        return {"train-loss": loss, **dict(zip(HEALTH, numbers, strict=True))}
+        return metrics | dict(zip(HEALTH, numbers, strict=True))

@@ -26,7 +26,7 @@ from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import QuerySpec
-from hyperfl_flwr.training.local_sgd import Predict, train_epochs
+from hyperfl_flwr.training.local_sgd import Predict
 
 CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
@@ -70,7 +70,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the modules in place, by default `parameter_sets` for the local epochs; return metrics to report."""
-        return {"train-loss": train_epochs(self.model, self.parameter_sets(), self.context.data, self.epochs(), rng)}
+        return self.train_sets(self.model, self.parameter_sets(), rng)
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with constant shared groups.
@@ -127,10 +127,14 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
             ValueError: If the arrays do not fit the client's model.
             FloatingPointError: If a private parameter is not finite after training.
             StateError: If the private state cannot be read.
+            RefusalError: If the owner's privacy budget does not allow the upload.
         """
         context = self.context
         began = time.perf_counter()
         self._load(self._named(parameters), config["version"])
+        release = self.release()
+        if context.budget is not None:  # before training: a process that is killed has spent it, too
+            context.budget.spend(config["round"], release)
         metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate())
         evaluated = time.perf_counter()
         self._set_mode(training=True)
@@ -138,6 +142,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         # One stream per purpose, client and round: neither the hosting node nor a resume changes the results.
         seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
         metrics |= self.train(numpy_generator(context.config.seed, "training", *path))
+        self.check_release(release, metrics)
         trained = time.perf_counter()
         metrics |= accuracy_metrics("personalized", self._evaluate())
         if config["round"] == context.config.num_rounds:

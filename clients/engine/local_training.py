@@ -1,11 +1,23 @@
 """Local training as a run's public settings define it, for clients and for attacks that simulate them."""
 
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from torch import nn
+
 from clients.engine.context import ClientContext
+from clients.engine.protected_upload import client_release
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet
+from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
+from hyperfl_flwr.training.private_sgd import Companion, NoisyEpochs, StepNoise, sample_rate, train_private_epochs
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
+
+STEPS = "private-steps"
+"""Metric: number of noisy steps that a client took in a round. It is public, and no part of secure sums."""
 
 
 class LocalTraining:
@@ -14,10 +26,14 @@ class LocalTraining:
     Attributes:
         context: The client's context.
         model: The target network; a client without it overrides the methods that use it.
+        private: Names of the groups that never leave the node.
+        has_noisy_steps: Whether the method's local training can take noisy steps, see `step_noise`.
     """
 
     context: ClientContext
     model: Target
+    private: ClassVar[tuple[str, ...]]
+    has_noisy_steps: ClassVar[bool] = False
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
@@ -63,3 +79,78 @@ class LocalTraining:
                 anchor=[parameter.detach().clone() for parameter in parameters] if steps.pull > 0 else (),
             )
         ]
+
+    def step_noise(self) -> StepNoise | None:
+        """Return clipping and noise of the local steps that `dp.*` protects; None for plain steps.
+
+        The noise is that of the whole run: `num-rounds` rounds in which this client takes part.
+        """
+        config, size = self.context.config, len(self.context.data.train_labels)
+        if not config.dp.epsilon:
+            return None
+        from hyperfl_flwr.privacy.accounting import record_noise  # deferred: takes a tenth of a second
+
+        steps = config.num_rounds * self.steps.num_steps(size)
+        rate = sample_rate(size, self.steps.batch_size)
+        noise = record_noise(config.dp.epsilon, config.dp.delta, rate, steps)
+        return StepNoise(clip_norm=config.dp.clip_norm, noise_multiplier=noise)
+
+    def train_sets(
+        self,
+        network: nn.Module,
+        sets: Sequence[ParameterSet],
+        rng: np.random.Generator,
+        companions: Sequence[Companion] = (),
+    ) -> dict[str, float]:
+        """Train parameters of a network in place for the local epochs, by plain or noisy steps.
+
+        Args:
+            network: Maps samples to logits.
+            sets: The parameters.
+            rng: Order of the samples and augmentation of plain steps.
+            companions: Parameters that noisy steps train, too; plain steps train them as further sets.
+
+        Returns:
+            The metrics `train-loss` and, of noisy steps, their number `private-steps`.
+        """
+        data, epochs, noise = self.context.data, self.epochs(), self.step_noise()
+        if noise is None:
+            every = [*sets, *(companion.part for companion in companions)]
+            return {"train-loss": train_epochs(network, every, data, epochs, rng)}
+        return noisy_metrics(train_private_epochs(network, sets, data, epochs, noise, companions))
+
+    def check_release(self, release: Release | None, metrics: Mapping[str, object]) -> None:
+        """Check that the local training took the noisy steps that a release states.
+
+        Raises:
+            RuntimeError: If it took another number, for example because a subclass replaces `train`.
+        """
+        if release is not None and release.mechanism == "sampled-gaussian":
+            taken = metrics.get(STEPS, 0)
+            if taken != release.steps:
+                raise RuntimeError(
+                    f"local training took {taken} noisy steps instead of {release.steps}; train with `train_sets`, or "
+                    f"set has_noisy_steps to False in {type(self).__name__}"
+                )
+
+    def release(self) -> Release | None:
+        """Return what the upload of one round releases about the client's data; None if nothing bounds it."""
+        noise = self.step_noise()
+        if noise is not None:
+            # A private group that is trained without noise moves the gradients of all samples.
+            if self.private and self.context.config.dp.heads == "published":
+                return None
+            size = len(self.context.data.train_labels)
+            return Release(
+                unit="record",
+                mechanism="sampled-gaussian",
+                noise_multiplier=noise.noise_multiplier,
+                sample_rate=sample_rate(size, self.steps.batch_size),
+                steps=self.steps.num_steps(size),
+            )
+        return client_release(self.context.config)
+
+
+def noisy_metrics(epochs: NoisyEpochs) -> dict[str, float]:
+    """Return the metrics of noisy steps."""
+    return {"train-loss": epochs.loss, STEPS: float(epochs.steps)}

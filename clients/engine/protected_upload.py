@@ -1,4 +1,4 @@
-"""What a client uploads under `privacy.*`, and what that releases about it."""
+"""Clip a client's upload and add noise to it as `privacy.*` says, and state what it releases about the client."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from clients.engine.context import ClientContext
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.clip_and_noise import protect
-from hyperfl_flwr.protocol.messages import Reduction, equal_weights
+from hyperfl_flwr.protocol.messages import Reduction
 
 
 class ProtectedUpload:
@@ -29,7 +29,10 @@ class ProtectedUpload:
 
         A number of samples is private then, and would multiply what a client can change.
         """
-        return equal_weights(cls.shared) if config.privacy.protects_clients else cls.shared
+        if not config.privacy.protects_clients:
+            return cls.shared
+        by_examples, mean = Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN
+        return {group: mean if each is by_examples else each for group, each in cls.shared.items()}
 
     def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the trained arrays after clipping their change and adding noise to it, as `privacy.*` says."""
@@ -38,10 +41,6 @@ class ProtectedUpload:
             return trained
         noise = privacy.noise_multiplier if privacy.noise == "local" else 0.0
         return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=noise)
-
-    def release(self) -> Release | None:
-        """Return what the upload of one round releases about the client; None if nothing bounds it."""
-        return client_release(self.context.config)
 
 
 def client_release(config: RunConfig) -> Release | None:

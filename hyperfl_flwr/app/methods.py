@@ -81,6 +81,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     _check_target(config, input_shape, num_classes)
     _check_novel(config, input_shape)
     _check_audit(config)
+    _check_noisy_steps(config, input_shape, num_classes)
     _check_client_privacy(config)
     check_secure_sum(config)
     strategy_of(config.method).check(config, input_shape)
@@ -107,6 +108,27 @@ def _check_audit(config: RunConfig) -> None:
         raise ConfigError(
             f"audit.clients must be empty with {config.method}, got {config.audit.clients}: its clients upload "
             f"nothing that could be recorded; leave it out, or choose another method"
+        )
+
+
+def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse differential privacy of single records where the local training cannot have it."""
+    if not config.dp.epsilon:
+        return
+    given = f"dp.epsilon must be 0 with {{}}, got {config.dp.epsilon:g}: "
+    if not client_of(config.method).has_noisy_steps:
+        able = ", ".join(name for name in METHODS if client_of(name).has_noisy_steps)
+        raise ConfigError(f"{given.format(config.method)}its local training has no noisy steps; take one of {able}")
+    if config.privacy.clip_norm:
+        raise ConfigError(
+            f"{given.format(f'privacy.clip-norm = {config.privacy.clip_norm:g}')}the noise of the steps is all that "
+            f"an upload needs for a stated epsilon of records; set privacy.clip-norm to 0, or dp.epsilon to 0"
+        )
+    if has_statistics(build_target(config.target, input_shape, num_classes)):
+        raise ConfigError(
+            f"{given.format(f'target = {config.target}')}its BatchNorm mixes the samples of a batch, so that clipping "
+            f"the gradient of one sample does not bound its effect; take cnn, lenet, mlp or mlp-500, or a network of "
+            f"your own with GroupNorm"
         )
 
 

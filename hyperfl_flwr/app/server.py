@@ -19,7 +19,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.ray_pool import replace_dead_actors
-from hyperfl_flwr.models.custom.provenance import keep_model, refuse_other_model
+from hyperfl_flwr.models.custom.provenance import keep_model, model_facts, refuse_other_model
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.plots import plot_run
 from hyperfl_flwr.runs.privacy_statement import statement_text
@@ -90,7 +90,8 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         check_run(config, federation.input_shape, federation.num_classes)
         check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         directory = RunDirectory.create(path)
-        directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
+        chosen, model = _resolution(config, roster), model_facts(config.target)
+        directory.write_json("manifest.json", manifest.new(config.flat(), chosen, roster, model))
         keep_model(config.target, directory.path)
         last_round = 0
     else:

@@ -19,7 +19,7 @@ class RecordPrivacyConfig(Section):
     epsilon: NonNegativeFloat = setting(
         0.0,
         "Privacy budget ε of each client over all rounds of the run; the noise of a step follows from it. 0 trains "
-        "without noise. For `fedavg`, `fedrep`, `hyperfl-frozen` and `ppsgd`.",
+        "without noise. For `fedavg`, `fedprox`, `fedrep`, `hyperfl-frozen` and `ppsgd`.",
     )
     delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `dp.epsilon`.")
     clip_norm: PositiveFloat = setting(

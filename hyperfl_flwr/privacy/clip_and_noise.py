@@ -5,25 +5,18 @@ deviation z C (McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private 
 Small noise multipliers z, which defeat the attacks of this project at little cost, are not a meaningful guarantee of
 differential privacy.
 
-The sum of a floating-point number and floating-point noise gives away low-order bits of the number (Mironov: "On
-Significance of the Least Significant Bits for Differential Privacy", CCS 2012). So values and noise v + x are released
-on a grid of width g, as g (rint(v / g) + rint(x / g)), which depends on v through the integers rint(v / g) only. With
-k = rint(v / g), k + rint(x / g) = rint(k + x / g): the release is the Gaussian mechanism on the vector g k, rounded
-afterwards, and rounding is post-processing. There is one Gaussian in it, not a sum of rounded ones. Rounding v moves it
-by at most g sqrt(P) / 2, for P coordinates, which `sensitivity` adds to C. The Gaussian itself has the 53 bits
-of a float64, and is no larger than 8.7 standard deviations, which the stated guarantee neglects.
+Values with noise are multiples of a grid, so that no low-order bits give the change away
+(`hyperfl_flwr.core.grid_noise`).
 """
 
 import math
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 2**20
-"""Number of noise values to generate at a time."""
+from hyperfl_flwr.core.grid_noise import grid_for, noisy_on_grid, sensitivity
 
 _ATTEMPTS = 24
 """Number of attempts to shorten a change before it is dropped."""
@@ -88,55 +81,3 @@ def _norm_bound(changes: Sequence[Array]) -> float:
     # One norm over all arrays together: clipping each array separately would allow a larger total change.
     square = sum(float(np.vdot(change, change)) for change in changes)
     return math.sqrt(square * (1 + 2.0**-52 * (sum(change.size for change in changes) + 8)))
-
-
-def grid_for(std: float, largest: float) -> float:
-    """Return the width of a grid for noise: the power of two at or below 2^-24 of the noise.
-
-    Args:
-        std: Standard deviation of the noise.
-        largest: Largest magnitude of the values; the grid is so wide that all multiples are exact in float64.
-    """
-    return 2.0 ** max(math.frexp(std)[1] - 1 - 24, math.frexp(largest)[1] - 48)
-
-
-def sensitivity(clip_norm: float, roundings: Iterable[tuple[int, float]]) -> float:
-    """Return by how much, at most, one client with a change of at most C moves a vector that is rounded to a grid.
-
-    Args:
-        clip_norm: The norm C.
-        roundings: For each array its number of elements, and the largest effect of rounding on how an element moves:
-            g / 2 where the vector is the client's own, g where it is a sum, which is rounded with the client and
-            without.
-    """
-    return clip_norm + math.sqrt(sum(size * rounding**2 for size, rounding in roundings))
-
-
-def noisy_on_grid(values: Array, std: float, grid: float) -> NDArray[np.float64]:
-    """Return values with Gaussian noise of a standard deviation, as multiples of the grid; see the module."""
-    noisy = np.rint(values / grid)
-    noisy += np.rint(gaussian(values.size, std).reshape(values.shape) / grid)
-    noisy *= grid
-    return noisy
-
-
-def gaussian(size: int, std: float) -> NDArray[np.float64]:
-    """Draw independent Gaussian values [size] from the operating system's random numbers (Box and Muller 1958).
-
-    They do not depend on a seed: an attacker who knows a run's seed must not be able to subtract the noise.
-
-    Args:
-        size: Number of values.
-        std: Standard deviation.
-    """
-    values = np.empty(size)
-    for start in range(0, size, CHUNK):
-        count = min(CHUNK, size - start)
-        half = (count + 1) // 2
-        # The upper 53 bits of each 64-bit integer, the precision of a float64.
-        radius, angle = np.frombuffer(os.urandom(16 * half), np.uint64).reshape(2, half) >> np.uint64(11)
-        lengths = std * np.sqrt(-2 * np.log((radius + 0.5) * 2.0**-53))  # + 0.5 avoids log(0)
-        angles = 2 * np.pi * 2.0**-53 * angle
-        pairs = np.concatenate([lengths * np.cos(angles), lengths * np.sin(angles)])
-        values[start : start + count] = pairs[:count]
-    return values

@@ -69,12 +69,6 @@ class Reduction(Enum):
         return float(num_clients) if self is Reduction.MEAN else 1.0
 
 
-def equal_weights(reductions: Mapping[str, Reduction]) -> Mapping[str, Reduction]:
-    """Return reductions in which means weight all clients equally."""
-    by_examples, mean = Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN
-    return {group: mean if each is by_examples else each for group, each in reductions.items()}
-
-
 def group_of(key: str) -> str:
     """Return the group in a key `group/name`."""
     return key.partition("/")[0]

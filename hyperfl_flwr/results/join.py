@@ -39,7 +39,7 @@ from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
 INHERITED = (
     "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
-    "hyperfl.", "fedrep.",
+    "hyperfl.", "fedrep.", "ppsgd.",
 )  # fmt: skip
 """Settings that a joining client takes from the run: names, and sections that end with a dot. No paths are among them,
 since they belong to the operator's machine."""

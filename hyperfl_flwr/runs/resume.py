@@ -103,6 +103,11 @@ def refuse_changes(old: Mapping[str, Scalar], new: Mapping[str, Any], in_use: Ma
     ]
     if int(new["num-rounds"]) < int(old["num-rounds"]):
         problems.append(f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; it may only grow")
+    if new["dp.epsilon"] and int(new["num-rounds"]) > int(old["num-rounds"]):
+        problems.append(
+            f"num-rounds was {old['num-rounds']}, now {new['num-rounds']}; with dp.epsilon it must stay, since the "
+            f"noise of all steps was computed for that number of rounds"
+        )
     if problems:
         raise RunDirectoryError(
             "a resumed run must keep the settings that affect its results; start a new run, or revert:\n"

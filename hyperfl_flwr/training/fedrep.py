@@ -1,4 +1,4 @@
-"""The local round of FedRep: train the classifier first, then the feature extractor.
+"""The local round of FedRep: train the classifier first, then the feature extractor; also with noisy steps.
 
 Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning", ICML
 2021, algorithm 1. The paper trains ten epochs on the classifier and one on the extractor. Both numbers are settings
@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, train_epochs
+from hyperfl_flwr.training.private_sgd import NoisyEpochs, StepNoise, train_private_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +57,78 @@ def train_fedrep(
         Mean training loss of the last pass, in nats.
     """
 
-    def fixed(images: Tensor) -> Tensor:
-        with torch.no_grad():  # only the classifier needs a graph in the first part
-            features = extractor(images)
-        logits: Tensor = classifier(features)
-        return logits
-
     def predict(images: Tensor) -> Tensor:
         logits: Tensor = classifier(extractor(images))
         return logits
 
-    head = ParameterSet(parameters=list(classifier.parameters()), learning_rate=rates.classifier)
-    body = ParameterSet(
-        parameters=list(extractor.parameters()), learning_rate=rates.extractor, clip_norm=rates.clip_norm
-    )
+    _train_head(extractor, classifier, data, epochs, rates, rng)
+    return train_epochs(predict, [_body(extractor, rates)], data, epochs, rng)
+
+
+def train_centaur(
+    model: Target,
+    data: TrainingData,
+    epochs: Epochs,
+    rates: FedRepRates,
+    noise: StepNoise,
+    rng: np.random.Generator,
+    *,
+    noised_head: bool,
+) -> NoisyEpochs:
+    """Run one local round with differential privacy for single samples, changing the parameters in place.
+
+    Shen, Ye, Kang, Hassani, Shokri: "Share Your Representation Only: Guaranteed Improvement of the Privacy-Utility
+    Tradeoff in Federated Learning", ICLR 2023 (CENTAUR): the classifier's passes are FedRep's, without noise; the
+    extractor's steps are noisy. A sample then moves the classifier, and with it the gradients of all other samples, of
+    which only their own length is bounded. With `noised_head`, both parts are trained in the same noisy steps instead.
+
+    Args:
+        model: The network.
+        data: The client's training samples.
+        epochs: Passes of noisy steps, and the settings of SGD for both parts.
+        rates: Step sizes, and the passes that train the classifier; `clip_norm` is not used.
+        noise: Clipping and noise of a step.
+        rng: Order of the samples and augmentation, where there is no noise.
+        noised_head: Whether the classifier is trained by the noisy steps.
+    """
+    extractor, classifier = model.extractor, model.classifier
+    if not noised_head:
+        _train_head(extractor, classifier, data, epochs, rates, rng)
+        return train_private_epochs(model, [_body(extractor, rates)], data, epochs, noise)
+    model.requires_grad_(True)
+    return train_private_epochs(model, [_body(extractor, rates), _head(classifier, rates)], data, epochs, noise)
+
+
+def _train_head(
+    extractor: nn.Module,
+    classifier: nn.Linear,
+    data: TrainingData,
+    epochs: Epochs,
+    rates: FedRepRates,
+    rng: np.random.Generator,
+) -> None:
+    """Train the classifier with a constant extractor, and leave both ready for training the extractor alone."""
+
+    def fixed(images: Tensor) -> Tensor:
+        with torch.no_grad():  # only the classifier needs a graph
+            features = extractor(images)
+        logits: Tensor = classifier(features)
+        return logits
+
     classifier.requires_grad_(True)
-    train_epochs(fixed, [head], data, replace(epochs, epochs=rates.classifier_epochs), rng)
+    train_epochs(fixed, [_head(classifier, rates)], data, replace(epochs, epochs=rates.classifier_epochs), rng)
     classifier.requires_grad_(False)
     extractor.requires_grad_(True)
-    decay = epochs.weight_decay if rates.weight_decay is None else rates.weight_decay
-    return train_epochs(predict, [body], data, replace(epochs, weight_decay=decay), rng)
+
+
+def _head(classifier: nn.Linear, rates: FedRepRates) -> ParameterSet:
+    return ParameterSet(parameters=list(classifier.parameters()), learning_rate=rates.classifier)
+
+
+def _body(extractor: nn.Module, rates: FedRepRates) -> ParameterSet:
+    return ParameterSet(
+        parameters=list(extractor.parameters()),
+        learning_rate=rates.extractor,
+        clip_norm=rates.clip_norm,
+        weight_decay=rates.weight_decay,
+    )

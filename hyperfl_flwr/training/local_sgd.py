@@ -1,6 +1,7 @@
 """Local epochs of stochastic gradient descent."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,9 @@ Predict = Callable[[Tensor], Tensor]
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Trains on images [B, C, H, W] and labels [B]; returns their mean loss before it."""
+
+Pass = Callable[["TrainingData", int, np.random.Generator], Iterator[tuple[Tensor, Tensor]]]
+"""Yields the batches of one pass, as `batches` does."""
 
 
 class TrainingData(Protocol):
@@ -46,6 +50,7 @@ class ParameterSet:
         force: Constant tensors, one per parameter, that are added to the gradients after clipping; none if empty.
         pull: If positive, `pull` times (parameter - anchor) is added to the gradients after clipping, too.
         anchor: Constant tensors, one per parameter, towards which `pull` moves the parameters; empty if `pull` is 0.
+        weight_decay: L2 coefficient; None for that of `Epochs`.
     """
 
     parameters: Sequence[Tensor]
@@ -54,6 +59,7 @@ class ParameterSet:
     force: Sequence[Tensor] = ()
     pull: float = 0.0
     anchor: Sequence[Tensor] = ()
+    weight_decay: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,10 @@ class Epochs:
     momentum: float = 0.0
     weight_decay: float = 0.0
     steps: int = 0
+
+    def num_steps(self, num_examples: int) -> int:
+        """Return the number of steps that a client with `num_examples` samples takes."""
+        return self.steps or self.epochs * math.ceil(num_examples / self.batch_size)
 
 
 def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -107,11 +117,7 @@ def train_epochs(
         Mean training loss of the last pass (with `epochs.steps` of all steps), in nats, each batch before its step; NaN
         without a pass.
     """
-    optimiser = SGD(
-        [{"params": list(part.parameters), "lr": part.learning_rate} for part in sets],
-        momentum=epochs.momentum,
-        weight_decay=epochs.weight_decay,
-    )
+    optimiser = new_optimiser(sets, epochs)
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
         optimiser.zero_grad()
@@ -121,18 +127,38 @@ def train_epochs(
         for part in sets:
             if part.clip_norm > 0:
                 torch.nn.utils.clip_grad_norm_(part.parameters, part.clip_norm)
-            for number, parameter in enumerate(part.parameters):
-                if parameter.grad is not None and part.force:
-                    parameter.grad += part.force[number]
-                if parameter.grad is not None and part.pull > 0:
-                    parameter.grad.add_(parameter.detach() - part.anchor[number], alpha=part.pull)
+            add_forces(part)
         optimiser.step()
         return loss.detach()
 
     return run_epochs(step, data, epochs, rng)
 
 
-def run_epochs(step: Step, data: TrainingData, epochs: Epochs, rng: np.random.Generator) -> float:
+def new_optimiser(sets: Sequence[ParameterSet], epochs: Epochs) -> SGD:
+    """Return the optimiser of some parameters, with empty momentum buffers."""
+    groups = [
+        {
+            "params": list(part.parameters),
+            "lr": part.learning_rate,
+            "weight_decay": epochs.weight_decay if part.weight_decay is None else part.weight_decay,
+        }
+        for part in sets
+    ]
+    return SGD(groups, momentum=epochs.momentum)
+
+
+def add_forces(part: ParameterSet) -> None:
+    """Add force and pull to the gradients of a set, in place."""
+    for number, parameter in enumerate(part.parameters):
+        if parameter.grad is not None and part.force:
+            parameter.grad += part.force[number]
+        if parameter.grad is not None and part.pull > 0:
+            parameter.grad.add_(parameter.detach() - part.anchor[number], alpha=part.pull)
+
+
+def run_epochs(
+    step: Step, data: TrainingData, epochs: Epochs, rng: np.random.Generator, one_pass: Pass = batches
+) -> float:
     """Take a step for each batch of all passes.
 
     Args:
@@ -140,16 +166,17 @@ def run_epochs(step: Step, data: TrainingData, epochs: Epochs, rng: np.random.Ge
         data: The client's training samples.
         epochs: Length of the training.
         rng: Order of the samples and augmentation.
+        one_pass: Yields the batches of a pass.
 
     Returns:
-        Mean training loss of the last pass (with `epochs.steps` of all steps), in nats; NaN without a pass.
+        Mean training loss of the last pass (with `epochs.steps` of all steps), in nats; NaN without a sample.
     """
     if epochs.steps > 0:
-        passes = itertools.chain.from_iterable(batches(data, epochs.batch_size, rng) for _ in itertools.count())
+        passes = itertools.chain.from_iterable(one_pass(data, epochs.batch_size, rng) for _ in itertools.count())
         return _mean_loss(step, itertools.islice(passes, epochs.steps))
     mean_loss = float("nan")
     for _ in range(epochs.epochs):
-        mean_loss = _mean_loss(step, batches(data, epochs.batch_size, rng))
+        mean_loss = _mean_loss(step, one_pass(data, epochs.batch_size, rng))
     return mean_loss
 
 
@@ -159,4 +186,4 @@ def _mean_loss(step: Step, some: Iterable[tuple[Tensor, Tensor]]) -> float:
     for images, labels in some:
         total = total + (step(images, labels) * len(labels)).double()
         num_samples += len(labels)
-    return float(total) / num_samples
+    return float(total) / num_samples if num_samples else float("nan")

@@ -4,7 +4,6 @@ A client trains with these parameters. They are public: everyone with the settin
 an attack on a client's uploads.
 """
 
-import math
 from dataclasses import dataclass
 
 from hyperfl_flwr.core.setting_types import Initialisation, Pooling
@@ -34,10 +33,6 @@ class LocalSteps(Epochs):
         """
         if not (self.learning_rate > 0 and self.batch_size > 0 and (self.epochs > 0 or self.steps > 0)):
             raise ValueError("learning_rate, batch_size and the number of local epochs or steps must be positive")
-
-    def num_steps(self, num_examples: int) -> int:
-        """Return the number of steps that a client with `num_examples` samples takes."""
-        return self.steps or self.epochs * math.ceil(num_examples / self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.results.join import shared_of
 
 
-@pytest.fixture(scope="module", params=["hyperfl", "hyperfl-frozen", "fedrep"])
+@pytest.fixture(scope="module", params=["hyperfl", "hyperfl-frozen", "fedrep", "ppsgd"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of each method that supports joining, on scikit-learn's digits 0 to 9."""
     return trained(small_settings(method=request.param, output=str(tmp_path_factory.mktemp("runs") / request.param)))
@@ -55,7 +55,10 @@ def test_what_is_shared_stays(run: Path, mine: Path, call: Call) -> None:
     shared, model = shared_of(run), load_file("joined/model.safetensors")
     values = {key.partition("/")[2]: torch.tensor(value) for key, value in shared.arrays.items()}
     if shared.config.method != "hyperfl":
-        assert all(torch.equal(model[f"extractor.{name}"], value) for name, value in values.items())
+        names = {name: name if name in model else f"extractor.{name}" for name in values}
+        kept = {name: value for name, value in values.items() if names[name].startswith("extractor.")}
+        assert kept
+        assert all(torch.equal(model[names[name]], value) for name, value in kept.items())
         return
     extractor = build_target("cnn", (1, 8, 8), 10).extractor
     names = Hypernetwork(extractor, embedding_dim=4, hidden_width=8).shapes
@@ -86,7 +89,7 @@ def test_other_methods_cannot_be_joined(mine: Path, tmp_path: Path, call: Call) 
         code, _, err = call(*words)
         assert code == 2
         assert "is a run of fedavg, which a client cannot join" in err
-        assert "use a run of fedrep, hyperfl, hyperfl-frozen" in err
+        assert "use a run of fedrep, hyperfl, hyperfl-frozen, ppsgd" in err
 
 
 def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mine: Path, call: Call) -> None:

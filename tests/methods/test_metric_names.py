@@ -33,6 +33,7 @@ class ReadingGrid(InProcessGrid):
     [
         ("fedavg", {"data.global-test": True}),
         ("fedprox", {}),
+        ("ppsgd", {}),
         ("fedrep", {}),
         ("hyperfl-frozen", {}),
         ("hyperfl", {"hyperfl.embedding": "common-frozen"}),

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hyperfl_flwr.privacy import clip_and_noise
-from hyperfl_flwr.privacy.clip_and_noise import CHUNK, gaussian, grid_for, noisy_on_grid, protect, sensitivity
+from hyperfl_flwr.core import grid_noise
+from hyperfl_flwr.core.gaussian_noise import CHUNK, gaussian
+from hyperfl_flwr.core.grid_noise import grid_for, noisy_on_grid, sensitivity
+from hyperfl_flwr.privacy.clip_and_noise import protect
 
 RECEIVED = [np.array([[1.0, 2.0]], dtype=np.float32), np.array([3.0], dtype=np.float32)]
 TRAINED = [np.array([[4.0, 2.0]], dtype=np.float32), np.array([7.0], dtype=np.float32)]
@@ -104,7 +106,7 @@ def test_noise_hides_the_low_order_bits_of_the_change():
     assert np.array_equal(noisy, np.rint(noisy / grid) * grid)
     with pytest.MonkeyPatch.context() as patch:
         noise = np.random.default_rng(0).normal(0, 2, 1000)
-        patch.setattr(clip_and_noise, "gaussian", lambda size, std: noise)
+        patch.setattr(grid_noise, "gaussian", lambda size, std: noise)
         one, other = (
             protect(zeros, [np.full(1000, 0.01 + shift)], clip_norm=4.0, noise_multiplier=0.5)[0]
             for shift in (0, grid / 20)
@@ -115,7 +117,7 @@ def test_noise_hides_the_low_order_bits_of_the_change():
 def test_the_noise_covers_the_rounding_to_the_grid(monkeypatch):
     """The deviation is z (C + g sqrt(P) / 2) over all arrays of a client; of a sum, each element is rounded twice."""
     asked = []
-    monkeypatch.setattr(clip_and_noise, "gaussian", lambda size, std: asked.append(std) or np.zeros(size))
+    monkeypatch.setattr(grid_noise, "gaussian", lambda size, std: asked.append(std) or np.zeros(size))
     arrays = [np.zeros((300, 5)), np.zeros(1000)]
     protect(arrays, arrays, clip_norm=4.0, noise_multiplier=0.5)
     expected = 0.5 * (4.0 + grid_for(2.0, 4.0) / 2 * np.sqrt(2500))

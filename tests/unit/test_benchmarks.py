@@ -60,11 +60,13 @@ def test_workers_and_the_page():
         circumstances={"cores": "2"}, command="bench", repetitions=1, rounds=3, clients={work: timings},
         federations={work: federated}, transport=[], secure=[measure.measure_secure(work, 4, lambda _: None)],
         secure_rounds=[secure_rounds.measure_rounds(dataclasses.replace(work, clients=3), 2)],
+        private=[measure.measure_private(work, "lenet", 1, lambda _: None)],
     )  # fmt: skip
     page = report.render(results)
     for variant in measure.FEDERATED_VARIANTS:
         assert page.count(f"| {variant.name} |") == (2 if variant in measure.CLIENT_VARIANTS else 1)
     assert "| hyperfl | 3 | " in page
+    assert "| lenet | 1x28x28 | " in page
 
 
 def test_copies_of_transport():

@@ -2,14 +2,14 @@
 
 A client's change v, of a norm of at most C over all arrays, is encoded as q = rint(s v), with one scale s for all
 arrays. With P elements the norm of q is at most C_q = s C + sqrt(P) / 2. Each of the n nodes adds independent discrete
-Gaussians of the standard deviation z C_q / sqrt(G) to its vector. Every sum that can be opened has the noise of at least
-G honest nodes (`hyperfl_flwr.protocol.secure_sums.thresholds`), of the standard deviation z C_q, whoever has dropped
-out.
+Gaussians of the standard deviation z C_q / sqrt(G) to its vector. Every sum that can be opened has the noise of at
+least G honest nodes (`hyperfl_flwr.protocol.secure_sums.thresholds`), of the standard deviation z C_q, whoever has
+dropped out.
 
 A sum of discrete Gaussians is nearly one: with standard deviations of at least 1000, their divergence is below
 exp(-10^6) (Kairouz, Liu, Steinke: "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
-Aggregation", ICML 2021). So a round satisfies zero-concentrated privacy with rho = 1 / (2 z^2). The sum modulo 2^32, and
-the mean, are post-processing.
+Aggregation", ICML 2021). So a round satisfies zero-concentrated privacy with rho = 1 / (2 z^2). The sum modulo 2^32,
+and the mean, are post-processing.
 """
 
 import math

@@ -1,0 +1,183 @@
+"""Local SGD with differential privacy for single samples (DP-SGD).
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Differential Privacy", CCS 2016, algorithm
+1. A step draws a Poisson batch S, which has every sample with probability q, independently, and takes
+
+    g = [ sum_{x in S} g_x min(1, C / |g_x|) + N(0, sigma^2 C^2 I) ] / (q n)
+
+as its gradient, where g_x is the gradient of one sample's loss over all parameters that are trained with noise, and q n
+is the expected size of a batch. Adding or removing a sample moves the sum by at most C. What follows, force and pull,
+weight decay and momentum, does not depend on samples, and neither does the number of steps. An empty batch is a step,
+too.
+
+Batches, noise, augmentation and dropout take their random numbers from the operating system: a run's seed is known to
+the server, and all of them must be unknown for the bound to hold. Two equal runs therefore differ. The noise consists
+of floating-point numbers, which does not give a strict guarantee (Mironov, CCS 2012).
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hyperfl_flwr.core.gaussian_noise import gaussian_tensor
+from hyperfl_flwr.models.layers.dropout import seed_dropout
+from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, add_forces, new_optimiser, run_epochs
+from hyperfl_flwr.training.per_example import PerExampleGradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNoise:
+    """Clipping and noise of each step.
+
+    Attributes:
+        clip_norm: Clipping norm C of one sample's gradient over all parameters that are trained with noise, above 0.
+        noise_multiplier: Standard deviation sigma of the noise on the sum of a batch, in units of C; at least 0.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        if not (self.clip_norm > 0 and self.noise_multiplier >= 0):
+            raise ValueError(
+                f"clip_norm must be above 0 and noise_multiplier at least 0, got {self.clip_norm} and "
+                f"{self.noise_multiplier}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """Private parameters that are trained in the same steps without a gradient of their own.
+
+    Attributes:
+        part: The parameters; `clip_norm` is not used.
+        like: For each of them, a parameter of the noisy sets with the same gradient; they take its noisy gradient,
+            which costs no privacy. None to take their own gradient of the batch, without clipping and noise.
+    """
+
+    part: ParameterSet
+    like: Sequence[Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyEpochs:
+    """Result of noisy steps.
+
+    Attributes:
+        loss: Mean loss of the samples in the batches of the last pass (with `Epochs.steps` of all steps), in nats, each
+            batch before its step; NaN without a sample. It is computed from the samples without noise.
+        steps: Number of steps that were taken.
+    """
+
+    loss: float
+    steps: int
+
+
+def sample_rate(num_examples: int, batch_size: int) -> float:
+    """Return the probability q with which each of n samples is in a Poisson batch: min(1, B / n)."""
+    return min(1.0, batch_size / num_examples)
+
+
+def poisson_batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the Poisson batches of one pass as (images, labels): as many as `batches` yields, some may be empty.
+
+    Which samples they have comes from the operating system's random numbers; `rng` is for augmentation alone.
+    """
+    size = len(data.train_labels)
+    # A random 64-bit integer is below q 2^64 with probability q; the last float64 below 1 keeps the product in range.
+    bound = np.uint64(min(sample_rate(size, batch_size), math.nextafter(1, 0)) * 2.0**64)
+    everyone = batch_size >= size
+    for _ in range(math.ceil(size / batch_size)):
+        drawn = np.frombuffer(os.urandom(8 * size), np.uint64) < bound
+        index = torch.from_numpy(np.flatnonzero(drawn | everyone)).to(data.train_labels.device)
+        images = data.train_images[index]
+        changed = images if data.augmentation is None or not len(index) else data.augmentation(images, rng)
+        yield changed, data.train_labels[index]
+
+
+def train_private_epochs(
+    network: nn.Module,
+    sets: Sequence[ParameterSet],
+    data: TrainingData,
+    epochs: Epochs,
+    noise: StepNoise,
+    companions: Sequence[Companion] = (),
+) -> NoisyEpochs:
+    """Minimise the mean cross-entropy by noisy steps, changing the parameters in place.
+
+    Args:
+        network: The classifier, in the mode in which it is trained.
+        sets: The parameters to train with noise. Their gradients are clipped together, by `noise.clip_norm` instead of
+            the sets' own clipping norms.
+        data: The client's training samples, at least one.
+        epochs: Length and settings of the training; `epochs.batch_size` is the expected size of a batch.
+        noise: Clipping and noise.
+        companions: Parameters of the network that are trained in the same steps.
+
+    Raises:
+        ValueError: If the network is not supported, see `PerExampleGradients`.
+    """
+    own = np.random.default_rng()  # seeded by the operating system
+    seed_dropout([network], torch.Generator().manual_seed(int(own.integers(2**63))))
+    parameters = [parameter for part in sets for parameter in part.parameters]
+    gradients = PerExampleGradients(network, parameters, data.train_images[:1])
+    size = len(data.train_labels)
+    expected = sample_rate(size, epochs.batch_size) * size
+    optimiser = new_optimiser([*sets, *(companion.part for companion in companions)], epochs)
+
+    taken = 0
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        nonlocal taken
+        taken += 1
+        for companion in companions:
+            if companion.like is None:
+                _assign(companion.part.parameters, _plain(network, companion.part.parameters, images, labels), expected)
+        found = gradients.clipped_sums(images, labels, noise.clip_norm)
+        _assign(parameters, _noised(found.sums, noise), expected)
+        for companion in companions:
+            if companion.like is not None:
+                for parameter, like in zip(companion.part.parameters, companion.like, strict=True):
+                    parameter.grad = None if like.grad is None else like.grad.clone()
+        for part in (*sets, *(companion.part for companion in companions)):
+            add_forces(part)
+        optimiser.step()
+        # A loss that is not finite counts as zero, as the sample's gradient does.
+        return found.losses.nan_to_num(nan=0.0, posinf=0.0).sum() / max(1, len(labels))
+
+    loss = run_epochs(step, data, epochs, own, poisson_batches)
+    return NoisyEpochs(loss=loss, steps=taken)
+
+
+def _noised(sums: Sequence[Tensor], noise: StepNoise) -> list[Tensor]:
+    """Add the noise of one step to the sums of clipped gradients, in place."""
+    if noise.noise_multiplier:
+        sizes = [each.numel() for each in sums]
+        values = gaussian_tensor(sum(sizes), noise.noise_multiplier * noise.clip_norm)
+        for each, part in zip(sums, torch.split(values.to(sums[0]), sizes), strict=True):
+            each += part.view_as(each)
+    return list(sums)
+
+
+def _plain(network: nn.Module, parameters: Sequence[Tensor], images: Tensor, labels: Tensor) -> Sequence[Tensor]:
+    """Return the sums of the gradients of a batch, without clipping and noise."""
+    if not len(labels):
+        return [torch.zeros_like(parameter) for parameter in parameters]
+    loss = functional.cross_entropy(network(images), labels, reduction="sum")
+    return torch.autograd.grad(loss, list(parameters))
+
+
+def _assign(parameters: Sequence[Tensor], sums: Sequence[Tensor], expected: float) -> None:
+    for parameter, total in zip(parameters, sums, strict=True):
+        parameter.grad = total / expected
