@@ -82,7 +82,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     _check_novel(config, input_shape)
     _check_audit(config)
     _check_noisy_steps(config, input_shape, num_classes)
-    _check_client_privacy(config)
+    _check_client_privacy(config, input_shape, num_classes)
     check_secure_sum(config)
     strategy_of(config.method).check(config, input_shape)
 
@@ -132,7 +132,7 @@ def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_clas
         )
 
 
-def _check_client_privacy(config: RunConfig) -> None:
+def _check_client_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
     """Refuse differential privacy of clients where it would not hold, or says nothing."""
     privacy = config.privacy
     if not privacy.protects_clients:
@@ -145,6 +145,11 @@ def _check_client_privacy(config: RunConfig) -> None:
         raise ConfigError(
             f"privacy.unit must be none with {config.method}: {reason}, so noise on a mean does not protect them; take "
             f"one of {', '.join(able)}"
+        )
+    if has_statistics(build_target(config.target, input_shape, num_classes)):
+        raise ConfigError(
+            f"privacy.unit must be none with target = {config.target}: its BatchNorm uploads variances, which noise "
+            f"makes negative; take cnn, lenet, mlp or mlp-500, or a network of your own with GroupNorm"
         )
     if not privacy.clip_norm:
         raise ConfigError(

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.privacy.accounting import client_epsilon, record_epsilon, record_noise
+from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
 from hyperfl_flwr.runs.releases import read_releases
 from hyperfl_flwr.runs.run_directory import trained_settings
 
@@ -99,9 +99,9 @@ def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
 
 def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
     releases = read_releases(run)
-    multiplier, noise = float(settings["privacy.noise-multiplier"]), settings["privacy.noise"]
+    multiplier, noise = float(settings["privacy.noise-multiplier"]), cast("Noise", settings["privacy.noise"])
     delta = float(settings["privacy.delta"])
-    epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf  # type: ignore[arg-type]
+    epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf
     trusted = {
         "server": ("what the server sees, which adds the noise",),
         "sum": ("more colluding nodes than secagg.colluding and the owners' max-colluding",),
@@ -115,10 +115,10 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
         delta=delta,
         noise_multiplier=multiplier,
         clip_norm=float(settings["privacy.clip-norm"]),
-        accountant=ACCOUNTANTS[str(noise)],
+        accountant=ACCOUNTANTS[noise],
         horizon=len(releases),
         crowd=min((release.crowd for release in releases), default=None),
-        not_covered=(*NEVER_COVERED, *trusted.get(str(noise), ())),
+        not_covered=(*NEVER_COVERED, *trusted.get(noise, ())),
         reason=reason,
     )
 

@@ -168,7 +168,7 @@ def test_every_release_is_a_line_and_in_the_statement(method: str, noise: str, f
     crowds = {"server": [4, 8], "local": [1, 1], "sum": [3, 3]}[noise]
     assert [(line["round"], line["crowd"]) for line in lines(run)] == list(zip((1, 2), crowds, strict=True))
     entry = privacy_of(run)
-    assert entry["epsilon"] == client_epsilon(Z, 2, 1e-4, noise)  # type: ignore[arg-type]
+    assert entry["epsilon"] == client_epsilon(Z, 2, 1e-4, noise)
     assert entry == entry | {
         "unit": "client", "delta": 1e-4, "noise_multiplier": Z, "clip_norm": C, "horizon": 2, "crowd": crowds[0],
         "reason": None,
@@ -208,7 +208,7 @@ def test_a_round_that_is_repeated_counts_twice(noise: str, federate: Federate, m
     run = federate("fedavg", NODES, **plan, output="", resume=str(folder))
     assert [line["round"] for line in lines(run)] == [1, 2, 2, 3]
     entry = privacy_of(run)
-    assert (entry["horizon"], entry["epsilon"]) == (4, client_epsilon(Z, 4, 1e-5, noise))  # type: ignore[arg-type]
+    assert (entry["horizon"], entry["epsilon"]) == (4, client_epsilon(Z, 4, 1e-5, noise))
 
 
 def test_a_resumed_run_continues_from_the_noisy_state(federate: Federate) -> None:
@@ -254,6 +254,7 @@ def test_without_a_guarantee_epsilon_is_null_and_the_reason_is_given(
         ("it-pfl", {}, "privacy.unit must be none with it-pfl: its model, embedding"),
         ("priv-hfl", {}, "privacy.unit must be none with priv-hfl: its changes, force"),
         ("local", {}, "its clients upload nothing"),
+        ("fedavg", {"target": "own_networks:with_batchnorm"}, "privacy.unit must be none with target"),
         ("fedavg", {"privacy.clip-norm": 0.0, "privacy.noise-multiplier": 0.0}, "privacy.clip-norm must be above 0"),
         ("fedavg", {"privacy.noise-multiplier": 0.0}, "to study clipping without noise, take privacy.noise=local"),
         ("fedavg", {"privacy.noise": "sum"}, "set secagg.enabled=true, or privacy.noise to server or local"),
