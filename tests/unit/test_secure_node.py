@@ -286,7 +286,7 @@ def test_every_field_is_part_of_the_transcript(tmp_path: Path) -> None:
 def test_a_share_of_noise_suffices_for_the_fewest_honest_nodes(
     owner: int, run: int, honest: int, tmp_path: Path
 ) -> None:
-    """Of five nodes with the threshold 4: as many colluding ones as the owner or the run assumes, whichever are more."""
+    """Of five nodes with the threshold 4: as many colluding ones as the owner or the run assumes, the larger number."""
     nodes = nodes_in(tmp_path, 5, max_colluding=owner, min_cohort=2)
     header = header_for(nodes, threshold=4)
     noise = SumNoise(clip_norm=0.5, multiplier=0.3)
