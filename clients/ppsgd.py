@@ -54,15 +54,14 @@ class PPSGDClient(FedAvgClient):
         bias = classifier.bias is not None
         offset = nn.Linear(classifier.in_features, classifier.out_features, bias=bias, device="meta")
         # Zeros, not meta tensors: a novel client uses the shared model without having received private groups.
-        offset.to_empty(device=self.context.device)
-        for parameter in offset.parameters():
-            nn.init.zeros_(parameter)
+        zeros = {name: value.to(self.context.device) for name, value in _zeros(offset).items()}
+        offset.load_state_dict(zeros, assign=True)
         self.network = WithOffset(self.model, offset)
         return {**groups, "offset": offset}
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return zeros: all clients start from the shared model."""
-        return {"offset": {name: torch.zeros(value.shape) for name, value in self.groups["offset"].named_parameters()}}
+        return {"offset": _zeros(self.network.offset)}
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train both groups in place.
@@ -96,3 +95,8 @@ class PPSGDClient(FedAvgClient):
     def _offset(self) -> ParameterSet:
         rate = self.context.config.section(PPSGDConfig).head_learning_rate
         return ParameterSet(parameters=list(self.network.offset.parameters()), learning_rate=rate)
+
+
+def _zeros(module: nn.Module) -> dict[str, Tensor]:
+    """Return zeros for the parameters of a module, on the CPU."""
+    return {name: torch.zeros(value.shape) for name, value in module.named_parameters()}

@@ -78,7 +78,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 
 server_app.plot_run = lambda _: None
 for method in sys.argv[2:]:
-    settings = small_settings(method=method, output=f"{sys.argv[1]}/{method}")
+    name, _, noisy = method.partition("+")
+    settings = small_settings(method=name, output=f"{sys.argv[1]}/{method}", **{"dp.epsilon": 8.0 * bool(noisy)})
     server_app.run(plain_grid(2, settings), RunConfig.from_flat(settings))
     print(method, *({"torch._dynamo", "sympy"} & set(sys.modules)))
 """
@@ -87,7 +88,7 @@ for method in sys.argv[2:]:
 def test_training_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     """The compiler takes two seconds to import, sympy half a second; only pFedHN's server imports sympy, once a run."""
     with_server = [name for name in METHODS if issubclass(strategy_of(name), PFedHN)]
-    others = [name for name in METHODS if name not in with_server]
+    others = [*(name for name in METHODS if name not in with_server), "fedrep+noise"]
     found = subprocess.run(
         [sys.executable, "-c", TRAINING, str(tmp_path), *others, *with_server],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=True,
