@@ -150,7 +150,7 @@ class SecureFederation(InProcessGrid):
         """Return the encoding of a step."""
         return Encoding(
             received=self.initial,
-            reductions=client_of(self.config.method).shared,
+            reductions=client_of(self.config.method).reductions(self.config),
             num_clients=header.num_clients,
             max_examples=header.max_examples,
             range=self.config.secagg.range,

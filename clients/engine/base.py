@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
+from clients.engine.protected_upload import ProtectedUpload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
@@ -22,7 +23,6 @@ from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.privacy.clip_and_noise import protect
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import QuerySpec
@@ -32,7 +32,7 @@ CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
 
 
-class BaseClient(ReportedMetrics, LocalTraining, NumPyClient):
+class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -103,13 +103,6 @@ class BaseClient(ReportedMetrics, LocalTraining, NumPyClient):
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the arrays to upload, in the order of `keys`; by default the trained ones, protected."""
         return self.protected(received, trained)
-
-    def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the trained arrays after clipping and noising their change as `privacy.*` says."""
-        privacy = self.context.config.privacy
-        if not privacy.clip_norm:
-            return trained
-        return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=privacy.noise_multiplier)
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""

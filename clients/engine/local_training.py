@@ -7,6 +7,7 @@ import numpy as np
 from torch import nn
 
 from clients.engine.context import ClientContext
+from clients.engine.protected_upload import client_release
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
@@ -147,7 +148,7 @@ class LocalTraining:
                 sample_rate=sample_rate(size, self.steps.batch_size),
                 steps=self.steps.num_steps(size),
             )
-        return None
+        return client_release(self.context.config)
 
 
 def noisy_metrics(epochs: NoisyEpochs) -> dict[str, float]:

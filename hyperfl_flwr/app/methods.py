@@ -59,7 +59,7 @@ def new_strategy(
     context = ServerContext(
         config=config,
         federation=federation,
-        reductions=client_of(config.method).shared,
+        reductions=client_of(config.method).reductions(config),
         experiment=experiment,
         run_directory=run_directory,
         secure=secure,
@@ -82,6 +82,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     _check_novel(config, input_shape)
     _check_audit(config)
     _check_noisy_steps(config, input_shape, num_classes)
+    _check_client_privacy(config, input_shape, num_classes)
     check_secure_sum(config)
     strategy_of(config.method).check(config, input_shape)
 
@@ -131,6 +132,42 @@ def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_clas
         )
 
 
+def _check_client_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse differential privacy of clients where it would not hold, or says nothing."""
+    privacy = config.privacy
+    if not privacy.protects_clients:
+        return
+    if not _is_mean(config):
+        found = client_of(config.method).reductions(config)
+        alone = ", ".join(name for name, each in found.items() if each is not Reduction.MEAN)
+        reason = f"its {alone} are not averaged over the clients" if found else "its clients upload nothing"
+        able = [name for name in METHODS if _is_mean(config.model_copy(update={"method": name}))]
+        raise ConfigError(
+            f"privacy.unit must be none with {config.method}: {reason}, so noise on a mean does not protect them; take "
+            f"one of {', '.join(able)}"
+        )
+    if has_statistics(build_target(config.target, input_shape, num_classes)):
+        raise ConfigError(
+            f"privacy.unit must be none with target = {config.target}: its BatchNorm uploads variances, which noise "
+            f"makes negative; take cnn, lenet, mlp or mlp-500, or a network of your own with GroupNorm"
+        )
+    if not privacy.clip_norm:
+        raise ConfigError(
+            "privacy.clip-norm must be above 0 with privacy.unit=client: without a bound on what a client changes, no "
+            "noise suffices; set it to about the norm of a usual change, for example 1"
+        )
+    if not privacy.noise_multiplier and privacy.noise != "local":
+        raise ConfigError(
+            f"privacy.noise-multiplier must be above 0 with privacy.noise={privacy.noise}; to study clipping without "
+            f"noise, take privacy.noise=local"
+        )
+    if privacy.noise == "sum" and not config.secagg.enabled:
+        raise ConfigError(
+            "privacy.noise must not be sum without secagg.enabled: the server would see each node's sum, which has "
+            "only a share of the noise; set secagg.enabled=true, or privacy.noise to server or local"
+        )
+
+
 def check_secure_sum(config: RunConfig) -> None:
     """Refuse secure sums where the server must see single clients.
 
@@ -163,6 +200,11 @@ def check_secure_sum(config: RunConfig) -> None:
 
 def _groups(config: RunConfig) -> Mapping[str, Reduction]:
     return client_of(config.method).active_groups(config)
+
+
+def _is_mean(config: RunConfig) -> bool:
+    found = client_of(config.method).reductions(config)
+    return bool(found) and all(each is Reduction.MEAN for each in found.values())
 
 
 def _is_summed(config: RunConfig) -> bool:

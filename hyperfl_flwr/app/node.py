@@ -105,7 +105,7 @@ class NodeApp:
         return adapter.Cohort(
             make_client=make_client,
             trainer=SequentialTrainer(make_client),
-            reductions=client_class.shared,
+            reductions=client_class.reductions(self.config),
             send_details=self.simulated,
             secure=self._secure_cohort() if self.config.secagg.enabled else None,
         )
@@ -120,10 +120,14 @@ class NodeApp:
         terms = SecureTerms(
             settings=settings_digest(RunConfig.from_flat(self._received).flat()),  # without the owner's
             num_clients=config.hosted_clients,
-            reductions=client_class.shared,
+            reductions=client_class.reductions(config),
             range=config.secagg.range,
             max_examples=config.secagg.max_examples,
             max_update_ratio=config.max_update_ratio,
+            least_range=config.privacy.least_range,
+            noise=config.privacy.sum_noise,
+            local_noise=config.privacy.local_std,
+            colluding=config.secagg.colluding_of(self.num_nodes),
             metric_names=metric_names,
         )
         return SecureCohort(node=secure_node(self.node), terms=terms)

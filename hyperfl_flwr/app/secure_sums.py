@@ -63,7 +63,8 @@ def secure_sum_warnings(config: RunConfig, *, simulated: bool) -> Iterator[str]:
         return
     if simulated:
         yield SIMULATED
-    if config.fraction_train < 1:
+    is_noisy = config.privacy.noise_multiplier > 0 and config.privacy.noise != "server"
+    if config.fraction_train < 1 and not is_noisy:
         yield (
             "warning: with fraction-train below 1, the sums of two rounds differ by few clients, so that their "
             "difference tells about these; only noise hides them (privacy.noise-multiplier)"

@@ -19,9 +19,10 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
 from hyperfl_flwr.flower.ray_pool import replace_dead_actors
-from hyperfl_flwr.models.custom.provenance import keep_model, refuse_other_model
+from hyperfl_flwr.models.custom.provenance import keep_model, model_facts, refuse_other_model
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.plots import plot_run
+from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.resume import refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import summarise
@@ -89,7 +90,8 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         check_run(config, federation.input_shape, federation.num_classes)
         check_nodes(config, federation.num_nodes, sum(bool(node.clients) for node in federation.nodes))
         directory = RunDirectory.create(path)
-        directory.write_json("manifest.json", manifest.new(config.flat(), _resolution(config, roster), roster))
+        chosen, model = _resolution(config, roster), model_facts(config.target)
+        directory.write_json("manifest.json", manifest.new(config.flat(), chosen, roster, model))
         keep_model(config.target, directory.path)
         last_round = 0
     else:
@@ -126,7 +128,10 @@ def _train(
     result = strategy.start(grid, arrays, num_rounds=config.num_rounds, timeout=config.round_timeout)
     if config.novel.clients:
         assess_novel_clients(grid, inner, result.arrays, directory, announce)
-    directory.write_json("summary.json", summarise(directory.path))
+    summary = summarise(directory.path)
+    directory.write_json("summary.json", summary)
+    if text := statement_text(summary["privacy"]):
+        announce(f"privacy: {text}")
     plot_run(directory.path)
 
 

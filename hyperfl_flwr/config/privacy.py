@@ -1,10 +1,13 @@
 """Settings of differential privacy: for single records by noisy steps, for whole clients by noise on uploads."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from hyperfl_flwr.core.settings import NonNegativeFloat, PositiveFloat, Probability, Section, setting
+
+if TYPE_CHECKING:
+    from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
 
 
 class RecordPrivacyConfig(Section):
@@ -91,3 +94,22 @@ class PrivacyConfig(Section):
     def protects_clients(self) -> bool:
         """Whether an ε is stated for whole clients."""
         return self.unit == "client"
+
+    @property
+    def local_std(self) -> float:
+        """Standard deviation of the noise that each client adds to its upload; 0 without `privacy.noise = local`."""
+        return self.noise_multiplier * self.clip_norm if self.noise == "local" else 0.0
+
+    @property
+    def least_range(self) -> float:
+        """Range of the changes in a secure sum that is wide enough for `local_std`; 0 for no demand."""
+        return self.clip_norm + 8 * self.local_std if self.local_std else 0.0
+
+    @property
+    def sum_noise(self) -> "SumNoise | None":
+        """The noise that nodes add to a secure sum; None unless `privacy.noise = sum`."""
+        if self.noise != "sum":
+            return None
+        from hyperfl_flwr.protocol.secure_sums.noise import SumNoise  # deferred: imports cryptography
+
+        return SumNoise(clip_norm=self.clip_norm, multiplier=self.noise_multiplier)

@@ -49,7 +49,11 @@ class ShownProgress:
 
     def _on_log(self, lines: str) -> None:
         for line in lines.splitlines():
-            is_progress = "the phase " in line or _NODE.search(line) or (self._rounds and _ROUND.search(line))
+            is_progress = (
+                any(word in line for word in ("the phase ", "privacy: "))
+                or _NODE.search(line)
+                or (self._rounds and _ROUND.search(line))
+            )
             if self._verbose or (is_progress and not self._quiet) or any(word in line for word in SHOWN):
                 self._bar.console.print(line if self._verbose else _LEVEL.sub("", line), markup=False)
 

@@ -26,8 +26,7 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
         samples: Number of training samples of each client.
     """
     attacks = [name for name in attacks_on(METHODS[config.method].active_uploads(config, 1)) if name != "ig-paper"]
-    protected = config.privacy.clip_norm > 0 and config.privacy.noise_multiplier >= ENOUGH_NOISE
-    if not attacks or protected:
+    if not attacks or is_protected(config):
         return []
     if config.secagg.enabled:
         return _leaks_of_sums(config, samples, attacks[0])
@@ -39,6 +38,17 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
         f"from the upload of such a client (hyperfl audit --method {config.method} --attacks {attacks[0]}); give "
         f"clients more samples (data.train-samples), or set privacy.clip-norm and privacy.noise-multiplier=0.1"
     ]
+
+
+def is_protected(config: RunConfig) -> bool:
+    """Return whether noise keeps the server from reconstructing images: that of the steps, or that of the uploads.
+
+    Noise that the server adds does not. In a secure sum, the noise is measured against one client's upload.
+    """
+    privacy = config.privacy
+    if privacy.noise == "server":
+        return config.dp.epsilon > 0
+    return config.dp.epsilon > 0 or (privacy.clip_norm > 0 and privacy.noise_multiplier >= ENOUGH_NOISE)
 
 
 def _leaks_of_sums(config: RunConfig, samples: Sequence[int], attack: str) -> list[str]:

@@ -11,7 +11,7 @@ from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
-from hyperfl_flwr.protocol.update_norms import norms_of_change, reference_norms, refuse_long
+from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
 
 
 class PlainSum:
@@ -55,6 +55,7 @@ class EncodedSum:
         encoding: Encoding of the step.
         max_ratio: Largest norm of a group's change, relative to the norm of the group that was received; 0 for no
             bound. The server cannot check single clients, so the node does.
+        noise: Standard deviation of the noise in each element of a client's change; it does not count as change.
 
     Attributes:
         vector: The sum, uint32 [P].
@@ -62,14 +63,19 @@ class EncodedSum:
         saturated: Number of saturated elements.
     """
 
-    def __init__(self, encoding: Encoding, max_ratio: float) -> None:
+    def __init__(self, encoding: Encoding, max_ratio: float, noise: float = 0.0) -> None:
         self.vector, self.num_examples, self.saturated = encoding.new_sum(), 0, 0
         self._encoding, self._max_ratio = encoding, max_ratio
+        self._noise = noise_norms(encoding.received, noise) if noise else None
 
     def add(self, arrays: SharedArrays, num_examples: int) -> None:
         """Encode and add the arrays of one more client; see `ArraySum`."""
+        if self._encoding.noise:
+            self._encoding.noise.refuse_long(arrays, self._encoding.received)
         if self._max_ratio:
-            refuse_long(norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio)
+            refuse_long(
+                norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio, self._noise
+            )
         self.saturated += self._encoding.add(self.vector, arrays, num_examples)
         self.num_examples += min(num_examples, self._encoding.max_examples)
 

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import RecordDict
 
+from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.node.array_sums import EncodedSum
 from hyperfl_flwr.node.cohort import CohortResult, MakeClient, Received, Trainer, evaluate_cohort, train_cohort
 from hyperfl_flwr.node.secure_sums import SecureNode, SecureTerms
 from hyperfl_flwr.protocol.messages import Request
-from hyperfl_flwr.protocol.secure_sums.encoding import NumbersEncoding
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding, NumbersEncoding
+from hyperfl_flwr.protocol.secure_sums.header import Header
 from hyperfl_flwr.protocol.secure_sums.masks import Step
 from hyperfl_flwr.protocol.secure_sums.messages import SecureReply
+from hyperfl_flwr.protocol.secure_sums.noise import add_noise
+from hyperfl_flwr.protocol.secure_sums.thresholds import crowd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,7 @@ class SecureCohort:
     terms: SecureTerms
 
     def train(self, trainer: Trainer, content: RecordDict, received: Received) -> RecordDict:
-        """Answer a TRAIN message with masked sums of parameters, counts and metrics.
+        """Answer a TRAIN message with masked sums of parameters, counts and metrics; with `noise=sum` noisy ones.
 
         Args:
             trainer: Trains the clients.
@@ -42,8 +46,11 @@ class SecureCohort:
         """
         request = Request.of(content)
         step, encoding = self.node.accept(content, "train", request, received.shared, self.terms)
-        total = EncodedSum(encoding, self.terms.max_update_ratio)
+        share = self._share_of_noise(step.header, encoding)
+        total = EncodedSum(encoding, self.terms.max_update_ratio, self.terms.local_noise)
         result = train_cohort(trainer, request, received, total, send_details=False)
+        if share and result.results:
+            add_noise(total.vector, share)
         return self._reply(step, result, total)
 
     def evaluate(self, make_client: MakeClient, content: RecordDict, received: Received) -> RecordDict:
@@ -51,6 +58,27 @@ class SecureCohort:
         request = Request.of(content)
         step, _ = self.node.accept(content, "evaluate", request, received.shared, self.terms)
         return self._reply(step, evaluate_cohort(make_client, request, received, send_details=False))
+
+    def _share_of_noise(self, header: Header, encoding: Encoding) -> float:
+        """Return the standard deviation of this node's noise in units of the encoding; 0 in a run without `noise=sum`.
+
+        The shares of the honest nodes of any sum that can be opened suffice, for as many colluding nodes as this node's
+        owner assumes, or as the run does if these are more.
+        """
+        if encoding.noise is None:
+            return 0.0
+        colluding = max(self.node.max_colluding, self.terms.colluding)
+        honest = crowd(len(header.nodes), header.threshold, colluding)
+        if not honest:
+            raise RefusalError(
+                f"with {len(header.nodes)} nodes and the threshold {header.threshold}, a sum need not cover an honest "
+                f"node if {colluding} collude, so no share of its noise suffices; raise secagg.threshold, or let more "
+                f"nodes take part"
+            )
+        try:
+            return encoding.noise.share(encoding.largest, encoding.size, honest)
+        except ValueError as error:  # its texts quote only settings and sizes
+            raise RefusalError(str(error)) from None
 
     def _reply(self, step: Step, result: CohortResult, total: EncodedSum | None = None) -> RecordDict:
         upload = None

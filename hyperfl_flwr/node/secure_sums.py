@@ -30,6 +30,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     release_content,
     step_in,
 )
+from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
 from hyperfl_flwr.protocol.secure_sums.thresholds import MOST_NODES, crowd
 
 LARGEST = 1e30
@@ -47,6 +48,10 @@ class SecureTerms:
         range: Range of an array's change, see `Encoding`.
         max_examples: Number of training samples with the weight 1; `auto` to take the header's.
         max_update_ratio: Largest norm of a group's change, relative to the received one; 0 for no bound.
+        least_range: Least range, see `Encoding`.
+        noise: Noise that the nodes add to the sum; None for none.
+        local_noise: Standard deviation of the noise that each client adds to its upload.
+        colluding: Number of nodes that the run expects to collude with the server.
         metric_names: Function from phase and round to the names of the metrics that clients report.
     """
 
@@ -56,6 +61,10 @@ class SecureTerms:
     range: float
     max_examples: int | Literal["auto"]
     max_update_ratio: float
+    least_range: float = 0.0
+    noise: SumNoise | None = None
+    local_noise: float = 0.0
+    colluding: int = 0
     metric_names: Callable[[Phase, int], Collection[str]]
 
 
@@ -250,12 +259,15 @@ def _encoding(header: Header, received: SharedArrays, terms: SecureTerms) -> Enc
             num_clients=header.num_clients,
             max_examples=header.max_examples,
             range=terms.range,
+            least_range=terms.least_range,
+            noise=terms.noise,
+            num_nodes=len(header.nodes),
         )
     except KeyError:
         _refuse("the message has arrays of groups that the method does not share")
     except ValueError as error:
         raise RefusalError(f"the arrays cannot be summed: {error}") from None
-    if max(encoding.largest.values(), default=0.0) > LARGEST:
+    if max(encoding.magnitudes.values(), default=0.0) > LARGEST:
         _refuse(f"the message has arrays with elements above {LARGEST:g}")
     return encoding
 

@@ -102,16 +102,49 @@ class ReproducibleSum:
         """
         means: SharedArrays = {}
         for key in list(self.levels.get(0, {})):
-            # Only these additions round; the ascending order of the levels makes the result reproducible.
-            total, *others = [self.levels[level].pop(key) for level in sorted(self.levels) if key in self.levels[level]]
-            for other in others:
-                np.add(total, other, out=total)
+            total = self._take_total(key)
             divisor = self._reductions[group_of(key)].divisor(num_examples, num_clients)
             means[key] = np.empty(self._received[key].shape, self._received[key].dtype)
             with np.errstate(over="ignore"):  # a sum of float32 numbers may overflow float32
                 for (_, mean), (_, block) in zip(blocks(means[key]), blocks(total), strict=True):
                     mean[:] = block / divisor
         return means
+
+    def take_changes(self, num_clients: int) -> SharedArrays:
+        """Return the sums of the clients' changes in float64, of groups in which all clients have the weight 1.
+
+        Args:
+            num_clients: Number of added clients.
+        """
+        changes: SharedArrays = {}
+        for key in list(self.levels.get(0, {})):
+            total = self._take_total(key)
+            for (_, part), (_, block) in zip(blocks(total), blocks(self._received[key]), strict=True):
+                np.subtract(part, np.multiply(block, num_clients, dtype=np.float64), out=part)
+            changes[key] = total.reshape(self._received[key].shape)
+        return changes
+
+    def rounding(self, key: str, change: float) -> float:
+        """Return how far a client of weight 1 can move an element of `take_changes`, more than by its own change.
+
+        With and without the client, the levels, the total and the difference are rounded: each of these by at most two
+        units of the highest level's grid, and the client's own term by half of one.
+
+        Args:
+            key: The array.
+            change: Largest magnitude of an element's change.
+        """
+        largest = np.array([_largest(self._received[key]) + change])
+        level = int(_levels_of(largest, self.exponent(key))[0])
+        return 16 * self._grid(key, level)
+
+    def _take_total(self, key: str) -> NDArray[np.float64]:
+        """Remove the sums of an array, and return their total."""
+        # Only these additions round; the ascending order of the levels makes the result reproducible.
+        total, *others = [self.levels[level].pop(key) for level in sorted(self.levels) if key in self.levels[level]]
+        for other in others:
+            np.add(total, other, out=total)
+        return total
 
     def sums(self, level: int) -> SharedArrays:
         """Return the sums of a level in the received shapes, as views."""
@@ -144,12 +177,16 @@ class ReproducibleSum:
     def _put(self, level: int, key: str, part: slice, block: NDArray[Any], weight: float) -> None:
         """Round the terms of a block to the grid of a level and add them."""
         # Dividing by the grid, rounding to an integer and multiplying back is exact: the grid is a power of two.
-        grid = 2.0 ** (self.exponent(key) + level * STEP_BITS + self._carry_bits - _MANTISSA_BITS)
+        grid = self._grid(key, level)
         terms = np.multiply(block, weight / grid, out=self._terms[: block.size], dtype=np.float64)
         np.rint(terms, out=terms)
         terms *= grid
         sums = self._level(level, key)[part]
         np.add(sums, terms, out=sums)
+
+    def _grid(self, key: str, level: int) -> float:
+        """Return the width of the grid to which the terms of a level are rounded."""
+        return 2.0 ** (self.exponent(key) + level * STEP_BITS + self._carry_bits - _MANTISSA_BITS)
 
 
 def zeros_in_pages(size: int) -> NDArray[np.float64]:

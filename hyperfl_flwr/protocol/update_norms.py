@@ -50,18 +50,38 @@ def reference_norms(sent: SharedArrays) -> dict[str, float]:
     return {group: max(math.sqrt(squares[group]), USUAL_SIZE * math.sqrt(sizes[group])) for group in squares}
 
 
-def refuse_long(changes: Mapping[str, float], references: Mapping[str, float], max_ratio: float) -> None:
+def noise_norms(sent: SharedArrays, std: float) -> dict[str, float]:
+    """Return the usual norm of each group's noise, a tenth added.
+
+    Args:
+        sent: The arrays that were sent.
+        std: Standard deviation of the noise on each element of a change.
+    """
+    sizes: dict[str, int] = {}
+    for key, value in sent.items():
+        sizes[group_of(key)] = sizes.get(group_of(key), 0) + value.size
+    return {group: 1.1 * std * math.sqrt(size) for group, size in sizes.items()}
+
+
+def refuse_long(
+    changes: Mapping[str, float],
+    references: Mapping[str, float],
+    max_ratio: float,
+    noise: Mapping[str, float] | None = None,
+) -> None:
     """Refuse an update of which a group has changed by more than `max-update-ratio`.
 
     Args:
         changes: Norm of each group's change, see `norms_of_change`.
         references: Reference norm of each group, see `reference_norms`.
         max_ratio: Largest allowed ratio.
+        noise: Norm of the noise in each group, which does not count, see `noise_norms`; None for no noise.
 
     Raises:
         ValueError: Naming the group.
     """
-    for group, change in changes.items():
+    for group, norm in changes.items():
+        change = norm - noise[group] if noise else norm
         ratio = change / references[group] if references[group] else 0.0
         if not ratio <= max_ratio:  # also refuses NaN
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
@@ -15,12 +15,14 @@ from hyperfl_flwr.pages.figures import svg
 from hyperfl_flwr.pages.render import Settings, counted, megabytes, percent, plain, write_page
 from hyperfl_flwr.runs.novel_results import means, read_novel
 from hyperfl_flwr.runs.plots import clients_figure, labels_figure, run_panels
+from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import (
     has_secure_sums,
     is_simulation,
     read_failures,
     read_manifest,
+    settings_of,
     trained_settings,
 )
 from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
@@ -58,6 +60,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
     except ValueError as error:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
     file, client, data = output or path / "report.html", client_of(summary["method"]), RunData.read(manifest)
+    reductions = client.reductions(RunConfig.from_flat(settings_of(path)))
     write_page(
         file,
         "report.html",
@@ -67,11 +70,12 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         state=_state(manifest, summary),
         problem=manifest["problem"],
         secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
+        privacy=statement_text(summary["privacy"]),
         data=_described(data),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
         accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
-        shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in client.shared.items()),
+        shared=", ".join(f"{name} ({reduction.value.replace('_', ' ')})" for name, reduction in reductions.items()),
         private=", ".join(client.private),
         costs=list(_costs(summary)),
         found=Settings.of(

@@ -16,19 +16,21 @@ from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.commit import COMMIT
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import COMMIT_VARIABLE, versions
-from hyperfl_flwr.models.custom.provenance import model_facts
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.server.federation import Federation
 from hyperfl_flwr.server.membership import Roster
 
 
-def new(settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
+def new(
+    settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster, model: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the manifest of a new run.
 
     Args:
         settings: The requested settings.
         resolved: The value that replaces each `auto`, see `hyperfl_flwr.app.resolved`.
         roster: The nodes of the run.
+        model: The entry about a custom network, see `hyperfl_flwr.models.custom.provenance`; empty for a built-in one.
     """
     federation = roster.federation
     document = {
@@ -46,7 +48,7 @@ def new(settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Ros
         "partitioned_by": federation.nodes[0].properties["partitioned-by"],
         "data": RunData.of(federation, str(settings["dataset"])).entry(),
         **(_label_counts(federation) if roster.simulated else {}),
-        **model_facts(str(settings["target"])),
+        **model,
     }
     return with_nodes(document, roster)
 

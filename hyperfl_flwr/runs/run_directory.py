@@ -12,6 +12,7 @@
     plots/           pictures of metrics.jsonl
     novel.json       results of novel clients, if there are any
     observations/    with `audit.clients`, what the server has exchanged with single clients
+    privacy.jsonl    with `privacy.unit=client`, see `hyperfl_flwr.runs.releases`
     openings/        with secure sums and `audit.rounds`, what the server has opened
     model/           source of a custom network, if the app bundle includes it
     summary.json     the run's result

@@ -9,6 +9,7 @@ from typing import Any, Self
 from hyperfl_flwr.node.private_state import largest_state
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 from hyperfl_flwr.runs.novel_results import flat_means, read_novel
+from hyperfl_flwr.runs.privacy_statement import PrivacyStatement
 from hyperfl_flwr.runs.run_data import RunData
 from hyperfl_flwr.runs.run_directory import Record, has_secure_sums, is_simulation, read_manifest, read_metrics
 
@@ -72,6 +73,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "server_state_bytes": checkpoints.server_state_bytes(stored[-1]) if stored else None,
         "client_state_bytes": _client_state_bytes(path, is_simulated=is_simulation(manifest)),
         "peak_memory_mb": max(record["peak_memory_mb"] for record in rounds),
+        "privacy": PrivacyStatement.of(path, manifest).entry(),
         **(_opening_costs(rounds) if is_secure else {}),
         **flat_means(read_novel(path)),
     }

@@ -25,11 +25,13 @@ from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.server.exchange import Exchange, match
 from hyperfl_flwr.server.handshake import Node
+from strategies.engine.client_privacy import applied, record
 from strategies.engine.context import ServerContext
 from strategies.engine.hooks import Hooks
 from strategies.engine.plain_step import PlainStep, Reduced
 from strategies.engine.round_outcome import Outcome, Refused
-from strategies.engine.secure_step import SecureStep, UnsentStep, secure_step
+from strategies.engine.secure_step import SecureStep, secure_step
+from strategies.engine.unsent_step import UnsentStep
 
 
 class BaseStrategy(Hooks, Strategy):
@@ -139,6 +141,8 @@ class BaseStrategy(Hooks, Strategy):
             )
         if isinstance(self._step, UnsentStep):
             requests = []
+        if trains and requests and self.context.config.privacy.noise == "local":
+            record(self.context, self.progress.round, self._step.crowd)  # a node that is asked releases its uploads
         self._sent_clients = [list(request.clients) for _, request in requests]
         self._sent = [self._message(kind, arrays, node, request) for node, request in requests]
         return self._sent
@@ -200,7 +204,8 @@ class BaseStrategy(Hooks, Strategy):
             self.update(reduced.per_client, {result.client: result.num_examples for result in self.outcome.results})
         for client in self.outcome.finished:
             self.progress.versions[client] = self.progress.round
-        advanced = self.advance(reduced.means if num_clients else {})
+        means = applied(self.context, self._current, reduced.means)
+        advanced = self.advance(means if num_clients else {})
         arrays = pack_arrays(advanced) if num_clients or advanced else None
         return arrays, weights_record(reduced.num_examples, num_clients) if num_clients else None
 

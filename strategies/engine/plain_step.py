@@ -9,6 +9,7 @@ from flwr.app import RecordDict
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.server.handshake import Node
+from strategies.engine import client_privacy
 from strategies.engine.context import ServerContext
 from strategies.engine.observations import record_observation
 from strategies.engine.replies import read_report, read_training
@@ -41,7 +42,12 @@ class PlainStep:
         received: The arrays that all clients of the step are sent.
         per_client: The arrays that each client is sent alone.
         rounding: Arguments of `ReproducibleSum` for the clients of the step.
+
+    Attributes:
+        crowd: Least number of clients in what the server sees.
     """
+
+    crowd = 1
 
     def __init__(
         self,
@@ -63,6 +69,7 @@ class PlainStep:
             shared=received,
             per_client=per_client,
             reductions=context.reductions,
+            noise=client_privacy.noise_of_means(context.config),
         )
 
     def records(self) -> RecordDict:
@@ -99,10 +106,22 @@ class PlainStep:
         reply.add_to(self._total)
 
     def close(self, outcome: Outcome) -> Reduced:
-        """Divide the sums once; the result is bitwise independent of which node hosts which client."""
+        """Divide the sums once; the result is bitwise independent of which node hosts which client.
+
+        With `privacy.noise = server`, the noise is added before.
+        """
         num_examples = sum(result.num_examples for result in outcome.results)
         return Reduced(
-            means=self._total.take_mean(num_examples, len(outcome.results)),
+            means=self._means(num_examples, len(outcome.results)),
             per_client=dict(sorted(self._per_client.items())),
             num_examples=num_examples,
         )
+
+    def _means(self, num_examples: int, num_clients: int) -> SharedArrays:
+        if not (num_clients and self._trains and client_privacy.adds_noise(self._context)):
+            return self._total.take_mean(num_examples, num_clients)
+        client_privacy.record(self._context, self._round, num_clients)
+        norm = self._context.config.privacy.clip_norm
+        roundings = {key: self._total.rounding(key, norm) for key in self._received}
+        changes = self._total.take_changes(num_clients)
+        return client_privacy.noisy_means(self._context, self._received, changes, roundings, num_clients)

@@ -162,8 +162,10 @@ class RecordedStrategy(Strategy):
         config = self.inner.context.config
         before_last = config.fraction_train < 1 and current == config.num_rounds - 1
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
-        if config.secagg.enabled:  # a repeated round with another crowd would tell the difference
-            return True
+        if config.secagg.enabled or config.privacy.protects_clients:
+            return (
+                True  # a repeated round with another crowd tells the difference, and one with other noise spends more
+            )
         return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
     def _abort_if_failing(self) -> None:

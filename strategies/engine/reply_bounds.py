@@ -11,7 +11,7 @@ from functools import cached_property
 
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction, Report, group_of
-from hyperfl_flwr.protocol.update_norms import norms_of_change, reference_norms, refuse_long
+from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
 from strategies.engine.replies import TrainingReply
 
 
@@ -25,6 +25,7 @@ class Bounds:
         shared: The arrays that all clients received.
         per_client: The arrays that each client received alone, by client.
         reductions: Reduction of each shared group.
+        noise: Standard deviation of the noise in each element of a mean change; it does not count as change.
     """
 
     max_ratio: float
@@ -32,6 +33,7 @@ class Bounds:
     shared: SharedArrays
     per_client: Mapping[int, SharedArrays]
     reductions: Mapping[str, Reduction]
+    noise: float = 0.0
 
     def check(self, reply: TrainingReply) -> None:
         """Check a reply that has the right layout, see `strategies.engine.replies`.
@@ -44,7 +46,7 @@ class Bounds:
             return
         if reply.arrays:
             divisors = _divisors(reply, self.reductions)
-            refuse_long(norms_of_change(_with_outliers(reply), self.shared, divisors), self._references, self.max_ratio)
+            self._refuse_long(norms_of_change(_with_outliers(reply), self.shared, divisors))
         for client, arrays in reply.per_client.items():
             sent = self.per_client[client]
             refuse_long(norms_of_change(arrays, sent), reference_norms(sent), self.max_ratio)
@@ -58,7 +60,11 @@ class Bounds:
         if self.max_ratio:
             sums = {key: self.reductions[group_of(key)] is Reduction.SUM for key in means}
             divisors = {key: float(num_clients) if is_sum else 1.0 for key, is_sum in sums.items()}
-            refuse_long(norms_of_change(means, self.shared, divisors), self._references, self.max_ratio)
+            self._refuse_long(norms_of_change(means, self.shared, divisors))
+
+    def _refuse_long(self, changes: Mapping[str, float]) -> None:
+        noise = noise_norms(self.shared, self.noise) if self.noise else None
+        refuse_long(changes, self._references, self.max_ratio, noise)
 
     @cached_property
     def _references(self) -> Mapping[str, float]:

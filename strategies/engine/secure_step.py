@@ -26,44 +26,20 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     header_record,
     release_of,
 )
+from hyperfl_flwr.protocol.secure_sums.thresholds import crowd
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import Exchange, first_replies
 from hyperfl_flwr.server.handshake import Node
+from strategies.engine import client_privacy
 from strategies.engine.context import SecureContext, ServerContext
 from strategies.engine.observations import record_opening
 from strategies.engine.plain_step import Reduced
 from strategies.engine.reply_bounds import Bounds
 from strategies.engine.round_outcome import Outcome, Refused
+from strategies.engine.unsent_step import UnsentStep
 
 Ask = Callable[[Sequence[Message]], Iterator[Exchange]]
 """Function that sends messages and yields their results as they arrive."""
-
-
-class UnsentStep:
-    """A step without messages, because too few nodes are there for a sum.
-
-    Args:
-        problem: What is wrong.
-        clients: Ids of the clients that were to take part.
-    """
-
-    def __init__(self, problem: str, clients: Sequence[int] = ()) -> None:
-        self._problem, self._clients = problem, clients
-
-    def records(self) -> RecordDict:
-        """Return no records: nothing is sent."""
-        return RecordDict()
-
-    def add(
-        self, node: Node, content: RecordDict, clients: Sequence[int], outcome: Outcome, *, is_deployed: bool
-    ) -> None:
-        """Refuse a reply; raises ValueError."""
-        raise ValueError("no message was sent")
-
-    def close(self, outcome: Outcome) -> Reduced:
-        """Record that no client takes part."""
-        outcome.fail(self._clients, self._problem)
-        return Reduced()
 
 
 def secure_step(
@@ -108,6 +84,9 @@ class SecureStep:
         received: The arrays that all nodes of the step are sent.
         requests: The request to each node of the step, at least one.
 
+    Attributes:
+        crowd: Least number of honest clients in a sum that can be opened.
+
     Raises:
         ConfigError: If there are too few nodes, or too many.
     """
@@ -144,7 +123,8 @@ class SecureStep:
             settings=secure.settings,
             arrays=arrays_digest(received),
         )
-        self._context, self._ask = context, ask
+        self._context, self._ask, num_nodes = context, ask, context.federation.num_nodes
+        self.crowd = crowd(len(rows), header.threshold, settings.colluding_of(num_nodes))
         self._header = header.to_bytes()
         self._requests = {node.partition: (node, request) for node, request in requests}
         self._finished: dict[int, list[int]] = {}
@@ -157,6 +137,9 @@ class SecureStep:
                 num_clients=header.num_clients,
                 max_examples=header.max_examples,
                 range=settings.range,
+                least_range=context.config.privacy.least_range,
+                noise=context.config.privacy.sum_noise,
+                num_nodes=len(rows),
             )
         self._bounds = Bounds(
             max_ratio=context.config.max_update_ratio,
@@ -164,6 +147,7 @@ class SecureStep:
             shared=received,
             per_client={},
             reductions=context.reductions,
+            noise=client_privacy.noise_of_means(context.config, len(rows), header.num_clients),
         )
         self._opening = Opening(
             step=Step(header=header, transcript=transcript_of(self._header)),
@@ -224,7 +208,17 @@ class SecureStep:
         server_round = self._opening.step.header.round
         if self._encoding is not None and self._context.config.audit.covers_round(server_round):
             record_opening(self._encoding.received, means, outcome, server_round, self._context)
+        if self._encoding is not None and client_privacy.adds_noise(self._context):
+            means = self._noisy(self._encoding, vector, tally.clients)
         return Reduced(means=means, num_examples=tally.examples)
+
+    def _noisy(self, encoding: Encoding, vector: NDArray[np.uint32], num_clients: int) -> SharedArrays:
+        """Return the mean parameters of an opened sum to which the server adds noise."""
+        client_privacy.record(self._context, self._opening.step.header.round, num_clients)
+        # Each client rounds to half a unit, and each element is converted to float64 once.
+        roundings = {key: 0.51 * encoding.unit(key) for key in encoding.received}
+        changes = encoding.changes(vector)
+        return client_privacy.noisy_means(self._context, encoding.received, changes, roundings, num_clients)
 
     def _open(self, outcome: Outcome) -> tuple[NDArray[np.uint32], Tally]:
         """Return the opened vector, and the counts and metrics.
@@ -239,6 +233,8 @@ class SecureStep:
             )
         messages = [self._question(partition) for partition in self._opening.uploads]
         partitions = {self._requests[partition][0].id: partition for partition in self._opening.uploads}
+        if self._encoding is not None and self._encoding.noise:
+            client_privacy.record(self._context, self._opening.step.header.round, self.crowd)
         outcome.bytes_on_wire += content_bytes(message.content for message in messages)
         answers: dict[int, Release] = {}
         problems: list[str] = []

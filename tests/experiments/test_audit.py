@@ -181,6 +181,10 @@ def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
     noise = {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1}
     assert warned([1], method="hyperfl", **noise) == []
     assert warned([1], method="hyperfl", **{**noise, "privacy.noise-multiplier": 0.01})
+    assert warned([1], method="hyperfl", **noise, **{"privacy.unit": "client"}) == []
+    from_server = {**noise, "privacy.unit": "client", "privacy.noise": "server"}
+    assert warned([1], method="hyperfl", **from_server)  # the server sees the uploads without noise
+    assert warned([1], method="fedavg", **{"dp.epsilon": 4.0}) == []
 
 
 def test_chosen_attacks_are_those_of_the_method() -> None:

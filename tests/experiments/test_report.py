@@ -43,6 +43,19 @@ def test_the_page_says_what_the_run_recorded(federate, method):
     assert groups[method] in text.replace("\n", " ")
 
 
+def test_the_page_states_the_privacy(federate):
+    """An epsilon with all that belongs to it; equal weights; and without noise, that there is none."""
+    noise = {"privacy.unit": "client", "privacy.clip-norm": 1.0, "privacy.noise-multiplier": 4.0}
+    run = federate("fedavg", **noise, **{"privacy.noise": "server"})
+    entry = json.loads((run / "summary.json").read_text())["privacy"]
+    text = write_report(run).read_text()
+    assert f"epsilon {entry['epsilon']:.2f} at delta 1e-05 of clients over 2 releases" in text
+    assert "model (mean)" in text.replace("\n", " ")
+    plain = write_report(federate("fedavg")).read_text()
+    assert "no noise is added: no differential privacy" in plain
+    assert "model (mean by examples)" in plain.replace("\n", " ")
+
+
 def test_equal_runs_give_equal_pages(federate, tmp_path):
     run = federate("fedavg")
     assert write_report(run, tmp_path / "a.html").read_bytes() == write_report(run, tmp_path / "b.html").read_bytes()

@@ -180,7 +180,11 @@ def test_the_whole_crowd_is_counted() -> None:
     assert "--summed --method fedavg --attacks ig" in text
     assert warned([1, 1, 1, 1, 600], num_clients=5, **SECURE) == []
     assert warned([1, 1, 1, 1, 600], num_clients=5, **SECURE | {"fraction-train": 0.8})
-    assert warned([1], num_clients=5, **SECURE | {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1}) == []
+    noise = {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1}
+    assert warned([1], num_clients=5, **SECURE | noise) == []
+    for where, is_warned in (("sum", False), ("server", True)):
+        changes = SECURE | noise | {"privacy.unit": "client", "privacy.noise": where}
+        assert bool(warned([1], num_clients=5, **changes)) == is_warned
 
 
 def test_the_command_reports_and_exports(call: Call, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ SUMMARY = {
     "test_accuracy_worst", "test_accuracy_worst_decile", "test_accuracy_std", "test_accuracy_per_client",
     "seconds_per_round", "bytes_up_per_client_round",
     "bytes_down_per_client_round", "bytes_on_wire_per_round",
-    "server_state_bytes", "client_state_bytes", "peak_memory_mb",
+    "server_state_bytes", "client_state_bytes", "peak_memory_mb", "privacy",
 }  # fmt: skip
 
 

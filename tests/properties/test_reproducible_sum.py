@@ -194,3 +194,27 @@ def test_shapes_and_blocks(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(total.sums(0)["net/x"], one + two)
     np.testing.assert_array_equal(total.take_mean(16, 2)["net/x"], one + two, strict=True)
     assert total.sums(0) == {}
+
+
+@settings(max_examples=200, deadline=None)
+@given(setting=rounds(), data=st.data())
+def test_sums_of_changes(setting: tuple[SharedArrays, list[Client]], data: st.DataObject) -> None:
+    """With and without one client they differ by its exact change, up to `rounding`, which is far below a change."""
+    received, clients = setting
+    left_out = data.draw(st.integers(0, len(clients) - 1))
+    change = max(float(np.abs(arrays["net/x"].astype(float) - received["net/x"]).max()) for arrays, _ in clients)
+    sums = []
+    others = [client for number, client in enumerate(clients) if number != left_out] + [(received, 1)]
+    for present in ([*others, clients[left_out]], others):  # one client, at least, of which nothing has changed
+        total = new_sum(received, [*others, clients[left_out]], Reduction.MEAN)
+        for arrays, num_examples in present:
+            total.add(arrays, num_examples)
+        rounding = total.rounding("net/x", change)
+        sums.append(total.take_changes(len(present))["net/x"])
+        assert not any(total.levels.values())
+    moved = [Fraction(one) - Fraction(other) for one, other in zip(*(found.tolist() for found in sums), strict=True)]
+    arrays, _ = clients[left_out]
+    own = [Fraction(b) - Fraction(a) for a, b in zip(received["net/x"].tolist(), arrays["net/x"].tolist(), strict=True)]
+    assert max(abs(one - other) for one, other in zip(moved, own, strict=True)) <= rounding
+    largest = change + float(np.abs(received["net/x"]).max()) + 1
+    assert rounding < largest * 2.0**-20

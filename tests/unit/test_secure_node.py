@@ -10,6 +10,7 @@ import pytest
 from secure_steps import (
     EXPERIMENT,
     IDENTITIES,
+    NUM_CLIENTS,
     RECEIVED,
     SESSION,
     TERMS,
@@ -24,11 +25,13 @@ from secure_steps import (
 )
 
 from hyperfl_flwr.core.errors import RefusalError, for_others
+from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.node.secure_session import MOST_UPLOADS, SimulatedSessions, StoredSessions
 from hyperfl_flwr.node.secure_sums import SecureNode
-from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request
+from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Reduction, Request
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest
 from hyperfl_flwr.protocol.secure_sums.keys import public_of, sign_key, simulated_key
+from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
 
 Change = Callable[[Header], Header]
 
@@ -277,3 +280,48 @@ def test_every_field_is_part_of_the_transcript(tmp_path: Path) -> None:
     assert row.clients == (0, 5)
     assert header.experiment == EXPERIMENT
     assert len({each.to_bytes() for each in [header, *changed]}) == len(changed) + 1
+
+
+@pytest.mark.parametrize(("owner", "run", "honest"), [(0, 0, 4), (1, 0, 3), (0, 1, 3), (2, 1, 2), (0, 2, 2)])
+def test_a_share_of_noise_suffices_for_the_fewest_honest_nodes(
+    owner: int, run: int, honest: int, tmp_path: Path
+) -> None:
+    """Of five nodes with the threshold 4: as many colluding ones as the owner or the run assumes, the larger number."""
+    nodes = nodes_in(tmp_path, 5, max_colluding=owner, min_cohort=2)
+    header = header_for(nodes, threshold=4)
+    noise = SumNoise(clip_norm=0.5, multiplier=0.3)
+    terms = replace(TERMS, noise=noise, colluding=run)
+    request = request_for(header, nodes[0])
+    _, encoding = nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)
+    share = SecureCohort(node=nodes[0], terms=terms)._share_of_noise(header, encoding)
+    assert share == pytest.approx(0.3 * (noise.largest(NUM_CLIENTS, 5) + 0.5 * 3**0.5) / honest**0.5, rel=1e-6)
+    plain = replace(encoding, noise=None)
+    assert SecureCohort(node=nodes[0], terms=terms)._share_of_noise(header, plain) == 0
+
+
+@pytest.mark.parametrize(
+    ("run", "noise", "problem"),
+    [
+        (3, SumNoise(clip_norm=0.5, multiplier=0.3), "need not cover an honest node if 3 collude"),
+        (1, SumNoise(clip_norm=0.5, multiplier=1e-9), "is too small for noise=sum"),
+    ],
+)
+def test_noise_that_cannot_suffice_is_refused(run: int, noise: SumNoise, problem: str, tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path, 5, max_colluding=0)
+    header = header_for(nodes, threshold=4)
+    terms = replace(TERMS, noise=noise, colluding=run)
+    request = request_for(header, nodes[0])
+    _, encoding = nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)
+    with pytest.raises(RefusalError, match=problem):
+        SecureCohort(node=nodes[0], terms=terms)._share_of_noise(header, encoding)
+
+
+def test_noise_on_the_sum_needs_equal_weights(tmp_path: Path) -> None:
+    """A server cannot have a method's sums noised as if clients had equal weights."""
+    nodes = nodes_in(tmp_path, 5)
+    header = header_for(nodes, threshold=4)
+    reductions = {"model": Reduction.MEAN_BY_EXAMPLES}
+    terms = replace(TERMS, noise=SumNoise(clip_norm=0.5, multiplier=0.3), reductions=reductions)
+    request = request_for(header, nodes[0])
+    with pytest.raises(RefusalError, match="no mean with equal weights"):
+        nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)

@@ -9,6 +9,9 @@ weight w, in [0, 1], of a client
 for N clients in the step, so that the sum of N clients is below 2^31 in magnitude. Each client is rounded for itself:
 the sum is an exact integer, the same for any number of nodes. Elements outside of the range are saturated, and the
 number of them is part of the sum, so the server learns how many in all, but not of which client.
+
+With noise on the sum, the range of all arrays is the clipping norm, and the integers leave room for the noise, see
+`hyperfl_flwr.protocol.secure_sums.noise`.
 """
 
 import math
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import BLOCK, SharedArrays, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
+from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
 
 USUAL_SIZE = 0.05
 """Approximate root mean square of a network's initial parameters; the reference for arrays that are smaller."""
@@ -57,9 +61,13 @@ class Encoding:
         num_clients: Number N of clients in the step.
         max_examples: Number of training samples with the weight 1, where samples are weights.
         range: Range of an array's change, relative to the array that was received.
+        least_range: Least range of an array's change, in the units of the array.
+        noise: Noise that the nodes add to the sum; None for none.
+        num_nodes: Number n of nodes in the step; only used with noise.
 
     Raises:
-        ValueError: If an array is not of floats or not finite, a group is per client, or there are too many clients.
+        ValueError: If an array is not of floats or not finite, a group is per client, or there are too many clients;
+            with noise also if clients have different weights.
     """
 
     received: SharedArrays
@@ -67,6 +75,9 @@ class Encoding:
     num_clients: int
     max_examples: int
     range: float
+    least_range: float = 0.0
+    noise: SumNoise | None = None
+    num_nodes: int = 1
 
     def __post_init__(self) -> None:
         """Check that the arrays can be encoded."""
@@ -77,7 +88,9 @@ class Encoding:
                 raise ValueError(f"{key} has type {value.dtype}; only floating point arrays can be summed")
             if self._reduction(key) is Reduction.PER_CLIENT:
                 raise ValueError(f"{key} is sent to the server for each client alone, so it cannot be summed")
-            if not math.isfinite(self.largest[key]):
+            if self.noise and self._reduction(key) is not Reduction.MEAN:
+                raise ValueError(f"{key} is no mean with equal weights, so noise on the sum does not protect clients")
+            if not math.isfinite(self.magnitudes[key]):
                 raise ValueError(f"{key} is not finite")
 
     @property
@@ -91,13 +104,18 @@ class Encoding:
         return sum(value.size for value in self.received.values())
 
     @cached_property
-    def largest(self) -> Mapping[str, float]:
+    def magnitudes(self) -> Mapping[str, float]:
         """Largest magnitude of each received array; NaN or infinite if it is not finite."""
         # Two passes without copies, unlike np.abs(value).max().
         return {
             key: max(-float(value.min(initial=0.0)), float(value.max(initial=0.0)))
             for key, value in self.received.items()
         }
+
+    @cached_property
+    def largest(self) -> float:
+        """Largest magnitude of an encoded element: 2^f, or with noise s C."""
+        return self.noise.largest(self.num_clients, self.num_nodes) if self.noise else 2.0**self.bits
 
     def new_sum(self) -> NDArray[np.uint32]:
         """Return a vector of zeros [P]."""
@@ -119,7 +137,7 @@ class Encoding:
         for key, sums in self._parts(total):
             reduction, received = self._reduction(key), self.received[key].reshape(-1)
             weight = self.weight(reduction, num_examples)
-            limit = weight * 2.0**self.bits
+            limit = weight * self.largest
             scale = limit / self._ranges[key]
             for part, block in blocks(arrays[key]):
                 terms, rounded = buffer[: block.size], integers[: block.size]
@@ -150,7 +168,7 @@ class Encoding:
         buffer = np.empty(BLOCK)
         for key, sums in self._parts(total):
             reduction, received = self._reduction(key), self.received[key]
-            factor = self._ranges[key] * 2.0**-self.bits * self._divided(reduction, num_clients, num_examples)
+            factor = self.unit(key) * self._divided(reduction, num_clients, num_examples)
             mean = np.empty(received.size, received.dtype)
             for part, block in blocks(sums.view(np.int32)):
                 values = np.multiply(block, factor, out=buffer[: block.size])
@@ -159,6 +177,17 @@ class Encoding:
                 mean[part] = values
             found[key] = mean.reshape(received.shape)
         return found
+
+    def changes(self, total: NDArray[np.uint32]) -> SharedArrays:
+        """Return the sums of the clients' changes as float64, for groups that are means with equal weights."""
+        return {
+            key: (sums.view(np.int32) * self.unit(key)).reshape(self.received[key].shape)
+            for key, sums in self._parts(total)
+        }
+
+    def unit(self, key: str) -> float:
+        """Return what one unit of the encoding is in an array; a client's elements are rounded by up to half of it."""
+        return self._ranges[key] * (1.0 / self.largest)
 
     def weight(self, reduction: Reduction, num_examples: int) -> float:
         """Return the weight of a client, in [0, 1]."""
@@ -178,11 +207,13 @@ class Encoding:
 
     @cached_property
     def _ranges(self) -> dict[str, float]:
-        """Range R of each array."""
+        """Range R of each array; with noise the clipping norm."""
+        if self.noise:
+            return dict.fromkeys(self.received, self.noise.clip_norm)
         found = {}
         for key in self.received:
             least = STATISTICS_SIZE if key.endswith(("running_mean", "running_var")) else USUAL_SIZE
-            found[key] = self.range * max(self.largest[key], least)
+            found[key] = max(self.range * max(self.magnitudes[key], least), self.least_range)
         return found
 
     def _parts(self, total: NDArray[np.uint32]) -> Iterator[tuple[str, NDArray[np.uint32]]]:

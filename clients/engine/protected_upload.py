@@ -1,0 +1,59 @@
+"""Clip a client's upload and add noise to it as `privacy.*` says, and state what it releases about the client."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from clients.engine.context import ClientContext
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.privacy.clip_and_noise import protect
+from hyperfl_flwr.protocol.messages import Reduction
+
+
+class ProtectedUpload:
+    """Clipping and noise on a client's upload.
+
+    Attributes:
+        context: The client's context.
+        shared: Names of the shared groups, and the reduction of each on the server.
+    """
+
+    context: ClientContext
+    shared: ClassVar[Mapping[str, Reduction]] = {}
+
+    @classmethod
+    def reductions(cls, config: RunConfig) -> Mapping[str, Reduction]:
+        """Return the reduction of each shared group in a run; with `privacy.unit = client` all weights are equal.
+
+        A number of samples is private then, and would multiply what a client can change.
+        """
+        if not config.privacy.protects_clients:
+            return cls.shared
+        by_examples, mean = Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN
+        return {group: mean if each is by_examples else each for group, each in cls.shared.items()}
+
+    def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the trained arrays after clipping their change and adding noise to it, as `privacy.*` says."""
+        privacy = self.context.config.privacy
+        if not privacy.clip_norm:
+            return trained
+        noise = privacy.noise_multiplier if privacy.noise == "local" else 0.0
+        return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=noise)
+
+
+def client_release(config: RunConfig) -> Release | None:
+    """Return what an upload releases about a whole client; None if the node cannot bound it.
+
+    Noise that the server adds is no bound for the node, which sends its upload without noise. Shares of noise in a sum
+    are none unless the sum is secure.
+    """
+    privacy = config.privacy
+    if not (privacy.protects_clients and privacy.noise_multiplier) or privacy.noise == "server":
+        return None
+    if privacy.noise == "local":
+        return Release(unit="client", mechanism="gaussian", noise_multiplier=privacy.noise_multiplier)
+    if not config.secagg.enabled:
+        return None
+    return Release(unit="client", mechanism="discrete-gaussian", noise_multiplier=privacy.noise_multiplier)

@@ -1,0 +1,151 @@
+"""State the differential privacy of a run: what holds for whom, and what it does not cover."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
+from hyperfl_flwr.runs.releases import read_releases
+from hyperfl_flwr.runs.run_directory import trained_settings
+
+ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum": "zero-concentrated"}
+"""Accountants of the client level, by where the noise is added; see `hyperfl_flwr.privacy.accounting`."""
+
+RECORD_ACCOUNTANT = "privacy loss distributions"
+
+NEVER_COVERED = ("metrics and numbers of samples", "who takes part, failures and times")
+"""What no noise of this project covers."""
+
+WITHOUT_HEADS = ("fedavg", "fedprox")
+"""Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """The entry `privacy` of summary.json.
+
+    Attributes:
+        unit: What is protected: `record`, `client`, or `none`.
+        epsilon: The epsilon that holds for every client over the horizon; None where none holds.
+        delta: Probability with which epsilon may fail; None without epsilon.
+        noise_multiplier: Standard deviation of the noise, in units of the clipping norm; of record level that of the
+            client with the fewest samples, None if no numbers of samples are known.
+        clip_norm: The clipping norm.
+        accountant: Name of the method that computes epsilon.
+        horizon: Number of releases so far (client), or of rounds of the run (record).
+        crowd: Least number of honest clients in a sum that had the noise; None at record level.
+        not_covered: What epsilon says nothing about.
+        reason: Why no epsilon holds; None if one does.
+    """
+
+    unit: str
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    clip_norm: float | None = None
+    accountant: str | None = None
+    horizon: int | None = None
+    crowd: int | None = None
+    not_covered: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, run: Path, manifest: Mapping[str, Any]) -> "PrivacyStatement":
+        """Return the statement about a run so far.
+
+        Args:
+            run: The run's folder.
+            manifest: Its manifest.
+
+        Raises:
+            StateError: If the record of its releases is damaged.
+        """
+        settings = default_settings() | trained_settings(manifest)
+        if settings["privacy.unit"] == "client":
+            return _of_clients(run, settings)
+        return _of_records(manifest, settings) if settings["dp.epsilon"] else _of_none(settings)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry of summary.json."""
+        return asdict(self) | {"not_covered": list(self.not_covered)}
+
+
+def statement_text(entry: Mapping[str, Any]) -> str:
+    """Return the entry `privacy` of a summary in one line; empty for a run without noise and clipping."""
+    if entry["unit"] == "none":
+        return f"no epsilon: {entry['reason']}" if entry["clip_norm"] else ""
+    about = f"of {entry['unit']}s over {entry['horizon']} {'rounds' if entry['unit'] == 'record' else 'releases'}"
+    crowd = "" if entry["crowd"] in (None, 1) else f", in sums of at least {entry['crowd']} honest clients"
+    if entry["epsilon"] is None:
+        return f"no epsilon {about}{crowd}: {entry['reason']}"
+    stated = f"epsilon {entry['epsilon']:.2f} at delta {entry['delta']:g}"
+    return f"{stated} {about}{crowd}; not covered: {'; '.join(entry['not_covered'])}"
+
+
+def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
+    if not settings["privacy.clip-norm"]:
+        return PrivacyStatement(unit="none", reason="nothing is clipped, and no noise is added")
+    return PrivacyStatement(
+        unit="none",
+        noise_multiplier=float(settings["privacy.noise-multiplier"]),
+        clip_norm=float(settings["privacy.clip-norm"]),
+        reason="without privacy.unit=client, clipping and noise are obfuscation, which is not accounted for",
+    )
+
+
+def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
+    releases = read_releases(run)
+    multiplier, noise = float(settings["privacy.noise-multiplier"]), cast("Noise", settings["privacy.noise"])
+    delta = float(settings["privacy.delta"])
+    epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf
+    trusted = {
+        "server": ("what the server sees, which adds the noise",),
+        "sum": ("more colluding nodes than secagg.colluding and the owners' max-colluding",),
+    }
+    reason = None
+    if not math.isfinite(epsilon):
+        reason = "no noise is added" if not multiplier else "the noise is too small for any useful epsilon"
+    return PrivacyStatement(
+        unit="client",
+        epsilon=None if reason else epsilon,
+        delta=delta,
+        noise_multiplier=multiplier,
+        clip_norm=float(settings["privacy.clip-norm"]),
+        accountant=ACCOUNTANTS[noise],
+        horizon=len(releases),
+        crowd=min((release.crowd for release in releases), default=None),
+        not_covered=(*NEVER_COVERED, *trusted.get(noise, ())),
+        reason=reason,
+    )
+
+
+def _of_records(manifest: Mapping[str, Any], settings: Mapping[str, Scalar]) -> PrivacyStatement:
+    rounds, delta, target = int(settings["num-rounds"]), float(settings["dp.delta"]), float(settings["dp.epsilon"])
+    noise, epsilon = None, target  # every client computes its noise for this epsilon
+    counts = manifest.get("label_counts", {}).get("train", [])[: int(settings["num-clients"])]
+    if samples := min(map(sum, counts), default=0):
+        batch = int(settings["batch-size"])
+        rate, steps = min(1.0, batch / samples), rounds * int(settings["local-epochs"]) * -(-samples // batch)
+        noise = record_noise(target, delta, rate, steps)
+        epsilon = record_epsilon(noise, rate, steps, delta)
+    reason = None
+    if settings["dp.heads"] == "published" and settings["method"] not in WITHOUT_HEADS:
+        reason = (
+            "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of "
+            "all other records, which are clipped one by one"
+        )
+    return PrivacyStatement(
+        unit="record",
+        epsilon=None if reason else epsilon,
+        delta=delta,
+        noise_multiplier=noise,
+        clip_norm=float(settings["dp.clip-norm"]),
+        accountant=RECORD_ACCOUNTANT,
+        horizon=rounds,
+        not_covered=NEVER_COVERED,
+        reason=reason,
+    )

@@ -1,0 +1,305 @@
+"""Differential privacy of whole clients: how much noise is in what is released, and what is stated about it."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import Federate, Settings, exact, last_checkpoint, metrics, small_settings
+from flwr.app import MessageType
+from test_secure_runs import dropping
+
+from clients.engine.protected_upload import client_release
+from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError, RunFailedError
+from hyperfl_flwr.methods import METHODS
+from hyperfl_flwr.privacy.accounting import client_epsilon
+from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
+from hyperfl_flwr.runs.observation import load_observation, observation_path
+from hyperfl_flwr.runs.run_directory import read_failures
+from strategies.engine.recorded import RecordedStrategy
+
+N, NODES, C, Z = 8, 4, 0.5, 1.2
+
+CLIPPED: Settings = {
+    "num_clients": N, "num_rounds": 1, "data.train-samples": 20, "target": "cnn", "privacy.unit": "client",
+    "privacy.clip-norm": C,
+}  # fmt: skip
+"""Settings of a round in which changes are clipped; the target has enough parameters to measure noise."""
+
+SUM: Settings = {"privacy.noise": "sum", "secagg.enabled": True}
+
+
+def noisy(noise: str, **changes: Any) -> Settings:
+    """Return the settings of a round with noise."""
+    secure = SUM if noise == "sum" else {}
+    return CLIPPED | {"privacy.noise": noise, "privacy.noise-multiplier": Z} | secure | changes
+
+
+def arrays_of(run: Path) -> SharedArrays:
+    return last_checkpoint(run)[0]
+
+
+def difference(one: Path, other: Path) -> np.ndarray:
+    """Return the difference of the shared parameters of two runs, as a vector."""
+    arrays, others = arrays_of(one), arrays_of(other)
+    return np.concatenate([(value.astype(float) - others[key]).ravel() for key, value in arrays.items()])
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "privacy.jsonl").read_text().splitlines()]
+
+
+def privacy_of(run: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = json.loads((run / "summary.json").read_text())["privacy"]
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("noise", "changes", "expected"),
+    [
+        ("server", {}, Z * C / N),
+        ("server", {"secagg.enabled": True}, Z * C / N),
+        ("local", {}, Z * C / math.sqrt(N)),
+        ("local", {"secagg.enabled": True}, Z * C / math.sqrt(N)),
+        ("sum", {}, Z * C / N * math.sqrt(4 / 3)),  # 4 nodes, one of which may collude: 3 shares must suffice
+        ("sum", {"secagg.colluding": 0, "secagg.threshold": 4}, Z * C / N * math.sqrt(4 / 3)),  # the owners' 1 counts
+        ("sum", {"secagg.colluding": 2, "secagg.min-cohort": 2}, Z * C / N * math.sqrt(4 / 2)),  # and the run's 2
+    ],
+)
+def test_the_mean_has_the_noise(noise: str, changes: Settings, expected: float, federate: Federate) -> None:
+    """Measured against the same clipped round without noise, within 2 percent; the metrics of the round have none."""
+    run = federate("fedavg", NODES, **noisy(noise, **changes))
+    clean = federate(
+        "fedavg", NODES, **CLIPPED | {"secagg.enabled": noisy(noise, **changes).get("secagg.enabled", False)}
+    )
+    moved = difference(run, clean)
+    assert moved.size > 20_000  # so that 2 percent are four standard errors
+    assert moved.std() == pytest.approx(expected, rel=0.02)
+    assert abs(moved.mean()) < 6 * expected / math.sqrt(moved.size)
+    rows = [next(row for row in metrics(path) if row["kind"] == "train") for path in (run, clean)]
+    assert rows[0]["personalized_accuracy"] == rows[1]["personalized_accuracy"]
+    assert rows[0].get("saturated", 0) == 0
+
+
+@pytest.mark.parametrize(("lost", "kind"), [((2,), MessageType.TRAIN), ((5, 1), MessageType.TRAIN), ((3,), UNMASK)])
+def test_drop_outs_leave_enough_noise(lost: tuple[int, ...], kind: str, federate: Federate) -> None:
+    """Of eight nodes, six must answer, and two may collude: the noise that is left suffices for any sum."""
+    secure = {"secagg.enabled": True, "failure-budget": 1.0}
+    run = federate("fedavg", 8, grid=dropping(lost, kind), **noisy("sum") | secure)
+    clean = federate("fedavg", 8, grid=dropping(lost, kind), **CLIPPED | secure)
+    present = 8 - len(lost) * (kind == MessageType.TRAIN)
+    (line,) = lines(run)
+    assert line["crowd"] == 3
+    moved = difference(run, clean)
+    assert moved.std() == pytest.approx(Z * C / present * math.sqrt(present / 3), rel=0.02)
+    assert moved.std() >= 0.98 * Z * C / present
+
+
+def test_a_sum_with_hardly_any_noise_is_the_plain_mean(federate: Federate) -> None:
+    """Encoding with one scale for all arrays: the mean change differs by less than 10^-3 of its norm."""
+    changes = {"privacy.clip-norm": 0.01, "target": "mlp"}
+    run = federate("fedavg", NODES, **noisy("sum", **{"privacy.noise-multiplier": 1e-5}) | changes)
+    clean, start = (federate("fedavg", NODES, **CLIPPED | changes | {"learning-rate": rate}) for rate in (0.1, 1e-30))
+    assert np.linalg.norm(difference(run, clean)) < 1e-3 * np.linalg.norm(difference(clean, start))
+
+
+def test_every_client_has_the_same_bounded_weight(federate: Federate) -> None:
+    """Clients of different sizes: what each sends has a norm of at most C, and the result is the plain mean of it."""
+    sizes = {"data.partition": "dirichlet-per-label", "data.train-samples": "auto"}
+    run = federate(
+        "fedavg", **CLIPPED | sizes | {"audit.clients": "all", "audit.rounds": "1", "privacy.clip-norm": 0.2}
+    )
+    uploads = [load_observation(observation_path(run, 1, client)) for client in range(N)]
+    assert len({upload.num_examples for upload in uploads}) > 1
+    for upload in uploads:
+        squares = [np.sum((value.astype(float) - upload.received[key]) ** 2) for key, value in upload.reply.items()]
+        assert 0.999 * 0.2 < math.sqrt(sum(squares)) <= 0.2
+    for key, value in arrays_of(run).items():
+        np.testing.assert_allclose(value, np.mean([upload.reply[key] for upload in uploads], axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["local", "sum"])
+def test_a_share_of_the_mean_change_is_applied(noise: str, federate: Federate) -> None:
+    """`privacy.server-rate` scales the change, here with hardly any noise."""
+    tiny = {"privacy.noise-multiplier": 2e-5 if noise == "sum" else 1e-7, "target": "mlp"}
+    full, start, part = (
+        federate("fedavg", NODES, **noisy(noise, **tiny, **changes))
+        for changes in ({}, {"learning-rate": 1e-30}, {"privacy.server-rate": 0.3})
+    )
+    expected = 0.3 * difference(full, start)
+    assert np.linalg.norm(difference(part, start) - expected) < 0.05 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_equal(method: str) -> None:
+    """Only the reduction by numbers of samples changes, and only with `privacy.unit=client`."""
+    config = RunConfig.from_flat(small_settings(method=method))
+    client = client_of(method)
+    assert client.reductions(config) == client.shared
+    config = RunConfig.from_flat(small_settings(method=method) | {"privacy.unit": "client"})
+    found = client.reductions(config)
+    assert found.keys() == client.shared.keys()
+    assert Reduction.MEAN_BY_EXAMPLES not in found.values()
+    for group, reduction in client.shared.items():
+        assert found[group] in (reduction, Reduction.MEAN)
+
+
+@pytest.mark.parametrize("noise", ["server", "local", "sum"])
+@pytest.mark.parametrize("method", ["fedrep", "hyperfl", "hyperfl-frozen", "fedprox"])
+def test_every_release_is_a_line_and_in_the_statement(method: str, noise: str, federate: Federate) -> None:
+    """Two rounds, also with half of the clients in the first: two lines with the crowd, the epsilon of two releases."""
+    embedding = {"hyperfl.embedding": "common-frozen"} if method == "hyperfl" else {}
+    changes = {
+        "target": "mlp",
+        "num_rounds": 2,
+        "fraction_train": 1 if noise == "sum" else 0.5,
+        "privacy.delta": 1e-4,
+        **embedding,
+    }
+    run = federate(method, NODES, **noisy(noise, **changes))
+    crowds = {"server": [4, 8], "local": [1, 1], "sum": [3, 3]}[noise]
+    assert [(line["round"], line["crowd"]) for line in lines(run)] == list(zip((1, 2), crowds, strict=True))
+    entry = privacy_of(run)
+    assert entry["epsilon"] == client_epsilon(Z, 2, 1e-4, noise)
+    assert entry == entry | {
+        "unit": "client", "delta": 1e-4, "noise_multiplier": Z, "clip_norm": C, "horizon": 2, "crowd": crowds[0],
+        "reason": None,
+    }  # fmt: skip
+    assert "metrics and numbers of samples" in entry["not_covered"]
+    stated = f"privacy: epsilon {entry['epsilon']:.2f} at delta 0.0001 of clients over 2 releases"
+    assert stated in (run / "server.log").read_text()
+
+
+def test_the_known_answers(federate: Federate) -> None:
+    """Ten rounds with z = 1: 17.86 with noise from the server, 19.05 with noise in the sum."""
+    quick: Settings = {"target": "mlp", "num_rounds": 10, "privacy.noise-multiplier": 1.0, "data.train-samples": 4}
+    for noise, expected in (("server", 17.86), ("sum", 19.05)):
+        assert privacy_of(federate("fedavg", 3, **noisy(noise, **quick)))["epsilon"] == pytest.approx(
+            expected, abs=0.01
+        )
+
+
+@pytest.mark.parametrize("noise", ["server", "local", "sum"])
+def test_a_round_that_is_repeated_counts_twice(noise: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is killed after it has released round 2, and before it has stored it: the round gets other noise."""
+    plan = noisy(noise, **{"target": "mlp", "num_rounds": 3, "checkpoint-every": 10})
+    recorded = RecordedStrategy._record_training
+
+    def killed(self: RecordedStrategy, current: int, seconds: float) -> None:
+        if current == 2:
+            raise KeyboardInterrupt
+        recorded(self, current, seconds)
+
+    folder = federate("fedavg", NODES, **plan).parent / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedStrategy, "_record_training", killed)
+        with pytest.raises(KeyboardInterrupt):
+            federate("fedavg", NODES, **plan, output=str(folder))
+    with (folder / "privacy.jsonl").open("a") as file:
+        file.write('{"round": 2')  # of a line that was being written
+    run = federate("fedavg", NODES, **plan, output="", resume=str(folder))
+    assert [line["round"] for line in lines(run)] == [1, 2, 2, 3]
+    entry = privacy_of(run)
+    assert (entry["horizon"], entry["epsilon"]) == (4, client_epsilon(Z, 4, 1e-5, noise))
+
+
+def test_a_resumed_run_continues_from_the_noisy_state(federate: Federate) -> None:
+    """The checkpoint after every round is what the clients are sent, so that no round is released again."""
+    plan = noisy("server", **{"target": "mlp", "checkpoint-every": 10})
+    short = federate("fedavg", **plan, output="")
+    before = exact(arrays_of(short))
+    run = federate("fedavg", **plan | {"num_rounds": 2}, output="", resume=str(short))
+    assert exact(last_checkpoint(run)[0]) != before
+    assert [line["round"] for line in lines(run)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "nothing is clipped, and no noise is added"),
+        (
+            {"privacy.clip-norm": 1.0, "privacy.noise-multiplier": 0.1},
+            "without privacy.unit=client, clipping and noise",
+        ),
+        ({"privacy.clip-norm": 1.0, "privacy.unit": "client"}, "no noise is added"),
+        ({"privacy.clip-norm": 1.0, "privacy.unit": "client", "privacy.noise-multiplier": 1e-4}, "the noise is too"),
+    ],
+)
+def test_without_a_guarantee_epsilon_is_null_and_the_reason_is_given(
+    changes: Settings, reason: str, federate: Federate
+) -> None:
+    run = federate("fedavg", num_rounds=1, target="mlp", **changes)
+    entry = privacy_of(run)
+    assert entry["epsilon"] is None
+    assert entry["reason"].startswith(reason)
+    assert entry["unit"] == changes.get("privacy.unit", "none")
+    assert (run / "privacy.jsonl").exists() == ("privacy.unit" in changes)
+    log = (run / "server.log").read_text()
+    assert ("privacy: no epsilon" in log) == bool(changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "problem"),
+    [
+        ("pfedhn", {}, "its model are not averaged"),
+        ("pfedhn-pc", {}, "take one of fedavg, fedprox, fedrep, hyperfl, hyperfl-frozen"),
+        ("it-pfl", {}, "privacy.unit must be none with it-pfl: its model, embedding"),
+        ("priv-hfl", {}, "privacy.unit must be none with priv-hfl: its changes, force"),
+        ("local", {}, "its clients upload nothing"),
+        ("fedavg", {"target": "own_networks:with_batchnorm"}, "privacy.unit must be none with target"),
+        ("fedavg", {"privacy.clip-norm": 0.0, "privacy.noise-multiplier": 0.0}, "privacy.clip-norm must be above 0"),
+        ("fedavg", {"privacy.noise-multiplier": 0.0}, "to study clipping without noise, take privacy.noise=local"),
+        ("fedavg", {"privacy.noise": "sum"}, "set secagg.enabled=true, or privacy.noise to server or local"),
+    ],
+)
+def test_what_cannot_hold_is_refused(
+    method: str, changes: Settings, problem: str, federate: Federate, tmp_path: Path
+) -> None:
+    """The error names setting, reason and way out; nothing is written."""
+    with pytest.raises(ConfigError, match=problem.replace(".", r"\.")):
+        federate(method, NODES, **noisy("server", target="mlp") | changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nodes_refuse_noise_that_does_not_suffice(federate: Federate, tmp_path: Path) -> None:
+    """With z = 10^-8 a share is less than 1000 units of the sum; the nodes say so before they train."""
+    with pytest.raises(RunFailedError):
+        federate("fedavg", NODES, **noisy("sum", **{"target": "mlp", "privacy.noise-multiplier": 1e-8}))
+    (run,) = tmp_path.iterdir()
+    reasons = {failure.reason for failure in read_failures(run)}
+    assert all("is too small for noise=sum" in reason for reason in reasons)
+    assert reasons
+
+
+def test_noise_is_no_change_that_is_too_long(federate: Federate) -> None:
+    """Noise of 25 times the norm of the parameters passes `max-update-ratio`; without unit=client, too."""
+    for unit in ("client", "none"):
+        run = federate("fedavg", **noisy("local", **{"target": "mlp", "privacy.unit": unit, "max-update-ratio": 1.0}))
+        assert read_failures(run) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "release"),
+    [
+        ({"privacy.noise": "local"}, Release(unit="client", mechanism="gaussian", noise_multiplier=Z)),
+        (SUM, Release(unit="client", mechanism="discrete-gaussian", noise_multiplier=Z)),
+        ({"privacy.noise": "sum"}, None),  # a server that lies about secure sums
+        ({"privacy.noise": "server"}, None),
+        ({"privacy.noise-multiplier": 0.0}, None),
+        ({"privacy.unit": "none"}, None),
+    ],
+)
+def test_what_an_upload_releases(
+    changes: Settings, release: Release | None, make_settings: Callable[..., Settings]
+) -> None:
+    """A node counts only noise that it adds itself."""
+    base: Settings = {"privacy.unit": "client", "privacy.clip-norm": C, "privacy.noise-multiplier": Z}
+    assert client_release(RunConfig.from_flat(make_settings("fedavg") | base | changes)) == release

@@ -1,0 +1,97 @@
+"""What is stated about a run's privacy, and the record of its releases."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, statement_text
+from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases, record_release
+
+
+def release(number: int, crowd: int = 5) -> SumRelease:
+    return SumRelease(round=number, noise="server", noise_multiplier=1.0, clip_norm=0.5, crowd=crowd)
+
+
+def statement(folder: Path, *, sizes: tuple[int, ...] = (), **settings: Scalar) -> dict[str, Any]:
+    """Return the entry of a run with some settings and, if given, numbers of samples."""
+    counts = {"label_counts": {"train": [[size - 1, 1] for size in sizes]}} if sizes else {}
+    manifest = {"settings": default_settings() | settings, "resolved": {}, **counts}
+    return PrivacyStatement.of(folder, manifest).entry()
+
+
+def test_releases_are_kept_in_their_order(tmp_path: Path) -> None:
+    assert read_releases(tmp_path) == []
+    for number in (1, 2, 2):
+        record_release(tmp_path, release(number))
+    assert read_releases(tmp_path) == [release(1), release(2), release(2)]
+
+
+def test_an_incomplete_line_is_no_release(tmp_path: Path) -> None:
+    """The process was killed before the line was on disk, so nothing was released; the next line begins anew."""
+    record_release(tmp_path, release(1))
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"round": 2, "noi')
+    assert read_releases(tmp_path) == [release(1)]
+    record_release(tmp_path, release(2))
+    assert read_releases(tmp_path) == [release(1), release(2)]
+
+
+@pytest.mark.parametrize("line", ["{}", '{"round": 1}', "no json", '{"round": 1, "color": 2}'])
+def test_a_damaged_line_is_an_error(line: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(f"{line}\n")
+    with pytest.raises(StateError, match=r"line 1 of .*privacy.jsonl is damaged"):
+        read_releases(tmp_path)
+
+
+def test_the_least_crowd_is_stated(tmp_path: Path) -> None:
+    for number, crowd in enumerate((20, 18, 19), 1):
+        record_release(tmp_path, release(number, crowd))
+    given: dict[str, Scalar] = {
+        "privacy.unit": "client", "privacy.clip-norm": 0.5, "privacy.noise-multiplier": 1.0, "privacy.noise": "server",
+    }  # fmt: skip
+    entry = statement(tmp_path, **given)
+    assert (entry["crowd"], entry["horizon"], entry["accountant"]) == (18, 3, "analytic Gaussian")
+    text = statement_text(entry)
+    assert text.startswith(f"epsilon {entry['epsilon']:.2f} at delta 1e-05 of clients over 3 releases, in sums of at ")
+    assert "at least 18 honest clients; not covered: metrics and numbers of samples; who takes part" in text
+    assert "what the server sees, which adds the noise" in text
+
+
+@pytest.mark.parametrize(("rounds", "noise"), [(2, 2.367), (4, 3.24)])
+def test_records(tmp_path: Path, rounds: int, noise: float) -> None:
+    """The client with 600 samples, the fewest, needs the largest noise: 600 steps need the known 2.367."""
+    given: dict[str, Scalar] = {
+        "method": "fedavg", "dp.epsilon": 4.0, "batch-size": 50, "local-epochs": 25, "num-rounds": rounds,
+        "num-clients": 2,
+    }  # fmt: skip
+    entry = statement(tmp_path, sizes=(700, 600, 3), **given)  # the last client is a novel one
+    assert entry["noise_multiplier"] == pytest.approx(noise, abs=0.01)
+    assert entry["epsilon"] == pytest.approx(4.0, abs=0.01)
+    assert entry["epsilon"] <= 4
+    assert entry == entry | {"unit": "record", "delta": 1e-5, "horizon": rounds, "crowd": None, "reason": None}
+    assert statement_text(entry).startswith(f"epsilon 4.00 at delta 1e-05 of records over {rounds} rounds; not")
+    unknown = statement(tmp_path, **given)
+    assert (unknown["epsilon"], unknown["noise_multiplier"]) == (4.0, None)
+
+
+@pytest.mark.parametrize(("method", "holds"), [("fedrep", False), ("hyperfl-frozen", False), ("fedavg", True)])
+def test_published_heads_have_no_epsilon(tmp_path: Path, method: str, *, holds: bool) -> None:
+    """A method without a private classifier has none to publish."""
+    entry = statement(tmp_path, **{"method": method, "dp.epsilon": 4.0, "dp.heads": "published"})
+    assert (entry["epsilon"] is not None) == holds
+    assert (entry["reason"] is None) == holds
+    if not holds:
+        assert "the classifier moves the gradients of all other records" in statement_text(entry)
+
+
+def test_a_run_of_an_earlier_version_has_a_statement(tmp_path: Path) -> None:
+    """Its manifest lacks the settings."""
+    entry = PrivacyStatement.of(tmp_path, {"settings": {"method": "fedavg"}}).entry()
+    assert (entry["unit"], entry["epsilon"]) == ("none", None)
+    assert statement_text(entry) == ""
+    assert json.loads(json.dumps(entry)) == entry
