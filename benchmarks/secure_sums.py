@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.workload import Workload, initial_arrays
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, Reduction, group_of
-from hyperfl_flwr.protocol.secure_sums.encoding import Encoding, NumbersEncoding, Tally
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest, settings_digest, transcript_of
 from hyperfl_flwr.protocol.secure_sums.keys import public_of
 from hyperfl_flwr.protocol.secure_sums.masks import Opening, Step, mask, release
@@ -27,6 +27,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     release_of,
     step_in,
 )
+from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding, Tally
 from hyperfl_flwr.protocol.secure_sums.thresholds import smallest_threshold, usual_colluding
 from hyperfl_flwr.protocol.sizes import content_bytes
 

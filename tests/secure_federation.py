@@ -24,7 +24,7 @@ from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, HELLO, PROPERTIES, Request, record_of
-from hyperfl_flwr.protocol.secure_sums.encoding import Encoding, NumbersEncoding, Tally
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import (
     Header,
     NodeRow,
@@ -45,6 +45,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     header_record,
     release_of,
 )
+from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding, Tally
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
 SESSION, EXPERIMENT = "5e" * 16, "e" * 16

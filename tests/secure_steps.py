@@ -14,10 +14,10 @@ from hyperfl_flwr.node.secure_sums import SecureNode, SecureTerms, release_share
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import ARRAYS, CONFIG, Reduction, Request
-from hyperfl_flwr.protocol.secure_sums.encoding import NumbersEncoding
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, arrays_digest
 from hyperfl_flwr.protocol.secure_sums.masks import Step, Upload
 from hyperfl_flwr.protocol.secure_sums.messages import KEY, SECURE, SIGNATURE, UnmaskRequest, header_record
+from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding
 
 SESSION, EXPERIMENT = "5e" * 16, "e" * 16
 SETTINGS = "5" * 64

@@ -10,11 +10,12 @@ from hyperfl_flwr.node.array_sums import EncodedSum
 from hyperfl_flwr.node.cohort import CohortResult, MakeClient, Received, Trainer, evaluate_cohort, train_cohort
 from hyperfl_flwr.node.secure_sums import SecureNode, SecureTerms
 from hyperfl_flwr.protocol.messages import Request
-from hyperfl_flwr.protocol.secure_sums.encoding import Encoding, NumbersEncoding
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import Header
 from hyperfl_flwr.protocol.secure_sums.masks import Step
 from hyperfl_flwr.protocol.secure_sums.messages import SecureReply
 from hyperfl_flwr.protocol.secure_sums.noise import add_noise
+from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding
 from hyperfl_flwr.protocol.secure_sums.thresholds import crowd
 
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from hyperfl_flwr.metrics.memory import process_name
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Report, printable
-from hyperfl_flwr.protocol.secure_sums.encoding import Tally
+from hyperfl_flwr.protocol.secure_sums.numbers import Tally
 from hyperfl_flwr.server.exchange import Exchange
 
 

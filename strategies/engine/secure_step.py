@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import CONFIG, Request
-from hyperfl_flwr.protocol.secure_sums.encoding import Encoding, NumbersEncoding, Tally
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, Phase, arrays_digest, transcript_of
 from hyperfl_flwr.protocol.secure_sums.masks import Opening, Release, Step, UnmaskError
 from hyperfl_flwr.protocol.secure_sums.messages import (
@@ -26,6 +26,7 @@ from hyperfl_flwr.protocol.secure_sums.messages import (
     header_record,
     release_of,
 )
+from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding, Tally
 from hyperfl_flwr.protocol.secure_sums.thresholds import crowd
 from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.server.exchange import Exchange, first_replies

@@ -8,13 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.protocol.secure_sums.encoding import (
-    LARGEST_METRIC,
-    METRIC_BITS,
-    SQUARES_FROM,
-    Encoding,
-    NumbersEncoding,
-)
+from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
+from hyperfl_flwr.protocol.secure_sums.numbers import LARGEST_METRIC, METRIC_BITS, SQUARES_FROM, NumbersEncoding
 
 MOST_CLIENTS = 2**23 - 1
 MEANS = [Reduction.MEAN, Reduction.MEAN_BY_EXAMPLES]

@@ -19,10 +19,10 @@ from secure_steps import (
 
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.node.secure_sums import SecureNode
-from hyperfl_flwr.protocol.secure_sums.encoding import NumbersEncoding
 from hyperfl_flwr.protocol.secure_sums.header import Header
 from hyperfl_flwr.protocol.secure_sums.masks import Opening, Upload
 from hyperfl_flwr.protocol.secure_sums.messages import UnmaskRequest, release_of, unmasked_parts
+from hyperfl_flwr.protocol.secure_sums.numbers import NumbersEncoding
 
 Uploads = dict[int, Upload]
 
