@@ -44,16 +44,25 @@ class ProtectedUpload:
 
 
 def client_release(config: RunConfig) -> Release | None:
-    """Return what an upload releases about a whole client; None if the node cannot bound it.
+    """Return what an upload releases about a whole client; None without noise.
 
-    Noise that the server adds is no bound for the node, which sends its upload without noise. Shares of noise in a sum
-    are none unless the sum is secure.
+    Shares of noise in a sum are none unless the sum is secure.
     """
     privacy = config.privacy
-    if not (privacy.protects_clients and privacy.noise_multiplier) or privacy.noise == "server":
+    if not (privacy.protects_clients and privacy.noise_multiplier):
         return None
-    if privacy.noise == "local":
-        return Release(unit="client", mechanism="gaussian", noise_multiplier=privacy.noise_multiplier)
-    if not config.secagg.enabled:
-        return None
-    return Release(unit="client", mechanism="discrete-gaussian", noise_multiplier=privacy.noise_multiplier)
+    if privacy.noise == "sum":
+        if not config.secagg.enabled:
+            return None
+        return Release(
+            unit="client",
+            mechanism="discrete-gaussian",
+            noise_multiplier=privacy.noise_multiplier,
+            bounded_by="nodes",
+        )
+    return Release(
+        unit="client",
+        mechanism="gaussian",
+        noise_multiplier=privacy.noise_multiplier,
+        bounded_by="server" if privacy.noise == "server" else "client",
+    )

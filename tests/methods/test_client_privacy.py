@@ -290,9 +290,12 @@ def test_noise_is_no_change_that_is_too_long(federate: Federate) -> None:
     ("changes", "release"),
     [
         ({"privacy.noise": "local"}, Release(unit="client", mechanism="gaussian", noise_multiplier=Z)),
-        (SUM, Release(unit="client", mechanism="discrete-gaussian", noise_multiplier=Z)),
+        (SUM, Release(unit="client", mechanism="discrete-gaussian", noise_multiplier=Z, bounded_by="nodes")),
         ({"privacy.noise": "sum"}, None),  # a server that lies about secure sums
-        ({"privacy.noise": "server"}, None),
+        (
+            {"privacy.noise": "server"},
+            Release(unit="client", mechanism="gaussian", noise_multiplier=Z, bounded_by="server"),
+        ),
         ({"privacy.noise-multiplier": 0.0}, None),
         ({"privacy.unit": "none"}, None),
     ],
@@ -300,6 +303,6 @@ def test_noise_is_no_change_that_is_too_long(federate: Federate) -> None:
 def test_what_an_upload_releases(
     changes: Settings, release: Release | None, make_settings: Callable[..., Settings]
 ) -> None:
-    """A node counts only noise that it adds itself."""
+    """A release names who adds the noise; shares of noise count only in a secure sum."""
     base: Settings = {"privacy.unit": "client", "privacy.clip-norm": C, "privacy.noise-multiplier": Z}
     assert client_release(RunConfig.from_flat(make_settings("fedavg") | base | changes)) == release
