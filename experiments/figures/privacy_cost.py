@@ -44,13 +44,13 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
         RunDirectoryError: If no finished cell has noise with a stated epsilon.
     """
     found: dict[str, dict[tuple[str, str], list[Point]]] = {}
-    for (_, column), seeds in _by_line(cells).items():
+    for (_, place), seeds in _by_line(cells).items():
         documents = [json.loads((cell.folder(folder) / "summary.json").read_text()) for cell in seeds]
         for number in NUMBERS:
             values = [document[number] for document in documents if document[number] is not None]
             if values:
                 point = (documents[0]["privacy"]["epsilon"], statistics.fmean(values))
-                found.setdefault(column, {}).setdefault((seeds[0].config.method, number), []).append(point)
+                found.setdefault(place, {}).setdefault((seeds[0].config.method, number), []).append(point)
     if not any(epsilon for curves in found.values() for points in curves.values() for epsilon, _ in points):
         raise RunDirectoryError(
             f"no finished cell in {folder} has noise with a stated epsilon; set privacy.unit=client"
@@ -71,8 +71,8 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
     picture = folder / "figure-privacy-cost.png"
     figure.savefig(picture, dpi=120)
     lines = [
-        (column, method, number, "none" if epsilon is None else epsilon, value)
-        for column, curves in found.items()
+        (place, method, number, "none" if epsilon is None else epsilon, value)
+        for place, curves in found.items()
         for (method, number), points in curves.items()
         for epsilon, value in points
     ]
