@@ -31,12 +31,17 @@ from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, 
 from hyperfl_flwr.training.per_example import PerExampleGradients
 
 
+CLIP_NORMS = (1e-6, 1e6)
+"""Clipping norms for which float32 represents clipped gradients and noise with all its digits."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepNoise:
     """Clipping and noise of each step.
 
     Attributes:
-        clip_norm: Clipping norm C of one sample's gradient over all parameters that are trained with noise, above 0.
+        clip_norm: Clipping norm C of one sample's gradient over all parameters that are trained with noise,
+            in the range `CLIP_NORMS`.
         noise_multiplier: Standard deviation sigma of the noise on the sum of a batch, in units of C; at least 0.
     """
 
@@ -49,10 +54,11 @@ class StepNoise:
         Raises:
             ValueError: If a number is out of range.
         """
-        if not (self.clip_norm > 0 and self.noise_multiplier >= 0):
+        low, high = CLIP_NORMS
+        if not (low <= self.clip_norm <= high and 0 <= self.noise_multiplier < math.inf):
             raise ValueError(
-                f"clip_norm must be above 0 and noise_multiplier at least 0, got {self.clip_norm} and "
-                f"{self.noise_multiplier}"
+                f"clip_norm must be from {low:g} to {high:g}, and noise_multiplier at least 0 and finite, got "
+                f"{self.clip_norm} and {self.noise_multiplier}"
             )
 
 
