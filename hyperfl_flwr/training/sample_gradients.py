@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
 _SAFE = (1e-12, 1e12)
 """Norms that float32 computes correctly: squares of values that matter neither under- nor overflow."""
 
