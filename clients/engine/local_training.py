@@ -25,7 +25,9 @@ from hyperfl_flwr.training.private_sgd import (
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 STEPS = "private-steps"
-"""Metric: number of noisy steps that a client took in a round. It is public, and no part of secure sums."""
+"""Metric: number of noisy steps that a client took in a round; what it reports is that of all its rounds so far.
+
+It is public, and no part of secure sums."""
 
 
 class LocalTraining:
@@ -147,6 +149,19 @@ class LocalTraining:
                     f"local training took {taken} noisy steps instead of {release.steps}; train with `train_sets`, or "
                     f"set has_noisy_steps to False in {type(self).__name__}"
                 )
+
+    def spent_steps(self, release: Release | None) -> dict[str, float]:
+        """Return the metric `private-steps` of all rounds so far, with which the server states the run's epsilon.
+
+        A round that is repeated, or a message that is delivered twice, takes other noise and counts twice.
+
+        Args:
+            release: The release of this round.
+        """
+        budget = self.context.budget
+        if budget is None or release is None or release.mechanism != "sampled-gaussian":
+            return {}
+        return {STEPS: float(budget.noisy_steps())}
 
     def release(self) -> Release | None:
         """Return what the upload of one round releases about the client's data; None if nothing bounds it."""
