@@ -13,6 +13,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.privacy.spent import noisy_steps
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 from hyperfl_flwr.training.private_sgd import (
     CLIP_NORMS,
@@ -161,7 +162,7 @@ class LocalTraining:
         budget = self.context.budget
         if budget is None or release is None or release.mechanism != "sampled-gaussian":
             return {}
-        return {STEPS: float(budget.noisy_steps())}
+        return {STEPS: float(noisy_steps(budget))}
 
     def release(self) -> Release | None:
         """Return what the upload of one round releases about the client's data; None if nothing bounds it."""

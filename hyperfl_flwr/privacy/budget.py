@@ -178,24 +178,6 @@ class PrivacyBudget:
                 f"node's user write permission"
             ) from error
 
-    def noisy_steps(self) -> int:
-        """Return the number of noisy steps of this client in this run so far: also those of repeated rounds.
-
-        Raises:
-            StateError: If the record cannot be read.
-        """
-        # The beginning of a line, see `RecordedRelease.line`: parsing all lines of long records would take seconds.
-        mark = f'"experiment": {json.dumps(self.experiment)}, "client": {self.client}, '.encode()
-        try:
-            mine = [RecordedRelease.of(line).release for line in self.path.read_bytes().splitlines() if mark in line]
-        except (OSError, ValueError):
-            mine = [  # raises with the number of the damaged line
-                entry.release
-                for entry in read_record(self.path)
-                if (entry.experiment, entry.client) == (self.experiment, self.client)
-            ]
-        return sum(release.steps for release in mine if release and release.mechanism == "sampled-gaussian")
-
     def _check(self, entry: RecordedRelease, recorded: Iterable[RecordedRelease], limit: float) -> None:
         """Refuse a release that is not bounded, or that the budget does not allow."""
         if _enforced(entry.release) is None:

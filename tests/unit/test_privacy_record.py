@@ -26,7 +26,7 @@ from hyperfl_flwr.privacy.budget import (
     epsilon_of,
     read_record,
 )
-from hyperfl_flwr.privacy.spent import spent
+from hyperfl_flwr.privacy.spent import noisy_steps, spent
 
 DELTA = 1e-5
 STEPS = Release(unit="record", mechanism="sampled-gaussian", noise_multiplier=2.0, sample_rate=0.1, steps=50)
@@ -301,8 +301,8 @@ def test_the_noisy_steps_of_a_client_in_a_run(tmp_path: Path) -> None:
         other.spend(1, noisy)
     mine.spend(0, Release(unit="record", mechanism="gaussian", noise_multiplier=1.0))
     mine.spend(0, None)
-    assert mine.noisy_steps() == 36
+    assert noisy_steps(mine) == 36
     with mine.path.open("a") as file:
         file.write('{"time": "", "experiment": "a", "client": 1, "round": 3}\n')
     with pytest.raises(StateError, match="line 8 of the privacy record"):
-        mine.noisy_steps()
+        noisy_steps(mine)
