@@ -17,6 +17,7 @@ from clients.novel.answers import is_novel, unlabelled
 from clients.pfedhn import PFedHNClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.data.sample_format import refuse_own_statistics
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
@@ -116,10 +117,12 @@ class ITPFLClient(PFedHNClient):
         Raises:
             ValueError: If the arrays do not fit the encoder, noise cannot protect its descriptors, or a query to a
                 trained client selects, corrupts or noises samples.
-            RefusalError: If the owner's privacy budget does not allow it.
+            RefusalError: If the owner's privacy budget does not allow it, or noise does not suffice, see
+                `refuse_own_statistics`.
         """
         if question != QuerySpec() and not is_novel(self.context):
             raise ValueError("a trained client describes all of its samples, unchanged, or none")
+        refuse_own_statistics(own_statistics=self.context.own_statistics and question.epsilon is not None)
         self.load_group("encoder", {key: torch.tensor(value) for key, value in received.items()})
         samples = unlabelled(self.context, question)
         if self.context.budget:

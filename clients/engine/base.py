@@ -144,6 +144,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
         metrics |= self.train(numpy_generator(context.config.seed, "training", *path))
         self.check_release(release, metrics)
+        metrics |= self.spent_steps(release)
         trained = time.perf_counter()
         metrics |= accuracy_metrics("personalized", self._evaluate())
         if config["round"] == context.config.num_rounds:

@@ -35,6 +35,7 @@ class ClientContext:
         round: The round of the message; 0 outside a round.
         classes: Names of the classes.
         keeps_model: Whether the client's model is kept on the node's disk after each local training.
+        own_statistics: Whether `mean` and `std` are those of this client's own samples.
         budget: The record of what the client's uploads spend of its privacy budget; None to record nothing.
     """
 
@@ -50,6 +51,7 @@ class ClientContext:
     round: int = 0
     classes: tuple[str, ...] = ()
     keeps_model: bool = False
+    own_statistics: bool = False
     budget: PrivacyBudget | None = None
 
 
@@ -72,6 +74,7 @@ def client_setting(
         mixing_key=mixing_key,
         mean=data.dataset.mean,
         std=data.dataset.std,
+        own_statistics=data.dataset.own_statistics,
         classes=data.dataset.classes or class_names(config.dataset, data.dataset.num_classes),
     )
 

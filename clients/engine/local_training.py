@@ -9,15 +9,26 @@ from torch import nn
 from clients.engine.context import ClientContext
 from clients.engine.protected_upload import client_release
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.privacy.spent import noisy_steps
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
-from hyperfl_flwr.training.private_sgd import Companion, NoisyEpochs, StepNoise, sample_rate, train_private_epochs
+from hyperfl_flwr.training.private_sgd import (
+    CLIP_NORMS,
+    Companion,
+    NoisyEpochs,
+    StepNoise,
+    sample_rate,
+    train_private_epochs,
+)
 from hyperfl_flwr.training.public_training import LocalSteps, PublicTraining
 
 STEPS = "private-steps"
-"""Metric: number of noisy steps that a client took in a round. It is public, and no part of secure sums."""
+"""Metric: number of noisy steps that a client took in a round; what it reports is that of all its rounds so far.
+
+It is public, and no part of secure sums."""
 
 
 class LocalTraining:
@@ -84,10 +95,17 @@ class LocalTraining:
         """Return clipping and noise of the local steps that `dp.*` protects; None for plain steps.
 
         The noise is that of the whole run: `num-rounds` rounds in which this client takes part.
+
+        Raises:
+            ConfigError: If clipped gradients and noise would be too small or too large for floating point.
         """
         config, size = self.context.config, len(self.context.data.train_labels)
         if not config.dp.epsilon:
             return None
+        low, high = CLIP_NORMS
+        if not low <= config.dp.clip_norm <= high:
+            text = f"dp.clip-norm must be from {low:g} to {high:g}, got {config.dp.clip_norm:g}; take about 1"
+            raise ConfigError(text, public=text)
         from hyperfl_flwr.privacy.accounting import record_noise  # deferred: takes a tenth of a second
 
         steps = config.num_rounds * self.steps.num_steps(size)
@@ -132,6 +150,19 @@ class LocalTraining:
                     f"local training took {taken} noisy steps instead of {release.steps}; train with `train_sets`, or "
                     f"set has_noisy_steps to False in {type(self).__name__}"
                 )
+
+    def spent_steps(self, release: Release | None) -> dict[str, float]:
+        """Return the metric `private-steps` of all rounds so far, with which the server states the run's epsilon.
+
+        A round that is repeated, or a message that is delivered twice, takes other noise and counts twice.
+
+        Args:
+            release: The release of this round.
+        """
+        budget = self.context.budget
+        if budget is None or release is None or release.mechanism != "sampled-gaussian":
+            return {}
+        return {STEPS: float(noisy_steps(budget))}
 
     def release(self) -> Release | None:
         """Return what the upload of one round releases about the client's data; None if nothing bounds it."""

@@ -23,7 +23,7 @@ from hyperfl_flwr.core.rng import seed_for
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.versions import shared_versions
 from hyperfl_flwr.data.federated_data import FederatedData, load_federated_data, load_local_data
-from hyperfl_flwr.data.sample_format import normalisation_text
+from hyperfl_flwr.data.sample_format import normalisation_text, refuse_own_statistics
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.targets import build_target
@@ -75,13 +75,18 @@ class NodeApp:
         """Return the data of all clients, or only of this node's client if the data are the node's own.
 
         A process reads the data once.
+
+        Raises:
+            RefusalError: If noisy steps cannot protect them, see `refuse_own_statistics`.
         """
         settings = self.config.data_settings()
         if not self.node.has_local_data:
             return load_federated_data(settings)
         cache = None if self.simulated else state_folder(self.node.state_dir, "", simulated=False)
         sample_format = replace(settings.sample_format, has_owner=True, cache=cache)
-        return load_local_data(replace(settings, sample_format=sample_format), self.partition)
+        data = load_local_data(replace(settings, sample_format=sample_format), self.partition)
+        refuse_own_statistics(own_statistics=data.dataset.own_statistics and self.config.dp.epsilon > 0)
+        return data
 
     def cohort(self, request: Request) -> adapter.Cohort:
         """Return the cohort that trains or evaluates the clients of a request.

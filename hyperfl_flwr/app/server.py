@@ -23,7 +23,7 @@ from hyperfl_flwr.models.custom.provenance import keep_model, model_facts, refus
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.plots import plot_run
 from hyperfl_flwr.runs.privacy_statement import statement_text
-from hyperfl_flwr.runs.resume import refuse_other_nodes, resume_round
+from hyperfl_flwr.runs.resume import begun_rounds, refuse_other_nodes, resume_round
 from hyperfl_flwr.runs.run_directory import DEPLOYMENT, RunDirectory, new_run_name, read_manifest, refuse_used_directory
 from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.server.federation import refuse_other_source
@@ -107,9 +107,12 @@ def _opened(config: RunConfig, roster: Roster) -> tuple[RunDirectory, int]:
         except BaseException:
             directory.close()
             raise
-        directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
         old, chosen = read_manifest(directory.path), _resolution(config, roster)
-        directory.write_json("manifest.json", manifest.resumed(old, config.flat(), chosen, roster))
+        repeated = begun_rounds(directory.path, old) - last_round
+        # On disk before rounds are deleted, so that those that were trained are always counted.
+        document = manifest.resumed(old, config.flat(), chosen, roster, repeated_rounds=repeated)
+        directory.write_json("manifest.json", document)
+        directory.rewind(last_round)  # deletes later rounds, so only after all checks have passed
     return directory, last_round
 
 

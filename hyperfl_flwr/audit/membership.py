@@ -1,5 +1,8 @@
 """Measure a lower bound on epsilon by a membership game on the noisy steps of local training.
 
+The game checks the noisy steps and their accounting alone: not how data are read and normalised, what else a client
+sends (metrics, numbers of samples), the rounds of a run and what is repeated in them, nor private classifiers.
+
 Steinke, Nasr, Jagielski: "Privacy Auditing with One (1) Training Run", NeurIPS 2023. Each of m canaries takes part with
 probability 1/2, independently. After one training, the auditor guesses for r of the canaries whether they took part,
 and abstains from the rest. If training is (epsilon, delta)-private, at least v guesses are correct with probability at
@@ -122,8 +125,7 @@ def _scores(game: Game, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
     nn.init.zeros_(network.weight)
     rate = sample_rate(game.canaries, game.batch_size)
     # The sum of T noisy gradients reaches about q T + 4 sigma sqrt(T), in units of the clipping norm 1.
-    expected = rate * game.canaries
-    learning_rate = _MOVEMENT * expected / (rate * game.steps + 4 * noise * math.sqrt(game.steps))
+    learning_rate = _MOVEMENT * game.batch_size / (rate * game.steps + 4 * noise * math.sqrt(game.steps))
     train_private_epochs(
         network,
         [ParameterSet(parameters=list(network.parameters()), learning_rate=learning_rate)],
@@ -133,7 +135,7 @@ def _scores(game: Game, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
     )
     # The clipped gradient of a canary of class 0 is (-1, 1) / sqrt(2) in its two weights; steps go the other way.
     change: NDArray[np.float64] = network.weight.detach().double().numpy()
-    scores: NDArray[np.float64] = (change[0] - change[1]) * expected / (math.sqrt(2) * learning_rate)
+    scores: NDArray[np.float64] = (change[0] - change[1]) * game.batch_size / (math.sqrt(2) * learning_rate)
     return scores
 
 

@@ -22,6 +22,17 @@ budgets = typer.Typer()
 
 NOT_COVERED = "metrics, failures, times, and choices of settings that used the same data"
 
+REPEATED = "rounds that are repeated, which take other noise and count again"
+
+TRUSTED = {
+    "server": "what the server sees, which adds the noise",
+    "sum": "more colluding nodes than max-colluding",
+    "local": "",
+}
+"""What a guarantee for clients does not cover in addition, by where the noise is added."""
+
+OWN_MODEL = "a client's own model, which is trained on its data, given to others"
+
 HOLDS = {
     "server": "against all but the server, which adds the noise",
     "sum": "against the server and at most max-colluding nodes that help it",
@@ -37,7 +48,7 @@ class _Answer:
     Attributes:
         epsilon: The budget.
         noise_multiplier: The noise.
-        facts: What the epsilon means, by name.
+        facts: What the epsilon means and does not cover, by name.
     """
 
     epsilon: float
@@ -97,7 +108,7 @@ def dp(
         return
     numbers = {"noise multiplier": answer.noise_multiplier, "epsilon": answer.epsilon, "delta": delta}
     shown = {name: _shown(value) for name, value in numbers.items()}
-    for name, text in {**shown, **answer.facts, "not covered": NOT_COVERED}.items():
+    for name, text in {**shown, **answer.facts}.items():
         out.print(f"{name:<18}{text}", markup=False)
 
 
@@ -116,10 +127,11 @@ def _for_records(
         epsilon=record_epsilon(noise, rate, steps, delta) if epsilon is None else epsilon,
         noise_multiplier=noise,
         facts={
-            "unit": "one record of a client, added or removed",
+            "unit": "one record of a client, present or without effect; the number of records is public",
             "holds": "against all, also the server, for all messages of the client in the run",
             "horizon": f"{steps} steps on Poisson batches with sample rate {rate:.4g}",
             "accountant": "privacy loss distributions" if rate < 1 else "Gaussian mechanism, exact",
+            "not covered": f"{NOT_COVERED}; {REPEATED}",
         },
     )
 
@@ -141,10 +153,11 @@ def _for_clients(
         epsilon=client_epsilon(multiplier, rounds, delta, where) if epsilon is None else epsilon,
         noise_multiplier=multiplier,
         facts={
-            "unit": "all that a client contributes, added or removed",
+            "unit": "all that a client contributes, or nothing; the number of clients is public",
             "holds": HOLDS[noise],
             "horizon": f"{rounds} rounds in which the client takes part",
             "accountant": "zero-concentrated privacy" if noise == "sum" else "Gaussian mechanism, exact",
+            "not covered": "; ".join(filter(None, (NOT_COVERED, REPEATED, OWN_MODEL, TRUSTED[noise]))),
         },
     )
 
@@ -172,7 +185,7 @@ def _print_spent(path: Path, delta: float, *, as_json: bool) -> None:
     if rows:
         largest = [max(values) for values in zip(*((r.record_epsilon, r.client_epsilon) for r in rows), strict=True)]
         out.print(f"largest of all clients: {_shown(largest[0])} for a record, {_shown(largest[1])} for the client")
-    out.print(f"delta {delta:g}; neighbours: one record, or one client, added or removed", markup=False)
+    out.print(f"delta {delta:g}; neighbours: one record, or one client, present or without effect", markup=False)
     if any(row.replaces for row in rows):
         out.print("descriptors: one record replaced; this bounds a removed one, too, if the number of records is known")
     out.print(f"bounded by nothing: no noise; server: noise that the server adds; not covered: {NOT_COVERED}")

@@ -32,7 +32,8 @@ def run_dp_audit(
 ) -> None:
     """Play a membership game on noisy steps and compare its lower bound with the stated epsilon.
 
-    Exit code 1 if the bound is above the stated epsilon: then the noise or its accounting is wrong.
+    It checks the noisy steps and their accounting, not preprocessing, metrics, rounds or private classifiers. Exit code
+    1 if the bound is above the stated epsilon: then the noise or its accounting is wrong.
     """
     from hyperfl_flwr.audit.membership import BROKEN, Game, lower_bound, play
     from hyperfl_flwr.privacy.accounting import record_noise

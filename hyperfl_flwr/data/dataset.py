@@ -55,6 +55,8 @@ class Dataset:
         test_samples: Recommended number of test samples per client; None for no limit.
         client_ids: The id of each client 0..N-1 in `clients`; None without client ids.
         classes: Names of the classes 0..K-1; None if they are unknown.
+        own_statistics: True if `mean` and `std` are those of a single owner's samples, so that each of them moves all
+            normalised samples.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Dataset:
     test_samples: int | None
     client_ids: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
+    own_statistics: bool = False
 
 
 def split_train_test(groups: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.core.errors import ConfigError, DataError, RefusalError
 from hyperfl_flwr.data.dataset import Dataset
 
 NPZ_PREFIX = "npz:"
@@ -174,7 +174,7 @@ def agreed(dataset: Dataset, sample_format: SampleFormat) -> Dataset:
     if mean_and_std is None and sample_format.has_owner and len(dataset.input_shape) == 3:
         mean_and_std = HALF
     if mean_and_std is None:
-        return dataset
+        return replace(dataset, own_statistics=sample_format.has_owner)
     count = dataset.input_shape[0]
     if len(mean_and_std[0]) not in (1, count):
         raise DataError(
@@ -182,6 +182,24 @@ def agreed(dataset: Dataset, sample_format: SampleFormat) -> Dataset:
         )
     mean, std = (values * count if len(values) == 1 else values for values in mean_and_std)
     return replace(dataset, mean=mean, std=std)
+
+
+def refuse_own_statistics(*, own_statistics: bool) -> None:
+    """Refuse to protect single records that are normalised by statistics of their owner's records.
+
+    Args:
+        own_statistics: Whether they are, see `Dataset.own_statistics`.
+
+    Raises:
+        RefusalError: If they are.
+    """
+    if own_statistics:
+        raise RefusalError(
+            "data.normalisation must not be auto where noise protects single records (dp.epsilon, or epsilon of a "
+            "descriptor) of feature vectors: auto is the mean and standard deviation of the node's own records, so one "
+            "record would move all others; set it to numbers that are public, MEAN/STD, for all features or for each, "
+            "for example 0/1 if the owners scale their features"
+        )
 
 
 def _named(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:

@@ -17,6 +17,9 @@ FEW_SAMPLES = 8
 ENOUGH_NOISE = 0.03
 """Smallest noise multiplier at which they have reconstructed none, with any prior."""
 
+LARGEST_EPSILON = 10.0
+"""Largest `dp.epsilon` at which noisy steps count as protection; a larger one adds little noise."""
+
 
 def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
     """Return the warnings for a run in which images can be reconstructed from uploads; usually none.
@@ -43,12 +46,13 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
 def is_protected(config: RunConfig) -> bool:
     """Return whether noise keeps the server from reconstructing images: that of the steps, or that of the uploads.
 
-    Noise that the server adds does not. In a secure sum, the noise is measured against one client's upload.
+    Noisy steps do with an epsilon of at most 10. Noise that the server adds does not. In a secure sum, the noise is
+    measured against one client's upload.
     """
-    privacy = config.privacy
+    privacy, by_steps = config.privacy, 0 < config.dp.epsilon <= LARGEST_EPSILON
     if privacy.noise == "server":
-        return config.dp.epsilon > 0
-    return config.dp.epsilon > 0 or (privacy.clip_norm > 0 and privacy.noise_multiplier >= ENOUGH_NOISE)
+        return by_steps
+    return by_steps or (privacy.clip_norm > 0 and privacy.noise_multiplier >= ENOUGH_NOISE)
 
 
 def _leaks_of_sums(config: RunConfig, samples: Sequence[int], attack: str) -> list[str]:

@@ -10,7 +10,10 @@ The mechanisms of this project and how they are composed:
   rho = R / (2 z^2) (Canonne, Kamath, Steinke, NeurIPS 2020, theorem 4; Kairouz, Liu, Steinke, ICML 2021, for sums),
   which `dp_accounting` converts to epsilon. Together with noisy steps, both are composed as Rényi privacy.
 
-Two data sets are neighbours if one has a record, or a client, that the other lacks.
+Two data sets are neighbours if they differ in one record, which is present in one and has no effect in the other
+("zero-out"): the number of records n is the same and public, and sample rate, number of steps and noise follow from it.
+The accountants' dominating pairs for a record added or removed are those of this relation. For whole clients, one
+client contributes in one run and nothing in the other; the number of clients is public.
 """
 
 import math

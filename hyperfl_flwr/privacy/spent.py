@@ -1,9 +1,17 @@
 """Sum up a privacy record: what each client's uploads have spent in each run, and in all runs together."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperfl_flwr.privacy.budget import NOTHING, RecordedRelease, counted_epsilon, epsilon_of
+from hyperfl_flwr.privacy.budget import (
+    NOTHING,
+    PrivacyBudget,
+    RecordedRelease,
+    counted_epsilon,
+    epsilon_of,
+    read_record,
+)
 
 WEAKEST_FIRST = (NOTHING, "server", "nodes", "client")
 """What bounds a release, see `Release.bounded_by`, from the weakest to the strongest."""
@@ -64,3 +72,20 @@ def spent(record: Sequence[RecordedRelease], delta: float) -> list[Spent]:
                 )
             )
     return rows
+
+
+def noisy_steps(budget: PrivacyBudget) -> int:
+    """Return the number of noisy steps of one client in one run so far: also those of repeated rounds.
+
+    Raises:
+        StateError: If the record cannot be read, or a line of the client is damaged.
+    """
+    # How a line goes on after its time, see `RecordedRelease.line`: parsing all of a long record would take seconds.
+    mark = f'"experiment": {json.dumps(budget.experiment)}, "client": {budget.client}, '.encode()
+    try:
+        lines = [RecordedRelease.of(line) for line in budget.path.read_bytes().splitlines() if mark in line]
+    except (OSError, ValueError):
+        read_record(budget.path)  # raises the error with the number of the line
+        raise
+    releases = (line.release for line in lines)
+    return sum(release.steps for release in releases if release and release.mechanism == "sampled-gaussian")

@@ -71,10 +71,23 @@ def with_nodes(old: Mapping[str, Any], roster: Roster) -> dict[str, Any]:
 
 
 def resumed(
-    old: Mapping[str, Any], settings: Mapping[str, Scalar], resolved: Mapping[str, Any], roster: Roster
+    old: Mapping[str, Any],
+    settings: Mapping[str, Scalar],
+    resolved: Mapping[str, Any],
+    roster: Roster,
+    *,
+    repeated_rounds: int,
 ) -> dict[str, Any]:
-    """Return the manifest of a resumed run: the old one with the new settings, versions, code and hardware."""
-    history = [*old.get("resumed", []), _circumstances()]
+    """Return the manifest of a resumed run: the old one with the new settings, versions, code and hardware.
+
+    Args:
+        old: The manifest before.
+        settings: The requested settings.
+        resolved: The value that replaces each `auto`.
+        roster: The nodes of the run.
+        repeated_rounds: Number of rounds that had begun and are repeated.
+    """
+    history = [*old.get("resumed", []), {**_circumstances(), "repeated_rounds": repeated_rounds}]
     began = {"status": "running", "problem": "", "end": None, "resumed": history}
     given = {"settings": dict(settings), "resolved": dict(resolved)}
     # Manifests of earlier versions lack `present_at_start`.

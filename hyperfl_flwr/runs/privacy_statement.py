@@ -10,7 +10,7 @@ from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
 from hyperfl_flwr.runs.releases import read_releases
-from hyperfl_flwr.runs.run_directory import trained_settings
+from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 
 ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum": "zero-concentrated"}
 """Accountants of the client level, by where the noise is added; see `hyperfl_flwr.privacy.accounting`."""
@@ -19,6 +19,9 @@ RECORD_ACCOUNTANT = "privacy loss distributions"
 
 NEVER_COVERED = ("metrics and numbers of samples", "who takes part, failures and times")
 """What no noise of this project covers."""
+
+REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
+"""What the epsilon of records does not cover where clients do not report their noisy steps."""
 
 WITHOUT_HEADS = ("fedavg", "fedprox")
 """Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
@@ -36,7 +39,7 @@ class PrivacyStatement:
             client with the fewest samples, None if no numbers of samples are known.
         clip_norm: The clipping norm.
         accountant: Name of the method that computes epsilon.
-        horizon: Number of releases so far (client), or of rounds of the run (record).
+        horizon: Number of releases so far (client), or of rounds of the run, with repeated ones (record).
         crowd: Least number of honest clients in a sum that had the noise; None at record level.
         not_covered: What epsilon says nothing about.
         reason: Why no epsilon holds; None if one does.
@@ -67,7 +70,7 @@ class PrivacyStatement:
         settings = default_settings() | trained_settings(manifest)
         if settings["privacy.unit"] == "client":
             return _of_clients(run, settings)
-        return _of_records(manifest, settings) if settings["dp.epsilon"] else _of_none(settings)
+        return _of_records(run, manifest, settings) if settings["dp.epsilon"] else _of_none(settings)
 
     def entry(self) -> dict[str, Any]:
         """Return the entry of summary.json."""
@@ -123,29 +126,87 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
     )
 
 
-def _of_records(manifest: Mapping[str, Any], settings: Mapping[str, Scalar]) -> PrivacyStatement:
-    rounds, delta, target = int(settings["num-rounds"]), float(settings["dp.delta"]), float(settings["dp.epsilon"])
-    noise, epsilon = None, target  # every client computes its noise for this epsilon
+def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, Scalar]) -> PrivacyStatement:
+    plan = _Plan.of(settings)
+    rounds = plan.rounds + sum(entry.get("repeated_rounds", 0) for entry in manifest.get("resumed", []))
+    reported, examples = _reported_steps(run)
     counts = manifest.get("label_counts", {}).get("train", [])[: int(settings["num-clients"])]
-    if samples := min(map(sum, counts), default=0):
-        batch = int(settings["batch-size"])
-        rate, steps = min(1.0, batch / samples), rounds * int(settings["local-epochs"]) * -(-samples // batch)
-        noise = record_noise(target, delta, rate, steps)
-        epsilon = record_epsilon(noise, rate, steps, delta)
-    reason = None
+    sizes = dict(enumerate(map(sum, counts))) | examples
+    # A client that has not reported in the last round may have taken part in all rounds, and in repeated ones.
+    steps = {client: reported.get(client, rounds * plan.steps_of(size)) for client, size in sizes.items()}
+    reason, epsilon = None, plan.epsilon  # every client computes its noise for this epsilon
+    for size, taken in {(size, steps[client]) for client, size in sizes.items()}:
+        epsilon = max(epsilon, plan.spent(size, taken))
+    if not math.isfinite(epsilon):
+        reason = "repeated rounds have taken so many more noisy steps than planned that no useful epsilon is left"
+    elif not sizes and rounds > plan.rounds:
+        reason = (
+            f"{rounds - plan.rounds} rounds were repeated with other noise, and the clients' numbers of samples are "
+            f"not known here; the nodes' records have what was spent (hyperfl dp --spent)"
+        )
     if settings["dp.heads"] == "published" and settings["method"] not in WITHOUT_HEADS:
         reason = (
             "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of "
             "all other records, which are clipped one by one"
         )
+    is_counted = bool(reported) and reported.keys() == sizes.keys()
     return PrivacyStatement(
         unit="record",
         epsilon=None if reason else epsilon,
-        delta=delta,
-        noise_multiplier=noise,
+        delta=plan.delta,
+        noise_multiplier=plan.noise(min(sizes.values())) if sizes else None,
         clip_norm=float(settings["dp.clip-norm"]),
         accountant=RECORD_ACCOUNTANT,
         horizon=rounds,
-        not_covered=NEVER_COVERED,
+        not_covered=(*NEVER_COVERED, *(() if is_counted else (REPEATED,))),
         reason=reason,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What a run with noisy steps was planned for; `epsilon` and `delta` are those of each client."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+    epochs: int
+    batch: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Scalar]) -> "_Plan":
+        return cls(
+            epsilon=float(settings["dp.epsilon"]),
+            delta=float(settings["dp.delta"]),
+            rounds=int(settings["num-rounds"]),
+            epochs=int(settings["local-epochs"]),
+            batch=int(settings["batch-size"]),
+        )
+
+    def steps_of(self, size: int) -> int:
+        """Return the number of steps in a round of a client with some number of samples."""
+        return self.epochs * -(-size // self.batch)
+
+    def noise(self, size: int) -> float:
+        """Return the noise multiplier of such a client."""
+        return record_noise(self.epsilon, self.delta, min(1.0, self.batch / size), self.rounds * self.steps_of(size))
+
+    def spent(self, size: int, steps: int) -> float:
+        """Return the epsilon of such a client's steps, at least the planned one."""
+        if steps <= self.rounds * self.steps_of(size):
+            return self.epsilon
+        return max(self.epsilon, record_epsilon(self.noise(size), min(1.0, self.batch / size), steps, self.delta))
+
+
+def _reported_steps(run: Path) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the noisy steps that clients have reported in the last round, and all known numbers of samples."""
+    reported: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for record in read_metrics(run):
+        if record["kind"] == "train":
+            reported = {}
+        elif record["kind"] == "client":
+            sizes[record["client"]] = record["num_examples"]
+            if math.isfinite(steps := record.get("private_steps", math.inf)):
+                reported[record["client"]] = int(steps)
+    return reported, sizes

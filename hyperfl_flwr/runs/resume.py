@@ -10,7 +10,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.runs.novel_results import FILE
-from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, trained_settings
+from hyperfl_flwr.runs.run_directory import is_simulation, read_manifest, read_metrics, trained_settings
 
 
 def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> int:
@@ -40,6 +40,17 @@ def resume_round(config: RunConfig, in_use: RunConfig, *, keeps_state: bool) -> 
                 _check_states(path / "clients", str(manifest["experiment"]), progress)
             return number
     return 0
+
+
+def begun_rounds(path: Path, manifest: Mapping[str, Any]) -> int:
+    """Return the number of rounds that a run may have begun, of which the last one need not be recorded.
+
+    Args:
+        path: The run's folder.
+        manifest: Its manifest.
+    """
+    recorded = max((record["round"] for record in read_metrics(path) if record["kind"] == "train"), default=0)
+    return min(recorded + 1, int(manifest["settings"]["num-rounds"]))
 
 
 def _is_to_assess(path: Path, settings: Mapping[str, Scalar], config: RunConfig) -> bool:

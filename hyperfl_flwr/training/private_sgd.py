@@ -3,12 +3,15 @@
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Differential Privacy", CCS 2016, algorithm
 1. A step draws a Poisson batch S, which has every sample with probability q, independently, and takes
 
-    g = [ sum_{x in S} g_x min(1, C / |g_x|) + N(0, sigma^2 C^2 I) ] / (q n)
+    g = [ sum_{x in S} g_x min(1, C / |g_x|) + N(0, sigma^2 C^2 I) ] / B
 
-as its gradient, where g_x is the gradient of one sample's loss over all parameters that are trained with noise, and q n
-is the expected size of a batch. Adding or removing a sample moves the sum by at most C. What follows, force and pull,
-weight decay and momentum, does not depend on samples, and neither does the number of steps. An empty batch is a step,
-too.
+as its gradient, where g_x is the gradient of one sample's loss over all parameters that are trained with noise, and B
+is the setting `batch-size`, also for a client with fewer samples.
+
+Two data sets are neighbours if they differ in one record, which is present in one and has no effect in the other: its
+gradient is zero ("zero-out"). Their number of records n is the same and public. The probability q = min(1, B / n), the
+number of steps and the noise multiplier sigma follow from n. One record moves the sum by at most C. What follows, force
+and pull, weight decay and momentum, does not depend on samples. An empty batch is a step, too.
 
 Batches, noise, augmentation and dropout take their random numbers from the operating system: a run's seed is known to
 the server, and all of them must be unknown for the bound to hold. Two equal runs therefore differ. The noise consists
@@ -30,13 +33,17 @@ from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, add_forces, new_optimiser, run_epochs
 from hyperfl_flwr.training.per_example import PerExampleGradients
 
+CLIP_NORMS = (1e-6, 1e6)
+"""Clipping norms for which float32 represents clipped gradients and noise with all its digits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepNoise:
     """Clipping and noise of each step.
 
     Attributes:
-        clip_norm: Clipping norm C of one sample's gradient over all parameters that are trained with noise, above 0.
+        clip_norm: Clipping norm C of one sample's gradient over all parameters that are trained with noise,
+            in the range `CLIP_NORMS`.
         noise_multiplier: Standard deviation sigma of the noise on the sum of a batch, in units of C; at least 0.
     """
 
@@ -49,10 +56,11 @@ class StepNoise:
         Raises:
             ValueError: If a number is out of range.
         """
-        if not (self.clip_norm > 0 and self.noise_multiplier >= 0):
+        low, high = CLIP_NORMS
+        if not (low <= self.clip_norm <= high and 0 <= self.noise_multiplier < math.inf):
             raise ValueError(
-                f"clip_norm must be above 0 and noise_multiplier at least 0, got {self.clip_norm} and "
-                f"{self.noise_multiplier}"
+                f"clip_norm must be from {low:g} to {high:g}, and noise_multiplier at least 0 and finite, got "
+                f"{self.clip_norm} and {self.noise_multiplier}"
             )
 
 
@@ -121,7 +129,8 @@ def train_private_epochs(
         sets: The parameters to train with noise. Their gradients are clipped together, by `noise.clip_norm` instead of
             the sets' own clipping norms.
         data: The client's training samples, at least one.
-        epochs: Length and settings of the training; `epochs.batch_size` is the expected size of a batch.
+        epochs: Length and settings of the training; `epochs.batch_size` is B, the expected size of a batch if
+            there are at least as many samples.
         noise: Clipping and noise.
         companions: Parameters of the network that are trained in the same steps.
 
@@ -132,11 +141,9 @@ def train_private_epochs(
     seed_dropout([network], torch.Generator().manual_seed(int(own.integers(2**63))))
     parameters = [parameter for part in sets for parameter in part.parameters]
     gradients = PerExampleGradients(network, parameters, data.train_images[:1])
-    size = len(data.train_labels)
-    expected = sample_rate(size, epochs.batch_size) * size
     optimiser = new_optimiser([*sets, *(companion.part for companion in companions)], epochs)
 
-    taken = 0
+    taken, size = 0, epochs.batch_size  # not that of a batch, which is private
 
     def mean(losses: Tensor) -> Tensor:
         # A loss that is not finite counts as zero, as the sample's gradient does.
@@ -147,9 +154,9 @@ def train_private_epochs(
         taken += 1
         for companion in companions:
             if companion.like is None:
-                _assign(companion.part.parameters, _plain(network, companion.part.parameters, images, labels), expected)
+                _assign(companion.part.parameters, _plain(network, companion.part.parameters, images, labels), size)
         found = gradients.clipped_sums(images, labels, noise.clip_norm)
-        _assign(parameters, _noised(found.sums, noise), expected)
+        _assign(parameters, _noised(found.sums, noise), size)
         for companion in companions:
             if companion.like is not None:
                 for parameter, like in zip(companion.part.parameters, companion.like, strict=True):
@@ -186,6 +193,6 @@ def _plain(network: nn.Module, parameters: Sequence[Tensor], images: Tensor, lab
     return torch.autograd.grad(loss, list(parameters))
 
 
-def _assign(parameters: Sequence[Tensor], sums: Sequence[Tensor], expected: float) -> None:
+def _assign(parameters: Sequence[Tensor], sums: Sequence[Tensor], batch_size: int) -> None:
     for parameter, total in zip(parameters, sums, strict=True):
-        parameter.grad = total / expected
+        parameter.grad = total / batch_size

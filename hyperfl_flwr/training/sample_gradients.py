@@ -7,6 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_SAFE = (1e-12, 1e12)
+"""Norms that float32 computes correctly: squares of values that matter neither under- nor overflow."""
+
 
 class Part(Protocol):
     """Gradients of some parameters, sample by sample."""
@@ -22,7 +25,7 @@ class Part(Protocol):
         """Return the part of the samples with a True in `rows` [B]."""
 
     def sums(self, scale: Tensor) -> dict[int, Tensor]:
-        """Return the sums of the gradients times `scale` [B], float64, by the parameter's number."""
+        """Return the sums of the gradients times `scale` [B] (float64), by the parameter's number."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,20 @@ class Explicit:
 
     def squared_norms(self) -> Tensor:
         """Return each sample's squared norm [B], float64."""
-        norms = [torch.linalg.vector_norm(_rows(each)[0], dim=1) for each in self.gradients.values()]
-        return torch.stack(norms).double().square().sum(0)
+        return torch.stack([_norms(_rows(each)[0]) for each in self.gradients.values()]).square().sum(0)
 
     def only(self, rows: Tensor) -> "Explicit":
         """Return the part of the samples with a True in `rows` [B]."""
         return Explicit({number: gradient[rows] for number, gradient in self.gradients.items()})
 
     def sums(self, scale: Tensor) -> dict[int, Tensor]:
-        """Return the sums of the gradients times `scale` [B], float64, by the parameter's number."""
+        """Return the sums of the gradients times `scale` [B] (float64), by the parameter's number."""
         found = {}
         for number, gradient in self.gradients.items():
             rows, order = _rows(gradient)
-            total = (scale.to(rows) @ rows).reshape([gradient.shape[1 + dim] for dim in order])
+            # A scale below the normal numbers of float32 has few digits there, and could be rounded up by half.
+            exact = rows.double() if (scale < torch.finfo(rows.dtype).tiny).any() else rows
+            total = (scale.to(exact) @ exact).to(rows).reshape([gradient.shape[1 + dim] for dim in order])
             found[number] = total.permute([order.index(dim) for dim in range(len(order))])
         return found
 
@@ -87,10 +91,16 @@ class Factored:
         return Factored(self.inputs[rows], self.outputs[rows], self.weight, self.bias)
 
     def sums(self, scale: Tensor) -> dict[int, Tensor]:
-        """Return the sums of the gradients times `scale` [B], float64, by the parameter's number."""
-        scaled = self.outputs * scale.to(self.outputs)[:, None]
-        found = {} if self.weight is None else {self.weight: scaled.T @ self.inputs}
-        return found if self.bias is None else found | {self.bias: scaled.sum(0)}
+        """Return the sums of the gradients times `scale` [B] (float64), by the parameter's number."""
+        scaled, found = self.outputs.double() * scale[:, None], {}
+        if self.weight is not None:
+            # Inputs of at most 1: otherwise large inputs enlarge the rounding of outputs that are scaled to almost 0.
+            largest = self.inputs.abs().amax(1, keepdim=True)
+            largest = torch.where(largest > 0, largest, 1)
+            found[self.weight] = (scaled * largest).to(self.outputs).T @ (self.inputs / largest)
+        if self.bias is not None:
+            found[self.bias] = scaled.to(self.outputs).sum(0)
+        return found
 
 
 def _rows(gradients: Tensor) -> tuple[Tensor, list[int]]:
@@ -100,6 +110,15 @@ def _rows(gradients: Tensor) -> tuple[Tensor, list[int]]:
     """
     order = sorted(range(gradients.ndim - 1), key=lambda dim: -gradients.stride(1 + dim))
     return gradients.permute(0, *(1 + dim for dim in order)).reshape(len(gradients), -1), order
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Return the norms of rows [B, P], float64; in float32 the squares of very small values would be 0."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
+    doubtful = ~((norms > _SAFE[0]) & (norms < _SAFE[1]))
+    if doubtful.any():  # in float64, which takes longer
+        norms[doubtful] = torch.linalg.vector_norm(rows[doubtful], dim=1, dtype=torch.float64)
+    return norms
 
 
 def clipped(parts: Sequence[Part], clip_norm: float) -> list[Tensor]:

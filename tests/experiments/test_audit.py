@@ -184,7 +184,8 @@ def test_the_owner_is_warned_of_tiny_clients_and_of_nothing_else() -> None:
     assert warned([1], method="hyperfl", **noise, **{"privacy.unit": "client"}) == []
     from_server = {**noise, "privacy.unit": "client", "privacy.noise": "server"}
     assert warned([1], method="hyperfl", **from_server)  # the server sees the uploads without noise
-    assert warned([1], method="fedavg", **{"dp.epsilon": 4.0}) == []
+    for epsilon, number in ((4.0, 0), (10.0, 0), (10.1, 1), (400.0, 1)):  # much epsilon is little noise
+        assert len(warned([1], method="fedavg", **{"dp.epsilon": epsilon})) == number
 
 
 def test_chosen_attacks_are_those_of_the_method() -> None:

@@ -1,6 +1,7 @@
 """IT-PFL-HN's two phases: what they compute and what each client is sent."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from federations import (
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
+from clients.engine.context import client_setting
 from clients.it_pfl import ITPFLClient
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
@@ -242,6 +247,27 @@ def test_a_client_that_cannot_be_described_is_left_out_and_asked_again(
     arrays, progress = last_checkpoint(run)
     assert arrays["server/described"].tolist() == [1] * NUM_CLIENTS
     assert progress.versions == dict.fromkeys(range(NUM_CLIENTS), 3)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_noise_refuses_statistics_of_the_owners_records(
+    own: bool, make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """One record would move the normalised features of all others, more than the noise is made for."""
+    config = resolved(RunConfig.from_flat(make_settings("it-pfl", **{"novel.clients": 1, "it-pfl.pooling": "mean"})))
+    data, state = load_federated_data(config.data_settings()), PrivateState(tmp_path, "0" * 16, NUM_CLIENTS)
+    setting = client_setting(config, data, NUM_CLIENTS, torch.device("cpu"), state)
+    client = ITPFLClient(replace(setting, own_statistics=own))
+    encoder = {
+        f"encoder/{name}": np.full(tuple(value.shape), 0.1, np.float32)
+        for name, value in client.groups["encoder"].state_dict().items()
+    }
+    assert client.describe(encoder, QuerySpec())[1] == 40
+    if not own:
+        assert client.describe(encoder, QuerySpec(epsilon=1.0, delta=1e-5))[1] == 40
+        return
+    with pytest.raises(RefusalError, match=r"data\.normalisation must not be auto where noise protects single records"):
+        client.describe(encoder, QuerySpec(epsilon=1.0, delta=1e-5))
 
 
 def test_a_method_without_an_encoder_describes_nothing(make_settings: Callable[..., Settings]) -> None:

@@ -1,13 +1,26 @@
 """Runs with differential privacy of single records: training, releases, and what is refused."""
 
+import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from federations import NUM_CLIENTS, Federate, Settings, last_checkpoint, metrics, plain_grid, small_settings
+from federations import (
+    NUM_CLIENTS,
+    Federate,
+    KilledError,
+    KilledGrid,
+    RepeatingGrid,
+    Settings,
+    last_checkpoint,
+    metrics,
+    plain_grid,
+    small_settings,
+)
 
 from clients.engine.context import client_setting
 from clients.fedavg import FedAvgClient
@@ -21,7 +34,9 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
-from hyperfl_flwr.privacy.budget import PrivacyBudget, Release
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, Release, read_record
+from hyperfl_flwr.privacy.spent import spent
+from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.run_directory import settings_of
 
 NOISY: dict[str, Any] = {"dp.epsilon": 8.0, "target": "mlp"}
@@ -50,7 +65,9 @@ def test_a_run_takes_the_stated_steps(method: str, heads: str, federate: Federat
     run = federate(method, **NOISY, **{"dp.heads": heads})
     rows = [row for row in metrics(run) if row["kind"] == "client"]
     assert len(rows) == 2 * NUM_CLIENTS
-    assert {row["private_steps"] for row in rows} == {2}
+    # All steps so far; only those of the round if nothing bounds what they release.
+    so_far = 2 if heads == "published" and client_of(method).private else 4
+    assert {(row["round"], row["private_steps"]) for row in rows} == {(1, 2), (2, so_far)}
     assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
     plain = federate(method, target="mlp")
     assert not any("private_steps" in row for row in metrics(plain))
@@ -110,6 +127,16 @@ def test_without_noise_nothing_is_released_and_training_is_plain(tmp_path: Path)
     assert one.step_noise() is None
 
 
+@pytest.mark.parametrize("clip_norm", [1e-33, 9e-7, 1.1e6])
+def test_a_client_refuses_a_clipping_norm_beyond_float32(clip_norm: float, tmp_path: Path) -> None:
+    """The server chooses the norm; the noise, a multiple of it, must not vanish."""
+    config = resolved(RunConfig.from_flat(small_settings(method="fedavg", **NOISY, **{"dp.clip-norm": clip_norm})))
+    one = member(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"dp\.clip-norm must be from 1e-06 to 1e\+06, got .*; take about 1") as found:
+        one.fit([value.numpy() for value in _initial(one).values()], {"round": 1, "version": 0, "kept-version": 0})
+    assert found.value.public == str(found.value)
+
+
 class Forgetful(FedAvgClient):
     """Replaces the training, without noisy steps."""
 
@@ -156,6 +183,40 @@ def test_more_rounds_are_refused(federate: Federate) -> None:
     flat = settings_of(run) | {"resume": str(run), "num-rounds": 2}
     with pytest.raises(RunDirectoryError, match=r"num-rounds was 1, now 2; with dp\.epsilon it must stay"):
         run_server(plain_grid(2, flat), RunConfig.from_flat(flat))
+
+
+def spent_of(run: Path) -> float:
+    """Return the largest epsilon that the record of a simulation's clients has."""
+    rows = spent(read_record(run / "clients" / FILE), 1e-5)
+    return max(row.record_epsilon for row in rows if not row.experiment)
+
+
+def stated(run: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = json.loads((run / "summary.json").read_text())["privacy"]
+    return entry
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_repeated_rounds_are_stated(method: str, federate: Federate) -> None:
+    """Rounds 2 to 4 of 4 run twice: the epsilon is that of all noisy steps, as in the clients' record."""
+    plan: dict[str, Any] = {**NOISY, "num_rounds": 4, "checkpoint-every": 4, "num_clients": 2}
+    straight = federate(method, **plan)
+    assert stated(straight)["epsilon"] == 8.0 >= spent_of(straight)
+    killed = straight.parent / "killed"
+    with pytest.raises(KilledError):
+        federate(method, grid=partial(KilledGrid, in_round=4), **plan, output=str(killed))
+    resumed = federate(method, **plan, output=str(killed), resume=str(killed))
+    entry = stated(resumed)
+    assert entry["horizon"] == 8
+    assert entry["epsilon"] == pytest.approx(spent_of(resumed), rel=1e-6)
+    assert entry["epsilon"] > 8.5
+    assert "epsilon 8.00" not in statement_text(entry)
+
+
+def test_messages_that_are_delivered_twice_are_stated(federate: Federate) -> None:
+    run = federate("fedavg", grid=RepeatingGrid, **NOISY)
+    assert stated(run)["epsilon"] == pytest.approx(spent_of(run), rel=1e-6)
+    assert stated(run)["epsilon"] > 8.5
 
 
 def test_noisy_steps_in_secure_sums(federate: Federate) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from PIL import Image
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.audit.record_round import recorded_round
-from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import RunDirectoryError
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError
 from hyperfl_flwr.data.federated_data import load_local_data
 from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.launch.tensorboard import write_event_files
@@ -224,3 +225,52 @@ def test_sizes_per_client_are_upper_limits(make_settings: Callable[..., Settings
     validated = load_local_data(own_settings(make_settings, folders[0], **held).data_settings(), 1)
     assert (len(validated.train_indices(1)), len(validated.test_indices(1))) == (24, 8)
     assert not set(validated.train_indices(1)) & set(validated.test_indices(1))
+
+
+FEATURES: dict[str, Any] = {
+    "num_clients": 2, "data.train-samples": "auto", "data.test-samples": "auto", "min-nodes": 2, "node-timeout": 1.0,
+    "dataset": "mnist", "data-root": "/nowhere", "target": "mlp", "dp.epsilon": 8.0,
+}  # fmt: skip
+
+
+def write_features(folder: Path) -> list[str]:
+    """Write scikit-learn's digits as the feature vectors of two owners; return their `data` settings."""
+    digits = load_dataset("digits").train
+    for number in range(2):
+        part = slice(number * 80, number * 80 + 80)
+        features = digits.images[part].reshape(80, -1).astype(np.float32)
+        np.savez(folder / f"owner-{number}.npz", features=features, labels=digits.labels[part])
+    return [f"npz:{folder / f'owner-{number}.npz'}" for number in range(2)]
+
+
+def test_noisy_steps_refuse_statistics_of_the_owners_records(federate: Federate, tmp_path: Path) -> None:
+    """One record would move the mean and standard deviation by which all others are normalised."""
+    grids: list[OwnersGrid] = []
+    make = owners(write_features(tmp_path), tmp_path / "states", grids)
+    with pytest.raises(HyperFLError, match=r"data\.normalisation must not be auto where noise protects single records"):
+        federate("fedavg", 2, grid=make, **FEATURES)
+    for public in ("0/1", ",".join(["0.5"] * 64) + "/" + ",".join(["2"] * 64)):
+        run = federate("fedavg", 2, grid=make, **FEATURES, **{"data.normalisation": public})
+        assert json.loads((run / "summary.json").read_text())["privacy"]["epsilon"] == 8.0
+    federate("fedavg", 2, grid=make, **FEATURES | {"dp.epsilon": 0.0})
+
+
+def test_one_record_changes_no_other_with_public_numbers(tmp_path: Path) -> None:
+    """With the owner's statistics it changes all of them; images are always mapped to [-1, 1]."""
+    rng = np.random.default_rng(0)
+    for kind, samples in (("features", rng.normal(size=(20, 6))), ("images", rng.random((20, 8, 8)))):
+        moved = {}
+        for public in ("auto", "0/1"):
+            found = []
+            for first in (0.0, 1.0):
+                changed = np.concatenate([np.full_like(samples[:1], first), samples[1:]])
+                held = {kind: changed, "labels": np.arange(20) % 4}
+                np.savez(tmp_path / "one.npz", **held, **{f"test_{key}": each[:4] for key, each in held.items()})
+                flat = {"dataset": f"npz:{tmp_path / 'one.npz'}", "data.normalisation": public}
+                settings = RunConfig.from_flat(default_settings() | flat).data_settings()
+                sample_format = replace(settings.sample_format, has_owner=True)
+                data = load_local_data(replace(settings, sample_format=sample_format), 0)
+                assert data.dataset.own_statistics == (kind == "features" and public == "auto")
+                found.append(data.client(0).train_images)
+            moved[public] = (found[0] != found[1]).flatten(1).any(1).sum()
+        assert moved == {"auto": 20 if kind == "features" else 1, "0/1": 1}

@@ -169,12 +169,26 @@ def test_a_step_divides_by_the_expected_size_of_a_batch():
         loss = functional.cross_entropy(network(data.train_images), data.train_labels)
         gradient = flat(torch.autograd.grad(loss, part.parameters))
         epochs = Epochs(epochs=1, batch_size=10, steps=1)
-        train_private_epochs(network, [part], data, epochs, StepNoise(clip_norm=1e9, noise_multiplier=0.0))
+        train_private_epochs(network, [part], data, epochs, StepNoise(clip_norm=1e6, noise_multiplier=0.0))
         size = float((before - flat(part.parameters)) @ gradient / gradient.square().sum()) / 1e-4 * 10
         assert size == pytest.approx(round(size), abs=0.05)
         moved.add(round(size))
     assert len(moved) > 1  # all eight sizes are equal with a probability below 1e-5
     assert all(0 <= size <= 40 for size in moved)
+
+
+def test_a_client_with_fewer_samples_than_a_batch_divides_by_the_batch_size():
+    """The divisor is public whatever n is: the mean gradient of 4 samples moves a quarter as far with batches of 16."""
+    data = random_data(4)
+    moved = []
+    for batch_size in (4, 16):
+        network = model()
+        part = ParameterSet(parameters=list(network.parameters()), learning_rate=0.1)
+        before = flat(part.parameters)
+        noise = StepNoise(clip_norm=0.5, noise_multiplier=0.0)
+        train_private_epochs(network, [part], data, Epochs(epochs=1, batch_size=batch_size), noise)
+        moved.append(before - flat(part.parameters))
+    torch.testing.assert_close(moved[0], 4 * moved[1], rtol=1e-3, atol=1e-7)
 
 
 class Blind(nn.Module):
@@ -192,14 +206,14 @@ class Blind(nn.Module):
 
 @pytest.mark.parametrize("number", [12, 1])
 def test_the_noise_of_a_step_has_the_stated_deviation(number):
-    """Sigma C / (q n) in every coordinate of all sets, with the mean 0; also where batches are mostly empty."""
+    """Sigma C / B in every coordinate of all sets, with the mean 0; also where batches are mostly empty."""
     data = Data(torch.zeros(number, 1, 8, 8), torch.zeros(number, dtype=torch.int64))
     network, sigma, clip_norm = Blind(), 1.7, 0.3
     sets = [ParameterSet(parameters=[layer.weight], learning_rate=1.0) for layer in (network.one, network.other)]
     epochs = Epochs(epochs=1, batch_size=1, steps=1)
     noise = StepNoise(clip_norm=clip_norm, noise_multiplier=sigma)
     train_private_epochs(network, sets, data, epochs, noise)
-    z = flat(network.parameters()).double() / (sigma * clip_norm)  # q n = 1
+    z = flat(network.parameters()).double() / (sigma * clip_norm)  # B = 1
     size = len(z)
     assert size == 64 * 300 + 300 * 5
     assert stats.chi2.ppf(RARE, size) < float(z.square().sum()) < stats.chi2.isf(RARE, size)
@@ -348,7 +362,9 @@ def test_with_a_noised_head_all_state_follows_from_the_noisy_gradients(noised_he
     assert (distance < 1e-5) == noised_head
 
 
-@pytest.mark.parametrize(("clip_norm", "noise_multiplier"), [(0.0, 1.0), (1.0, -1.0), (math.nan, 1.0)])
+@pytest.mark.parametrize(
+    ("clip_norm", "noise_multiplier"), [(0.0, 1.0), (9e-7, 1.0), (1.1e6, 1.0), (1.0, -1.0), (math.nan, 1.0)]
+)
 def test_impossible_noise_is_refused(clip_norm, noise_multiplier):
-    with pytest.raises(ValueError, match="clip_norm must be above 0 and noise_multiplier at least 0"):
+    with pytest.raises(ValueError, match=r"clip_norm must be from 1e-06 to 1e\+06, and noise_multiplier at least 0"):
         StepNoise(clip_norm=clip_norm, noise_multiplier=noise_multiplier)

@@ -50,11 +50,23 @@ def test_the_text_says_what_the_epsilon_means(call: Call) -> None:
     assert [line[:18].strip() for line in others] == [
         "epsilon", "delta", "unit", "holds", "horizon", "accountant", "not covered",
     ]  # fmt: skip
-    for text in ("one record of a client", "600 steps", "sample rate 0.08333", "metrics, failures, times"):
+    for text in (
+        "present or without effect; the number of records is public",
+        "rounds that are repeated",
+        "600 steps",
+        "sample rate 0.08333",
+        "metrics, failures, times",
+    ):
         assert text in out
     _, out, _ = call(*CLIENT, "--noise-multiplier", 1, "--noise", "server")
     for text in ("17.86", "all that a client contributes", "all but the server", "10 rounds", "Gaussian mechanism"):
         assert text in out
+    trusted = {"server": "what the server sees", "sum": "more colluding nodes", "local": "own model"}
+    for noise, text in trusted.items():
+        _, out, _ = call(*CLIENT, "--noise-multiplier", 1, "--noise", noise)
+        (line,) = [line for line in out.splitlines() if line.startswith("not covered")]
+        for each in (text, "metrics, failures, times", "rounds that are repeated", "given to others"):
+            assert each in line
 
 
 @pytest.mark.parametrize(

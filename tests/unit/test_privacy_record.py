@@ -26,7 +26,7 @@ from hyperfl_flwr.privacy.budget import (
     epsilon_of,
     read_record,
 )
-from hyperfl_flwr.privacy.spent import spent
+from hyperfl_flwr.privacy.spent import noisy_steps, spent
 
 DELTA = 1e-5
 STEPS = Release(unit="record", mechanism="sampled-gaussian", noise_multiplier=2.0, sample_rate=0.1, steps=50)
@@ -289,3 +289,20 @@ def test_what_was_spent_by_client_and_run(tmp_path: Path) -> None:
     assert rows[0].client_epsilon == math.inf
     assert rows[5].client_epsilon == rows[5].counted_epsilon == epsilon_of([UPLOAD, SUM], "client", DELTA)
     assert rows[6].client_epsilon < rows[6].counted_epsilon == math.inf
+
+
+def test_the_noisy_steps_of_a_client_in_a_run(tmp_path: Path) -> None:
+    """All rounds and repeated ones; not those of other runs, other clients, or other mechanisms."""
+    noisy = Release(unit="record", mechanism="sampled-gaussian", noise_multiplier=1.0, sample_rate=0.1, steps=12)
+    mine = budget(tmp_path, client=1)
+    for number in (1, 2, 2):
+        mine.spend(number, noisy)
+    for other in (budget(tmp_path, client=11), budget(tmp_path, client=1, experiment="aa")):
+        other.spend(1, noisy)
+    mine.spend(0, Release(unit="record", mechanism="gaussian", noise_multiplier=1.0))
+    mine.spend(0, None)
+    assert noisy_steps(mine) == 36
+    with mine.path.open("a") as file:
+        file.write('{"time": "", "experiment": "a", "client": 1, "round": 3}\n')
+    with pytest.raises(StateError, match="line 8 of the privacy record"):
+        noisy_steps(mine)

@@ -9,6 +9,7 @@ import pytest
 from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
+from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
 from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, statement_text
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases, record_release
 
@@ -77,6 +78,57 @@ def test_records(tmp_path: Path, rounds: int, noise: float) -> None:
     assert statement_text(entry).startswith(f"epsilon 4.00 at delta 1e-05 of records over {rounds} rounds; not")
     unknown = statement(tmp_path, **given)
     assert (unknown["epsilon"], unknown["noise_multiplier"]) == (4.0, None)
+
+
+def lines(folder: Path, *rows: tuple[int, int, int, int]) -> None:
+    """Write metrics.jsonl with rows of (round, client, number of samples, noisy steps so far)."""
+    kinds = [{"kind": "train", "round": number} for number in sorted({row[0] for row in rows})]
+    clients = [
+        {"kind": "client", "round": number, "client": client, "num_examples": size, "private_steps": steps}
+        for number, client, size, steps in rows
+    ]
+    found = sorted([*kinds, *clients], key=lambda line: (line["round"], line["kind"] != "train"))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
+
+
+FOUR_ROUNDS: dict[str, Scalar] = {
+    "method": "fedavg", "dp.epsilon": 4.0, "batch-size": 50, "local-epochs": 1, "num-rounds": 4, "num-clients": 2,
+}  # fmt: skip
+
+
+def test_the_largest_number_of_reported_steps_is_stated(tmp_path: Path) -> None:
+    """48 and 44 steps were planned for 600 and 550 samples; the second client has taken twice as many."""
+    lines(tmp_path, (3, 0, 600, 36), (3, 1, 550, 33), (4, 0, 600, 48), (4, 1, 550, 88))
+    entry = statement(tmp_path, **FOUR_ROUNDS)
+    noise = record_noise(4.0, 1e-5, 50 / 550, 44)
+    assert entry["epsilon"] == record_epsilon(noise, 50 / 550, 88, 1e-5) > 5
+    assert entry["noise_multiplier"] == noise
+    assert not any("delivered twice" in each for each in entry["not_covered"])
+    lines(tmp_path, (4, 0, 600, 48), (4, 1, 550, 22))  # a client that has missed rounds
+    assert statement(tmp_path, **FOUR_ROUNDS)["epsilon"] == 4.0
+    lines(tmp_path, (4, 0, 600, 48), (4, 1, 550, 10**9))
+    entry = statement(tmp_path, **FOUR_ROUNDS)
+    assert entry["epsilon"] is None
+    assert "so many more noisy steps" in entry["reason"]
+
+
+def test_repeated_rounds_count_for_clients_that_do_not_report_at_the_end(tmp_path: Path) -> None:
+    """Client 1 was last seen in round 1, and may have taken part in the three rounds that were repeated."""
+    lines(tmp_path, (1, 0, 600, 12), (1, 1, 600, 12), (4, 0, 600, 48))
+    manifest = {"settings": default_settings() | FOUR_ROUNDS, "resolved": {}, "resumed": [{"repeated_rounds": 3}]}
+    entry = PrivacyStatement.of(tmp_path, manifest).entry()
+    assert entry["epsilon"] == record_epsilon(record_noise(4.0, 1e-5, 1 / 12, 48), 1 / 12, 7 * 12, 1e-5) > 5
+    assert entry["horizon"] == 7
+    assert "messages that were delivered twice, which only the nodes count" in statement_text(entry)
+
+
+def test_repeated_rounds_of_unknown_clients_have_no_epsilon(tmp_path: Path) -> None:
+    """Without numbers of samples, as in a deployment with secure sums."""
+    manifest = {"settings": default_settings() | FOUR_ROUNDS, "resolved": {}, "resumed": [{"repeated_rounds": 0}]}
+    assert PrivacyStatement.of(tmp_path, manifest).entry()["epsilon"] == 4.0
+    manifest["resumed"] = [{"repeated_rounds": 1}, {"repeated_rounds": 2}]
+    text = statement_text(PrivacyStatement.of(tmp_path, manifest).entry())
+    assert text.startswith("no epsilon of records over 7 rounds: 3 rounds were repeated with other noise")
 
 
 @pytest.mark.parametrize(("method", "holds"), [("fedrep", False), ("hyperfl-frozen", False), ("fedavg", True)])
