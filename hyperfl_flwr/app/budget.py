@@ -7,7 +7,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
-from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget
+from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, NOVEL_ANSWERS, PrivacyBudget
 
 
 def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> PrivacyBudget:
@@ -36,14 +36,17 @@ def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]
     Args:
         node: The node's config.
         config: The run's settings.
-        clients: Ids of the clients that the node hosts; novel ones are not trained and upload only descriptors.
+        clients: Ids of the clients that the node hosts; novel ones are not trained, but answer queries.
 
     Raises:
         RefusalError: If the owner has set `max-epsilon` and the run is not bounded.
     """
+    if node.max_epsilon is None:
+        return
+    if any(client >= config.num_clients for client in clients):
+        raise RefusalError(NOVEL_ANSWERS)
     client_class = client_of(config.method)
-    uploads = bool(client_class.shared) and any(client < config.num_clients for client in clients)
-    if node.max_epsilon is None or not uploads:
+    if not client_class.shared:
         return
     for_records = config.dp.epsilon > 0 and not (client_class.private and config.dp.heads == "published")
     noise = config.privacy

@@ -43,6 +43,12 @@ NEEDS_BOUND = (
 )
 """Reason of the refusal of a run without noise, or with noise that the node cannot check; for the server, too."""
 
+NOVEL_ANSWERS = (
+    "the owner of this node has set max-epsilon, but the node would host a novel client, whose answers to the server's "
+    "queries have no noise; set novel.clients = 0, or start the node with novel-data and novel-epsilon"
+)
+"""Reason of the refusal of a run of which the node hosts a novel client; for the server, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Release:

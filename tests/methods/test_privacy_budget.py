@@ -1,25 +1,42 @@
 """The privacy budget of a node's clients: what runs and descriptors record and spend, and what the owner refuses."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from federations import Federate, RepeatingGrid, Settings, small_settings
 from flwr.app import Message, RecordDict
 from novel_owner import node_of
 from test_personalize_node import descriptor_message, failure, reply_to
 
+from clients.engine.adapter import _WORK
+from clients.engine.context import client_setting
 from hyperfl_flwr.app.budget import refuse_unbounded
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, RecordedRelease, Release, read_record
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.privacy.budget import (
+    FILE,
+    NEEDS_BOUND,
+    NOVEL_ANSWERS,
+    PrivacyBudget,
+    RecordedRelease,
+    Release,
+    read_record,
+)
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.spent import spent
+from hyperfl_flwr.protocol.queries import ASSESS, CLASSIFIERS, ERRORS, GRADIENTS, QuerySpec
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 PRIVATE: Settings = {"dp.epsilon": 4.0, "dp.delta": 1e-5}
@@ -151,3 +168,37 @@ def test_descriptors_of_a_run_are_recorded(federate: Federate) -> None:
     assert noises == {round(smallest_sigma(epsilon, 0.01, 1.0), 6) for epsilon in (1.0, 10.0)}
     assert None in novel
     assert {release.neighbours for release in novel if release} == {"replace-one"}
+
+
+@pytest.mark.parametrize("kind", [ASSESS, GRADIENTS, ERRORS])
+@pytest.mark.parametrize("limit", [None, 4.0])
+def test_answers_without_noise_are_recorded_or_refused(kind: str, limit: float | None, tmp_path: Path) -> None:
+    """Zero classifiers over two samples answer with one of them: such an answer counts as bounded by nothing."""
+    settings = small_settings(method="pfedhn", target="mlp", num_clients=1, **{"novel.clients": 1})
+    config = resolved(RunConfig.from_flat(settings))
+    data = load_federated_data(config.data_settings())
+    budget = PrivacyBudget(path=tmp_path / FILE, experiment="a", client=1, max_epsilon=limit)
+    context = client_setting(config, data, 1, torch.device("cpu"), PrivateState(tmp_path, "a", 1))
+    member = client_of("pfedhn")(replace(context, round=2, budget=budget))
+    width = data.client(1).train_images[0].numel()
+    received: dict[str, np.ndarray] = {CLASSIFIERS: np.zeros((1, width + 1), np.float32)}
+    if kind == ASSESS:
+        received = {
+            f"model/{name}": np.zeros((1, *v.shape), np.float32) for name, v in member.model.state_dict().items()
+        }
+    question = QuerySpec() if kind == ASSESS else QuerySpec(samples=2)
+    if limit is not None:
+        with pytest.raises(RefusalError, match="nothing on the node bounds"):
+            _WORK[kind](member, received, question)
+        return
+    _WORK[kind](member, received, question)
+    assert [(entry.round, entry.release) for entry in read_record(tmp_path / FILE)] == [(2, None)]
+
+
+def test_a_node_that_becomes_a_novel_one_by_the_number_of_clients() -> None:
+    """The server decides how many clients are trained; with num-clients=1, node 1 would answer queries."""
+    for method, noise in (("fedavg", PRIVATE), ("pfedhn", {})):
+        settings = small_settings(method=method, num_clients=1, **{"novel.clients": 1}) | noise
+        with pytest.raises(RefusalError) as caught:
+            refuse_unbounded(NodeConfig.of({"max-epsilon": 4.0}), resolved(RunConfig.from_flat(settings)), [1])
+        assert str(caught.value) == NOVEL_ANSWERS
