@@ -107,6 +107,8 @@ class NodeApp:
             trainer=SequentialTrainer(make_client),
             reductions=client_class.reductions(self.config),
             send_details=self.simulated,
+            # Metrics of chosen parameters on few samples would reveal these samples, at no cost in the record.
+            sends_metrics=self.node.max_epsilon is None,
             secure=self._secure_cohort() if self.config.secagg.enabled else None,
         )
 
