@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federations import Federate, RepeatingGrid, Settings, small_settings
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from novel_owner import node_of
 from test_personalize_node import descriptor_message, failure, reply_to
 
@@ -36,7 +36,8 @@ from hyperfl_flwr.privacy.budget import (
 )
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.spent import spent
-from hyperfl_flwr.protocol.messages import CLIENTS, Report, record_of
+from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Report, Request, record_of
 from hyperfl_flwr.protocol.queries import ASSESS, CLASSIFIERS, ERRORS, GRADIENTS, QuerySpec
 from hyperfl_flwr.results.export import model_of_run
 from hyperfl_flwr.results.report import write_report
@@ -267,3 +268,30 @@ def test_a_run_in_which_no_node_sends_metrics(federate: Federate, caplog: pytest
     assert plot_run(run).is_file()
     assert write_report(run).is_file()
     assert model_of_run(run, client=0, state="aggregate").accuracy is None
+
+
+UNFIT: list[tuple[Settings, str]] = [
+    ({"method": "it-pfl"} | PRIVATE, "dp.epsilon must be 0 with it-pfl"),  # its encoder is trained without noise
+    ({"method": "fedavg", "privacy.clip-norm": 1.0} | PRIVATE, "dp.epsilon must be 0 with privacy.clip-norm = 1"),
+    ({"method": "pfedhn"} | CLIENT, "privacy.unit must be none with pfedhn"),
+    ({"method": "fedavg"} | CLIENT | {"privacy.noise": "server", "privacy.noise-multiplier": 0.0}, "must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), UNFIT)
+def test_a_node_checks_what_the_server_must_have_checked(changes: Settings, why: str, tmp_path: Path) -> None:
+    settings = small_settings(**{"num-clients": 1, **changes})
+    grid = InProcessGrid(app, 1, settings, {"state-dir": str(tmp_path)})
+    request = Request(round=1, experiment="0" * 16, run_directory="", clients=[0], versions=[0], kept_versions=[0])
+    content = RecordDict({CONFIG: request.to_record(), ARRAYS: pack_arrays({})})
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=1000, message_type=MessageType.TRAIN)])
+    assert why in reply.error.reason
+    assert not (tmp_path / FILE).exists()
+
+
+def test_steps_without_noise_are_released_as_such(tmp_path: Path) -> None:
+    """With `dp.*`, the step noise of it-pfl is that of its model; its encoder has none."""
+    config = resolved(RunConfig.from_flat(small_settings(method="it-pfl", num_clients=1) | PRIVATE))
+    data = load_federated_data(config.data_settings())
+    context = client_setting(config, data, 0, torch.device("cpu"), PrivateState(tmp_path, "a", 0))
+    assert client_of("it-pfl")(context).release() is None
