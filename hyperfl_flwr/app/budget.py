@@ -7,7 +7,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
-from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, NOVEL_ANSWERS, PrivacyBudget
+from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, NEEDS_PEERS, NOVEL_ANSWERS, PrivacyBudget
 
 
 def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> PrivacyBudget:
@@ -25,6 +25,7 @@ def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> P
         client=client,
         max_epsilon=node.max_epsilon,
         delta=node.max_epsilon_delta,
+        knows_nodes=_knows_nodes(node),
     )
 
 
@@ -50,6 +51,13 @@ def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]
         return
     for_records = config.dp.epsilon > 0 and not (client_class.private and config.dp.heads == "published")
     noise = config.privacy
+    if noise.protects_clients and noise.noise == "sum" and not _knows_nodes(node):
+        raise RefusalError(NEEDS_PEERS)
     if for_records or (noise.protects_clients and noise.noise_multiplier > 0 and noise.noise != "server"):
         return
     raise RefusalError(NEEDS_BOUND)
+
+
+def _knows_nodes(node: NodeConfig) -> bool:
+    """Return whether a node knows the identities of the other nodes; those of a simulation are on one machine."""
+    return bool(node.peers_file) or node.simulated

@@ -134,8 +134,8 @@ class NodeConfig(Section):
         None,
         "Largest ε that the uploads of a client of this node may spend, over all runs that `privacy.jsonl` in "
         "`state-dir` has recorded. Uploads beyond it are refused, as are all that nothing on this node bounds: without "
-        "noise, or with noise that the server adds. The node then sends no metrics of its clients, which have no "
-        "noise; in secure sums their sums remain. Not given: no limit.",
+        "noise, or with noise that the server adds; `privacy.noise = sum` needs `peers-file`. The node then sends no "
+        "metrics of its clients, which have no noise; in secure sums their sums remain. Not given: no limit.",
         values="number > 0",
     )
     max_epsilon_delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `max-epsilon`.")

@@ -15,7 +15,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -42,6 +42,13 @@ NEEDS_BOUND = (
     "privacy.noise-multiplier above 0"
 )
 """Reason of the refusal of a run without noise, or with noise that the node cannot check; for the server, too."""
+
+NEEDS_PEERS = (
+    "the owner of this node has set max-epsilon, but no peers-file, so the server could invent the other nodes that "
+    "add noise to a secure sum; privacy.noise = sum needs peers-file and identity-key-file in the node config, or take "
+    "privacy.noise = local"
+)
+"""Reason of the refusal of noise in a sum with nodes that the owner does not know; for the server, too."""
 
 NOVEL_ANSWERS = (
     "the owner of this node has set max-epsilon, but the node would host a novel client, whose answers to the server's "
@@ -144,6 +151,8 @@ class PrivacyBudget:
         client: The client's id.
         max_epsilon: Largest epsilon over all runs that the node's owner allows; None for no limit.
         delta: The delta that belongs to it.
+        knows_nodes: Whether the node knows the other nodes of a secure sum. Otherwise the server could have invented
+            them, and noise that they are to add is recorded as bounded by the `server`.
     """
 
     path: Path
@@ -151,6 +160,7 @@ class PrivacyBudget:
     client: int
     max_epsilon: float | None = None
     delta: float = 1e-5
+    knows_nodes: bool = False
 
     def spend(self, server_round: int, release: Release | None) -> None:
         """Record a release before it is computed.
@@ -165,6 +175,8 @@ class PrivacyBudget:
             RefusalError: If the owner's budget does not allow it; nothing is recorded.
             StateError: If the record cannot be read or written.
         """
+        if release and release.bounded_by == "nodes" and not self.knows_nodes:
+            release = replace(release, bounded_by="server")
         entry = RecordedRelease(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             experiment=self.experiment,

@@ -14,7 +14,7 @@ from test_personalize_node import descriptor_message, failure, reply_to
 
 from clients.engine.adapter import _WORK
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.budget import refuse_unbounded
+from hyperfl_flwr.app.budget import budget_of, refuse_unbounded
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.personalize import open_run
@@ -124,6 +124,17 @@ def test_unbounded_runs_are_refused_at_the_handshake() -> None:
     assert not refused("fedrep", **CLIENT)
     assert refused("fedrep", **CLIENT, **{"privacy.noise": "server"})
     assert refused("fedrep", **CLIENT | {"privacy.noise-multiplier": 0.0})
+
+
+def test_noise_in_sums_needs_known_nodes(tmp_path: Path) -> None:
+    settings = small_settings(method="fedavg", **CLIENT, **{"privacy.noise": "sum", "secagg.enabled": True})
+    config = resolved(RunConfig.from_flat(settings))
+    with pytest.raises(RefusalError, match="no peers-file, so the server could invent"):
+        refuse_unbounded(NodeConfig.of({"max-epsilon": 4.0}), config, [0])
+    pinned: dict[str, Scalar] = {"max-epsilon": 4.0, "peers-file": str(tmp_path / "peers.toml")}
+    refuse_unbounded(NodeConfig.of(pinned), config, [0])
+    assert budget_of(NodeConfig.of(pinned), tmp_path, "a", 0).knows_nodes
+    assert not budget_of(NodeConfig.of({}), tmp_path, "a", 0).knows_nodes
 
 
 def test_the_server_reads_the_reason(tmp_path: Path) -> None:

@@ -37,7 +37,14 @@ DESCRIPTOR = Release(unit="record", mechanism="gaussian", noise_multiplier=4.0, 
 
 
 def budget(folder: Path, client: int = 0, experiment: str = "a", limit: float | None = None) -> PrivacyBudget:
-    return PrivacyBudget(path=folder / FILE, experiment=experiment, client=client, max_epsilon=limit, delta=DELTA)
+    return PrivacyBudget(
+        path=folder / FILE,
+        experiment=experiment,
+        client=client,
+        max_epsilon=limit,
+        delta=DELTA,
+        knows_nodes=True,
+    )
 
 
 def test_a_line_is_what_was_released(tmp_path: Path) -> None:
@@ -289,3 +296,13 @@ def test_what_was_spent_by_client_and_run(tmp_path: Path) -> None:
     assert rows[0].client_epsilon == math.inf
     assert rows[5].client_epsilon == rows[5].counted_epsilon == epsilon_of([UPLOAD, SUM], "client", DELTA)
     assert rows[6].client_epsilon < rows[6].counted_epsilon == math.inf
+
+
+def test_noise_of_unknown_nodes_is_the_server_s(tmp_path: Path) -> None:
+    """Without a peers-file, the server names the nodes of a sum: it can invent all of them but one."""
+    replace(budget(tmp_path), knows_nodes=False).spend(1, SUM)
+    (entry,) = read_record(tmp_path / FILE)
+    assert entry.release == replace(SUM, bounded_by="server")
+    with pytest.raises(RefusalError, match="nothing on the node bounds"):
+        replace(budget(tmp_path, client=1, limit=100.0), knows_nodes=False).spend(1, SUM)
+    budget(tmp_path, client=1, limit=100.0).spend(1, SUM)
