@@ -7,7 +7,20 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
-from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, NEEDS_PEERS, NOVEL_ANSWERS, PrivacyBudget
+from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget
+
+NEEDS_PEERS = (
+    "the owner of this node has set max-epsilon, but no peers-file, so the server could invent the other nodes that "
+    "add noise to a secure sum; privacy.noise = sum needs peers-file and identity-key-file in the node config, or take "
+    "privacy.noise = local"
+)
+"""Reason of the refusal of noise in a sum with nodes that the owner does not know; for the server, too."""
+
+NOVEL_ANSWERS = (
+    "the owner of this node has set max-epsilon, but the node would host a novel client, whose answers to the server's "
+    "queries have no noise; set novel.clients = 0, or start the node with novel-data and novel-epsilon"
+)
+"""Reason of the refusal of a run of which the node hosts a novel client; for the server, too."""
 
 
 def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> PrivacyBudget:
@@ -26,6 +39,7 @@ def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> P
         max_epsilon=node.max_epsilon,
         delta=node.max_epsilon_delta,
         knows_nodes=_knows_nodes(node),
+        is_only_client=node.has_one_client,
     )
 
 

@@ -242,6 +242,11 @@ class NodeConfig(Section):
         """Whether the node's data are a file or folder of its owner, not a named data set."""
         return is_local_data(self.data)
 
+    @property
+    def has_one_client(self) -> bool:
+        """Whether all of the node's data are one client's, under whatever number of the node."""
+        return self.has_local_data or bool(self.novel_data)
+
     def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
         """Return the run's settings, overridden by the node's.
 

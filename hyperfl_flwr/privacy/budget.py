@@ -43,19 +43,6 @@ NEEDS_BOUND = (
 )
 """Reason of the refusal of a run without noise, or with noise that the node cannot check; for the server, too."""
 
-NEEDS_PEERS = (
-    "the owner of this node has set max-epsilon, but no peers-file, so the server could invent the other nodes that "
-    "add noise to a secure sum; privacy.noise = sum needs peers-file and identity-key-file in the node config, or take "
-    "privacy.noise = local"
-)
-"""Reason of the refusal of noise in a sum with nodes that the owner does not know; for the server, too."""
-
-NOVEL_ANSWERS = (
-    "the owner of this node has set max-epsilon, but the node would host a novel client, whose answers to the server's "
-    "queries have no noise; set novel.clients = 0, or start the node with novel-data and novel-epsilon"
-)
-"""Reason of the refusal of a run of which the node hosts a novel client; for the server, too."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
@@ -153,6 +140,7 @@ class PrivacyBudget:
         delta: The delta that belongs to it.
         knows_nodes: Whether the node knows the other nodes of a secure sum. Otherwise the server could have invented
             them, and noise that they are to add is recorded as bounded by the `server`.
+        is_only_client: Whether all lines are about the same data, under whatever client id; all of them count then.
     """
 
     path: Path
@@ -161,6 +149,7 @@ class PrivacyBudget:
     max_epsilon: float | None = None
     delta: float = 1e-5
     knows_nodes: bool = False
+    is_only_client: bool = False
 
     def spend(self, server_round: int, release: Release | None) -> None:
         """Record a release before it is computed.
@@ -200,7 +189,7 @@ class PrivacyBudget:
         """Refuse a release that is not bounded, or that the budget does not allow."""
         if _enforced(entry.release) is None:
             raise RefusalError(NEEDS_BOUND)
-        earlier = [other.release for other in recorded if other.client == self.client]
+        earlier = [other.release for other in recorded if self.is_only_client or other.client == self.client]
         unit, epsilon = counted_epsilon([*earlier, entry.release], self.delta)
         if epsilon <= limit:
             return

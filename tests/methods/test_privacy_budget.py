@@ -14,7 +14,7 @@ from test_personalize_node import descriptor_message, failure, reply_to
 
 from clients.engine.adapter import _WORK
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.budget import budget_of, refuse_unbounded
+from hyperfl_flwr.app.budget import NOVEL_ANSWERS, budget_of, refuse_unbounded
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.personalize import open_run
@@ -28,10 +28,10 @@ from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.budget import (
     FILE,
     NEEDS_BOUND,
-    NOVEL_ANSWERS,
     PrivacyBudget,
     RecordedRelease,
     Release,
+    counted_epsilon,
     read_record,
 )
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
@@ -306,3 +306,15 @@ def test_steps_without_noise_are_released_as_such(tmp_path: Path) -> None:
     data = load_federated_data(config.data_settings())
     context = client_setting(config, data, 0, torch.device("cpu"), PrivateState(tmp_path, "a", 0))
     assert client_of("it-pfl")(context).release() is None
+
+
+def test_another_number_of_the_node_is_no_new_budget(tmp_path: Path) -> None:
+    """A node's own data are the same data, whatever partition-id and client id a federation gives them."""
+    release = Release(unit="record", mechanism="gaussian", noise_multiplier=2.0)
+    limit = 1.1 * counted_epsilon([release], 1e-5)[1]
+    own = {"max-epsilon": limit, "data": "npz:/own.npz"}
+    budget_of(NodeConfig.of(own), tmp_path, "a", 0).spend(1, release)
+    with pytest.raises(RefusalError, match="the 1 earlier ones have spent"):
+        budget_of(NodeConfig.of(own), tmp_path, "b", 7).spend(1, release)
+    named = own | {"data": "digits"}  # a data set that several clients of a node share has other samples for each
+    budget_of(NodeConfig.of(named), tmp_path, "b", 7).spend(1, release)
