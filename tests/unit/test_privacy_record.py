@@ -75,10 +75,17 @@ def test_clipping_without_noise_is_bounded_by_nothing(tmp_path: Path) -> None:
 
 
 def test_the_line_is_on_disk_when_the_release_may_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
-    budget(tmp_path).spend(1, STEPS)
-    assert synced == [(tmp_path / FILE).stat().st_size] != [0]
+    """The folder is synced once, before the first line: without the file's name, the line would be lost, too."""
+    synced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, os.fstat(file).st_size)))
+    sizes = []
+    for number in (1, 2):
+        budget(tmp_path).spend(number, STEPS)
+        sizes.append((tmp_path / FILE).stat().st_size)
+    record = (tmp_path / FILE).stat().st_ino
+    assert [number for number, _ in synced] == [tmp_path.stat().st_ino, record, record]
+    assert [size for number, size in synced if number == record] == sizes
+    assert 0 < sizes[0] < sizes[1]
 
 
 @pytest.mark.parametrize(
