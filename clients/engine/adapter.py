@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
 
@@ -41,6 +41,7 @@ class Cohort:
         trainer: Trainer of the clients in a message.
         reductions: Reduction of each shared group.
         send_details: Whether the text and traceback of a failure are sent to the server.
+        sends_metrics: Whether replies hold the clients' metrics, which have no noise; secure sums always hold theirs.
         secure: The node's side of secure sums; None if the server sees each node's sums.
     """
 
@@ -48,6 +49,7 @@ class Cohort:
     trainer: Trainer
     reductions: Mapping[str, Reduction]
     send_details: bool
+    sends_metrics: bool = True
     secure: SecureCohort | None = None
 
 
@@ -63,7 +65,7 @@ def train(cohort: Cohort, message: Message) -> Message:
         {
             ARRAYS: pack_arrays(total.arrays),
             WEIGHTS: weights_record(result.num_examples, len(result.results)),
-            CLIENTS: _report(result, began).to_record(),
+            CLIENTS: _report(result, began, sends_metrics=cohort.sends_metrics).to_record(),
         }
     )
     if outliers := total.outliers:
@@ -80,7 +82,8 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
     if cohort.secure:
         return Message(cohort.secure.evaluate(cohort.make_client, message.content, received), reply_to=message)
     result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
-    return Message(RecordDict({CLIENTS: _report(result, began).to_record()}), reply_to=message)
+    report = _report(result, began, sends_metrics=cohort.sends_metrics)
+    return Message(RecordDict({CLIENTS: report.to_record()}), reply_to=message)
 
 
 def answer(cohort: Cohort, message: Message) -> Message:
@@ -135,9 +138,9 @@ def _pack_by_number(found: Mapping[int, SharedArrays]) -> ArrayRecord:
     )
 
 
-def _report(result: CohortResult, began: float) -> Report:
+def _report(result: CohortResult, began: float, *, sends_metrics: bool = True) -> Report:
     return Report(
-        results=result.results,
+        results=result.results if sends_metrics else [replace(each, metrics={}) for each in result.results],
         failures=result.failures,
         process=process_name(),
         peak_memory=peak_memory(),

@@ -165,9 +165,14 @@ class LocalTraining:
         return {STEPS: float(noisy_steps(budget))}
 
     def release(self) -> Release | None:
-        """Return what the upload of one round releases about the client's data; None if nothing bounds it."""
+        """Return what the upload of one round releases about the client's data; None if nothing bounds it.
+
+        Nothing does with `dp.*` for a method without noisy steps, which trains some of its parameters without noise.
+        """
         noise = self.step_noise()
         if noise is not None:
+            if not self.has_noisy_steps:
+                return None
             # A private group that is trained without noise moves the gradients of all samples.
             if self.private and self.context.config.dp.heads == "published":
                 return None

@@ -64,9 +64,11 @@ def assess(member: BaseClient, received: SharedArrays, question: QuerySpec) -> t
     Raises:
         ValueError: If the client is not novel, or the arrays are not models of its target network.
         DataError: If the corruption does not apply to the samples.
+        RefusalError: If the owner's privacy budget does not allow it.
     """
     if not is_novel(member.context):
         raise ValueError(f"only novel clients are assessed, client {member.context.client} is a training client")
+    _spend_unbounded(member.context)
     labels = member.context.data.test_labels
     images = _corrupted(member.context, member.context.data.test_images, question.corruption, "test")
     correct, total = [], torch.zeros(())
@@ -90,7 +92,9 @@ def classifier_gradients(member: BaseClient, received: SharedArrays, question: Q
         Gradients `CLASSIFIERS` [M, D + 1], and the number of samples in both halves.
 
     Raises:
-        ValueError: If the run does not compare samples, or the classifiers do not match them.
+        ValueError: If the run does not compare samples, the classifiers do not match them, or a query to a trained
+            client selects, corrupts or noises samples.
+        RefusalError: If the owner's privacy budget does not allow it.
     """
     classifiers, samples, _, sides = _opposed(member.context, received, question)
     total = question.samples or len(member.context.data.train_images)
@@ -113,6 +117,9 @@ def _opposed(
     """Return the classifiers, both halves of the samples, and this client's side of each classifier."""
     if context.config.method != COMPARED or not context.config.novel.clients:
         raise ValueError(f"samples are compared only in runs of {COMPARED} with novel clients")
+    if question != QuerySpec() and not is_novel(context):
+        raise ValueError("a trained client compares all of its samples, unchanged, or none")
+    _spend_unbounded(context)
     samples = unlabelled(context, question)
     learned, held = split(samples, numpy_generator(context.config.seed, "a-distance", context.client))
     classifiers = torch.tensor(received[CLASSIFIERS], device=context.device)
@@ -120,6 +127,12 @@ def _opposed(
         raise ValueError(f"classifiers must be [M, {learned.shape[1] + 1}], got {tuple(classifiers.shape)}")
     side = int(is_novel(context))  # 1 for novel, 0 for training clients
     return classifiers, learned, held, torch.full((len(classifiers),), side, device=context.device)
+
+
+def _spend_unbounded(context: ClientContext) -> None:
+    """Record that an answer has no noise: the server chooses what is computed, and can learn single samples."""
+    if context.budget:
+        context.budget.spend(context.round, None)
 
 
 @torch.no_grad()

@@ -129,4 +129,5 @@ def _budget(node: NodeConfig) -> PrivacyBudget:
         client=node.partition_id or 0,
         max_epsilon=node.max_epsilon,
         delta=node.max_epsilon_delta,
+        is_only_client=node.has_one_client,
     )

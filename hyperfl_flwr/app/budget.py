@@ -9,6 +9,19 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget
 
+NEEDS_PEERS = (
+    "the owner of this node has set max-epsilon, but no peers-file, so the server could invent the other nodes that "
+    "add noise to a secure sum; privacy.noise = sum needs peers-file and identity-key-file in the node config, or take "
+    "privacy.noise = local"
+)
+"""Reason of the refusal of noise in a sum with nodes that the owner does not know; for the server, too."""
+
+NOVEL_ANSWERS = (
+    "the owner of this node has set max-epsilon, but the node would host a novel client, whose answers to the server's "
+    "queries have no noise; set novel.clients = 0, or start the node with novel-data and novel-epsilon"
+)
+"""Reason of the refusal of a run of which the node hosts a novel client; for the server, too."""
+
 
 def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> PrivacyBudget:
     """Return the record of one client in one run.
@@ -25,6 +38,8 @@ def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> P
         client=client,
         max_epsilon=node.max_epsilon,
         delta=node.max_epsilon_delta,
+        knows_nodes=_knows_nodes(node),
+        is_only_client=node.has_one_client,
     )
 
 
@@ -36,17 +51,27 @@ def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]
     Args:
         node: The node's config.
         config: The run's settings.
-        clients: Ids of the clients that the node hosts; novel ones are not trained and upload only descriptors.
+        clients: Ids of the clients that the node hosts; novel ones are not trained, but answer queries.
 
     Raises:
         RefusalError: If the owner has set `max-epsilon` and the run is not bounded.
     """
+    if node.max_epsilon is None:
+        return
+    if any(client >= config.num_clients for client in clients):
+        raise RefusalError(NOVEL_ANSWERS)
     client_class = client_of(config.method)
-    uploads = bool(client_class.shared) and any(client < config.num_clients for client in clients)
-    if node.max_epsilon is None or not uploads:
+    if not client_class.shared:
         return
     for_records = config.dp.epsilon > 0 and not (client_class.private and config.dp.heads == "published")
     noise = config.privacy
+    if noise.protects_clients and noise.noise == "sum" and not _knows_nodes(node):
+        raise RefusalError(NEEDS_PEERS)
     if for_records or (noise.protects_clients and noise.noise_multiplier > 0 and noise.noise != "server"):
         return
     raise RefusalError(NEEDS_BOUND)
+
+
+def _knows_nodes(node: NodeConfig) -> bool:
+    """Return whether a node knows the identities of the other nodes; those of a simulation are on one machine."""
+    return bool(node.peers_file) or node.simulated

@@ -81,8 +81,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     _check_target(config, input_shape, num_classes)
     _check_novel(config, input_shape)
     _check_audit(config)
-    _check_noisy_steps(config, input_shape, num_classes)
-    _check_client_privacy(config, input_shape, num_classes)
+    check_privacy(config, input_shape, num_classes)
     check_secure_sum(config)
     strategy_of(config.method).check(config, input_shape)
 
@@ -109,6 +108,15 @@ def _check_audit(config: RunConfig) -> None:
             f"audit.clients must be empty with {config.method}, got {config.audit.clients}: its clients upload "
             f"nothing that could be recorded; leave it out, or choose another method"
         )
+
+
+def check_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse settings `dp.*` and `privacy.*` that would not hold; arguments and errors are those of `check_run`.
+
+    Nodes check this, too: an epsilon that they record must not depend on the server's checks.
+    """
+    _check_noisy_steps(config, input_shape, num_classes)
+    _check_client_privacy(config, input_shape, num_classes)
 
 
 def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:

@@ -12,7 +12,7 @@ from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
 from hyperfl_flwr.app.budget import budget_of, refuse_unbounded
-from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.app.methods import check_privacy, client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
 from hyperfl_flwr.config.node_config import NodeConfig, state_folder
@@ -92,12 +92,16 @@ class NodeApp:
         """Return the cohort that trains or evaluates the clients of a request.
 
         Raises:
-            RefusalError: If this node does not host one of the clients.
+            RefusalError: If this node does not host one of the clients, or the run's `dp.*` or `privacy.*` do not hold.
         """
         if foreign := sorted(set(request.clients) - set(self.clients)):
             raise RefusalError(f"this node hosts the clients {self.clients}, but the message is for {foreign}")
         client_class = client_of(self.config.method)
         data = self.data()
+        try:  # not in the handshake: an honest server checks then, and reports a wrong setting better
+            check_privacy(self.config, data.dataset.input_shape, data.dataset.num_classes)
+        except ConfigError as error:  # its texts quote only the run's settings
+            raise RefusalError(str(error)) from None
         states, key = self._states(request), self._mixing_key(request.experiment)
         record = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
 
@@ -112,6 +116,8 @@ class NodeApp:
             trainer=SequentialTrainer(make_client),
             reductions=client_class.reductions(self.config),
             send_details=self.simulated,
+            # Metrics of chosen parameters on few samples would reveal these samples, at no cost in the record.
+            sends_metrics=self.node.max_epsilon is None,
             secure=self._secure_cohort() if self.config.secagg.enabled else None,
         )
 

@@ -81,6 +81,10 @@ def dp(
 
     For example `hyperfl dp --epsilon 4 --samples 600 --batch 50 --steps 600`.
     """
+    from hyperfl_flwr.config.privacy import LARGEST_DELTA
+
+    if not 0 < delta <= LARGEST_DELTA:
+        raise ConfigError(f"--delta must be above 0 and at most {LARGEST_DELTA:g}, got {delta}")
     of_record = {"--samples": samples, "--batch": batch, "--steps": steps}
     of_client = {"--rounds": rounds, "--noise": noise}
     if spent is not None:
@@ -167,8 +171,6 @@ def _print_spent(path: Path, delta: float, *, as_json: bool) -> None:
     from hyperfl_flwr.privacy.budget import read_record
     from hyperfl_flwr.privacy.spent import spent
 
-    if not 0 < delta < 1:
-        raise ConfigError(f"--delta must be above 0 and below 1, got {delta}")
     rows = spent(read_record(path), delta)
     if as_json:
         found = [

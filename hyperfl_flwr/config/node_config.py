@@ -134,7 +134,8 @@ class NodeConfig(Section):
         None,
         "Largest ε that the uploads of a client of this node may spend, over all runs that `privacy.jsonl` in "
         "`state-dir` has recorded. Uploads beyond it are refused, as are all that nothing on this node bounds: without "
-        "noise, or with noise that the server adds. Not given: no limit.",
+        "noise, or with noise that the server adds; `privacy.noise = sum` needs `peers-file`. The node then sends no "
+        "metrics of its clients, which have no noise; in secure sums their sums remain. Not given: no limit.",
         values="number > 0",
     )
     max_epsilon_delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `max-epsilon`.")
@@ -240,6 +241,11 @@ class NodeConfig(Section):
     def has_local_data(self) -> bool:
         """Whether the node's data are a file or folder of its owner, not a named data set."""
         return is_local_data(self.data)
+
+    @property
+    def has_one_client(self) -> bool:
+        """Whether all of the node's data are one client's, under whatever number of the node."""
+        return self.has_local_data or bool(self.novel_data)
 
     def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
         """Return the run's settings, overridden by the node's.

@@ -4,10 +4,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from hyperfl_flwr.core.settings import NonNegativeFloat, PositiveFloat, Probability, Section, setting
+from hyperfl_flwr.core.settings import NonNegativeFloat, PositiveFloat, Section, setting
 
 if TYPE_CHECKING:
     from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
+
+
+LARGEST_EPSILON, LARGEST_DELTA = 500, 0.1
+"""Largest budget that `hyperfl_flwr.privacy.accounting` computes; with a larger delta, a bound might not hold."""
+
+Delta = Annotated[float, Field(gt=0, le=LARGEST_DELTA)]
 
 
 class RecordPrivacyConfig(Section):
@@ -16,13 +22,13 @@ class RecordPrivacyConfig(Section):
     key: ClassVar[str] = "dp"
     title: ClassVar[str] = "Differential privacy of single records"
 
-    epsilon: NonNegativeFloat = setting(
+    epsilon: Annotated[float, Field(ge=0, le=LARGEST_EPSILON)] = setting(
         0.0,
         "Privacy budget ε of each client over all rounds of the run; the noise of a step follows from it. 0 trains "
         "without noise. For `fedavg`, `fedprox`, `fedrep`, `hyperfl-frozen` and `ppsgd`. Batches and noise come from "
         "the operating system's random generator, so that such runs are not repeatable.",
     )
-    delta: Probability = setting(1e-5, "Privacy parameter δ that belongs to `dp.epsilon`.")
+    delta: Delta = setting(1e-5, "Privacy parameter δ that belongs to `dp.epsilon`.")
     clip_norm: PositiveFloat = setting(
         1.0, "Largest norm of one sample's gradient, over all parameters that are trained with noise."
     )
@@ -62,7 +68,7 @@ class PrivacyConfig(Section):
         "of the nodes inside a secure sum (`secagg.enabled`), so that neither the server nor another node sees less "
         "noise.",
     )
-    delta: Probability = setting(1e-5, "Privacy parameter δ of the stated ε, with `privacy.unit = client`.")
+    delta: Delta = setting(1e-5, "Privacy parameter δ of the stated ε, with `privacy.unit = client`.")
     server_rate: Annotated[float, Field(gt=0, le=1)] = setting(
         1.0,
         "Share of the mean change of a round that the server applies, with `privacy.unit = client`; a smaller one "

@@ -6,20 +6,25 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hyperfl_flwr.core.storage import sync_folder
+
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
     """Yield a descriptor of a file that no other process appends to within this context; waits for another holder.
 
-    A missing file is created in its folder, which is created, too, both with access for their owner only.
+    A missing file is created in its folder, which is created, too, both with access for their owner only; its name is
+    then on disk before anything is appended.
 
     Raises:
-        OSError: If the file cannot be opened.
+        OSError: If the file cannot be opened, or a new one cannot be made durable.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
+        if not os.fstat(file).st_size:  # new: after a power failure a synced file could have no name
+            sync_folder(path.parent)
         yield file
     finally:
         os.close(file)

@@ -117,7 +117,16 @@ def _replacement(path: Path, mode: int) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
         raise
     # The rename itself is durable only after the folder is synced.
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of a folder's files durable.
+
+    Raises:
+        OSError: If the folder cannot be opened or synced.
+    """
+    directory = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:

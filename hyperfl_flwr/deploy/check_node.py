@@ -25,7 +25,7 @@ from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, Level, error, ok, warning
 from hyperfl_flwr.launch.machine_checks import gpus
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
-from hyperfl_flwr.privacy.budget import read_record
+from hyperfl_flwr.privacy.budget import counted_epsilon, read_record
 from hyperfl_flwr.privacy.secret_rotation import read_key
 from hyperfl_flwr.privacy.spent import spent
 
@@ -103,7 +103,10 @@ def _privacy_budget(node: NodeConfig) -> Iterator[Finding]:
         if record:
             yield ok("privacy", f"{len(record)} uploads recorded; max-epsilon is not set in {FILE}, so none is refused")
         return
-    largest = max((row.counted_epsilon for row in spent(record, delta)), default=0.0)
+    if node.has_one_client:
+        largest = counted_epsilon([entry.release for entry in record], delta)[1]
+    else:
+        largest = max((row.counted_epsilon for row in spent(record, delta)), default=0.0)
     text = f"max-epsilon = {limit:g} at delta {delta:g}; {len(record)} uploads have spent {largest:.4g}"
     if largest >= limit:
         yield warning("privacy", text, f"further uploads are refused; a larger max-epsilon in {FILE} allows some")

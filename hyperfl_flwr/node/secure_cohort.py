@@ -63,12 +63,21 @@ class SecureCohort:
     def _share_of_noise(self, header: Header, encoding: Encoding) -> float:
         """Return the standard deviation of this node's noise in units of the encoding; 0 in a run without `noise=sum`.
 
-        The shares of the honest nodes of any sum that can be opened suffice, for as many colluding nodes as this node's
-        owner assumes, or as the run does if these are more.
+        The shares of the honest nodes of any sum that can be opened suffice, for as many colluding nodes as the run
+        expects. All nodes count with the same number: the others' shares are part of the noise that this node needs.
+
+        Raises:
+            RefusalError: If its owner expects more colluding nodes than the run, or no share suffices.
         """
         if encoding.noise is None:
             return 0.0
-        colluding = max(self.node.max_colluding, self.terms.colluding)
+        colluding = self.terms.colluding
+        if self.node.max_colluding > colluding:
+            raise RefusalError(
+                f"its owner expects up to {self.node.max_colluding} colluding nodes (max-colluding), but the noise of "
+                f"this run's sums suffices for {colluding} (secagg.colluding); raise secagg.colluding to "
+                f"{self.node.max_colluding}, or lower max-colluding"
+            )
         honest = crowd(len(header.nodes), header.threshold, colluding)
         if not honest:
             raise RefusalError(

@@ -15,7 +15,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -138,6 +138,9 @@ class PrivacyBudget:
         client: The client's id.
         max_epsilon: Largest epsilon over all runs that the node's owner allows; None for no limit.
         delta: The delta that belongs to it.
+        knows_nodes: Whether the node knows the other nodes of a secure sum. Otherwise the server could have invented
+            them, and noise that they are to add is recorded as bounded by the `server`.
+        is_only_client: Whether all lines are about the same data, under whatever client id; all of them count then.
     """
 
     path: Path
@@ -145,6 +148,8 @@ class PrivacyBudget:
     client: int
     max_epsilon: float | None = None
     delta: float = 1e-5
+    knows_nodes: bool = False
+    is_only_client: bool = False
 
     def spend(self, server_round: int, release: Release | None) -> None:
         """Record a release before it is computed.
@@ -159,6 +164,8 @@ class PrivacyBudget:
             RefusalError: If the owner's budget does not allow it; nothing is recorded.
             StateError: If the record cannot be read or written.
         """
+        if release and release.bounded_by == "nodes" and not self.knows_nodes:
+            release = replace(release, bounded_by="server")
         entry = RecordedRelease(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             experiment=self.experiment,
@@ -182,7 +189,7 @@ class PrivacyBudget:
         """Refuse a release that is not bounded, or that the budget does not allow."""
         if _enforced(entry.release) is None:
             raise RefusalError(NEEDS_BOUND)
-        earlier = [other.release for other in recorded if other.client == self.client]
+        earlier = [other.release for other in recorded if self.is_only_client or other.client == self.client]
         unit, epsilon = counted_epsilon([*earlier, entry.release], self.delta)
         if epsilon <= limit:
             return

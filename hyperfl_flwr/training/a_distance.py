@@ -3,8 +3,9 @@
 Ben-David, Blitzer, Crammer, Pereira: "Analysis of Representations for Domain Adaptation", NIPS 2006: the distance of
 two distributions is 2 (1 - 2 err), where err is the error of the best classifier that separates samples of one from
 samples of the other. "Inference-Time Personalized Federated Learning" (under review at ICLR 2022), section 6.2 (3c),
-uses it to find the training client that is nearest to a novel one. Neither client reveals samples: each sends the
-gradients of a linear classifier that both of them share.
+uses it to find the training client that is nearest to a novel one. Both clients send the server gradients of linear
+classifiers over their samples, without noise. A gradient is a weighted sum of the samples, with weights that the
+classifiers determine: a server that chooses the classifiers can compute single samples from the answers.
 
 Here the classifier of a pair is a logistic regression, learned by gradient descent from zero:
 

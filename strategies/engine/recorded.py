@@ -214,7 +214,8 @@ class RecordedStrategy(Strategy):
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn_of_dead_hypernetworks(current)
         mean = means.get("personalized_accuracy")
-        accuracy = "no client finished" if mean is None else f"personalized accuracy {mean:.4f}"
+        unknown = "accuracy not known" if outcome.finished else "no client finished"
+        accuracy = unknown if mean is None else f"personalized accuracy {mean:.4f}"
         self.announce(
             f"round {current}/{config.num_rounds}{f' ({phase})' if phase else ''}: {accuracy}, "
             f"{len(outcome.finished)} of {sampled} clients, {seconds:.1f} s{self._nodes_text()}"

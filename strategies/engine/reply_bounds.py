@@ -79,7 +79,8 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
         report: A node's report.
         num_examples: Number of training samples that nodes announced in the handshake, by client; other clients may
             report any number above 0. Empty if the report is not about training samples.
-        required: Name of a metric that every client that finished must have; empty for none.
+        required: Name of a metric that every client with metrics must have; empty for none. Clients of a node with
+            `max-epsilon` have no metrics.
 
     Raises:
         ValueError: If a number is impossible; the message names the client.
@@ -89,7 +90,7 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
         announced = num_examples.get(result.client)
         if announced is not None and result.num_examples != announced:
             raise ValueError(f"{client} reports {result.num_examples} training samples but announced {announced}")
-        if required and required not in result.metrics:
+        if required and result.metrics and required not in result.metrics:
             raise ValueError(f"{client} reports no {required}, or one that is not a number")
         for name, value in result.metrics.items():
             if name.endswith("accuracy") and not 0 <= value <= 1:

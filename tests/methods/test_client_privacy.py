@@ -70,8 +70,7 @@ def privacy_of(run: Path) -> dict[str, Any]:
         ("local", {}, Z * C / math.sqrt(N)),
         ("local", {"secagg.enabled": True}, Z * C / math.sqrt(N)),
         ("sum", {}, Z * C / N * math.sqrt(4 / 3)),  # 4 nodes, one of which may collude: 3 shares must suffice
-        ("sum", {"secagg.colluding": 0, "secagg.threshold": 4}, Z * C / N * math.sqrt(4 / 3)),  # the owners' 1 counts
-        ("sum", {"secagg.colluding": 2, "secagg.min-cohort": 2}, Z * C / N * math.sqrt(4 / 2)),  # and the run's 2
+        ("sum", {"secagg.colluding": 2, "secagg.min-cohort": 2}, Z * C / N * math.sqrt(4 / 2)),
     ],
 )
 def test_the_mean_has_the_noise(noise: str, changes: Settings, expected: float, federate: Federate) -> None:

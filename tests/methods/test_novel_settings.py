@@ -108,6 +108,19 @@ def test_a_trained_client_describes_all_of_its_samples_or_none(make_settings: Ca
     assert "only novel clients are assessed" in ask(grid, setting_of(config, grid), 1, query).failures[0].reason
 
 
+@pytest.mark.parametrize("kind", [GRADIENTS, ERRORS])
+def test_a_trained_client_compares_all_of_its_samples_or_none(
+    kind: str, make_settings: Callable[..., Settings]
+) -> None:
+    """With two samples, of which one is in each half, a gradient is a multiple of a sample."""
+    config = RunConfig.from_flat(make_settings("pfedhn", target="mlp", **{"novel.clients": 1}))
+    grid, arrays = plain_grid(1, config.flat()), {"classifiers/weight": np.zeros((1, 65), np.float32)}
+    for question in (QuerySpec(samples=2), QuerySpec(corruption="blur"), QuerySpec(epsilon=1.0, delta=0.1)):
+        query = Query(kind=kind, clients=[0], expected={0: arrays}, per_client={0: arrays}, question=question)
+        found = ask(grid, setting_of(config, grid), 1, query)
+        assert "compares all of its samples" in found.failures[0].reason
+
+
 def record(**changes: Any) -> NovelRecord:
     values = {"way": "global", "client": 5, "corruption": "none", "accuracy": 0.5, "num_examples": 9, "bytes_down": 1}
     return NovelRecord(**{**values, "models": 1, **changes})

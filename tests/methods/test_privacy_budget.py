@@ -1,25 +1,49 @@
 """The privacy budget of a node's clients: what runs and descriptors record and spend, and what the owner refuses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from federations import Federate, RepeatingGrid, Settings, small_settings
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from novel_owner import node_of
 from test_personalize_node import descriptor_message, failure, reply_to
 
-from hyperfl_flwr.app.budget import refuse_unbounded
+from clients.engine.adapter import _WORK
+from clients.engine.context import client_setting
+from hyperfl_flwr.app.budget import NOVEL_ANSWERS, budget_of, refuse_unbounded
 from hyperfl_flwr.app.client import app
+from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, RecordedRelease, Release, read_record
+from hyperfl_flwr.data.federated_data import load_federated_data
+from hyperfl_flwr.node.private_state import PrivateState
+from hyperfl_flwr.privacy.budget import (
+    FILE,
+    NEEDS_BOUND,
+    PrivacyBudget,
+    RecordedRelease,
+    Release,
+    counted_epsilon,
+    read_record,
+)
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
 from hyperfl_flwr.privacy.spent import spent
+from hyperfl_flwr.protocol.arrays import pack_arrays
+from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Report, Request, record_of
+from hyperfl_flwr.protocol.queries import ASSESS, CLASSIFIERS, ERRORS, GRADIENTS, QuerySpec
+from hyperfl_flwr.results.export import model_of_run
+from hyperfl_flwr.results.report import write_report
+from hyperfl_flwr.runs.plots import plot_run
+from hyperfl_flwr.runs.run_directory import read_metrics
+from hyperfl_flwr.runs.summary import summarise
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
 PRIVATE: Settings = {"dp.epsilon": 4.0, "dp.delta": 1e-5}
@@ -102,6 +126,17 @@ def test_unbounded_runs_are_refused_at_the_handshake() -> None:
     assert refused("fedrep", **CLIENT | {"privacy.noise-multiplier": 0.0})
 
 
+def test_noise_in_sums_needs_known_nodes(tmp_path: Path) -> None:
+    settings = small_settings(method="fedavg", **CLIENT, **{"privacy.noise": "sum", "secagg.enabled": True})
+    config = resolved(RunConfig.from_flat(settings))
+    with pytest.raises(RefusalError, match="no peers-file, so the server could invent"):
+        refuse_unbounded(NodeConfig.of({"max-epsilon": 4.0}), config, [0])
+    pinned: dict[str, Scalar] = {"max-epsilon": 4.0, "peers-file": str(tmp_path / "peers.toml")}
+    refuse_unbounded(NodeConfig.of(pinned), config, [0])
+    assert budget_of(NodeConfig.of(pinned), tmp_path, "a", 0).knows_nodes
+    assert not budget_of(NodeConfig.of({}), tmp_path, "a", 0).knows_nodes
+
+
 def test_the_server_reads_the_reason(tmp_path: Path) -> None:
     grid = InProcessGrid(app, 1, small_settings(method="fedavg", output=str(tmp_path)), {"max-epsilon": 4.0})
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type="query.hello")])
@@ -151,3 +186,135 @@ def test_descriptors_of_a_run_are_recorded(federate: Federate) -> None:
     assert noises == {round(smallest_sigma(epsilon, 0.01, 1.0), 6) for epsilon in (1.0, 10.0)}
     assert None in novel
     assert {release.neighbours for release in novel if release} == {"replace-one"}
+
+
+@pytest.mark.parametrize("kind", [ASSESS, GRADIENTS, ERRORS])
+@pytest.mark.parametrize("limit", [None, 4.0])
+def test_answers_without_noise_are_recorded_or_refused(kind: str, limit: float | None, tmp_path: Path) -> None:
+    """Zero classifiers over two samples answer with one of them: such an answer counts as bounded by nothing."""
+    settings = small_settings(method="pfedhn", target="mlp", num_clients=1, **{"novel.clients": 1})
+    config = resolved(RunConfig.from_flat(settings))
+    data = load_federated_data(config.data_settings())
+    budget = PrivacyBudget(path=tmp_path / FILE, experiment="a", client=1, max_epsilon=limit)
+    context = client_setting(config, data, 1, torch.device("cpu"), PrivateState(tmp_path, "a", 1))
+    member = client_of("pfedhn")(replace(context, round=2, budget=budget))
+    width = data.client(1).train_images[0].numel()
+    received: dict[str, np.ndarray] = {CLASSIFIERS: np.zeros((1, width + 1), np.float32)}
+    if kind == ASSESS:
+        received = {
+            f"model/{name}": np.zeros((1, *v.shape), np.float32) for name, v in member.model.state_dict().items()
+        }
+    question = QuerySpec() if kind == ASSESS else QuerySpec(samples=2)
+    if limit is not None:
+        with pytest.raises(RefusalError, match="nothing on the node bounds"):
+            _WORK[kind](member, received, question)
+        return
+    _WORK[kind](member, received, question)
+    assert [(entry.round, entry.release) for entry in read_record(tmp_path / FILE)] == [(2, None)]
+
+
+def test_a_node_that_becomes_a_novel_one_by_the_number_of_clients() -> None:
+    """The server decides how many clients are trained; with num-clients=1, node 1 would answer queries."""
+    for method, noise in (("fedavg", PRIVATE), ("pfedhn", {})):
+        settings = small_settings(method=method, num_clients=1, **{"novel.clients": 1}) | noise
+        with pytest.raises(RefusalError) as caught:
+            refuse_unbounded(NodeConfig.of({"max-epsilon": 4.0}), resolved(RunConfig.from_flat(settings)), [1])
+        assert str(caught.value) == NOVEL_ANSWERS
+
+
+class SilentGrid(InProcessGrid):
+    """The owners of some nodes have set `max-epsilon`, which keeps their clients' metrics on the node.
+
+    Attributes:
+        sent: Metrics in the replies of these nodes.
+        results: Number of clients that finished in these replies.
+    """
+
+    def __init__(self, num_nodes: int, settings: Settings, limited: Collection[int]) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self._limited = {1000 + partition for partition in limited}
+        for number in self._limited:
+            self._contexts[number].node_config["max-epsilon"] = 4.0
+        self.sent: list[str] = []
+        self.results = 0
+
+    def answer(self, message: Message) -> Message:
+        number, reply = message.metadata.dst_node_id, super().answer(message)
+        if number in self._limited and CLIENTS in reply.content:
+            report = Report.from_record(record_of(reply.content, CLIENTS, ConfigRecord))
+            self.sent += [name for result in report.results for name in result.metrics]
+            self.results += len(report.results)
+        return reply
+
+
+def test_an_owner_with_a_limit_sends_no_metrics(federate: Federate) -> None:
+    """A loss of chosen parameters over one sample is a number about that sample, so none may leave such a node."""
+    grids: list[SilentGrid] = []
+
+    def make(num_nodes: int, settings: Settings) -> SilentGrid:
+        grids.append(SilentGrid(num_nodes, settings, limited=[1]))
+        return grids[-1]
+
+    run = federate("fedavg", grid=make, num_clients=3, num_nodes=3, **PRIVATE)
+    assert (grids[0].sent, grids[0].results) == ([], 3)  # two rounds and the evaluation
+    known = [line for line in read_metrics(run) if line["kind"] == "client"]
+    assert [("personalized_accuracy" in line) for line in known] == [True, False, True] * 2
+    found = summarise(run)
+    assert found["test_accuracy_num_clients"] == 2
+    assert found["test_accuracy_per_client"][1] is None
+    assert found["test_accuracy"] == pytest.approx(np.mean([line["personalized_accuracy"] for line in known[3::2]]))
+
+
+def test_a_run_in_which_no_node_sends_metrics(federate: Federate, caplog: pytest.LogCaptureFixture) -> None:
+    """It ends, its lines say that no accuracy is known, and its numbers are None."""
+    run = federate(
+        "fedrep", grid=lambda number, settings: SilentGrid(number, settings, range(2)), num_clients=2, num_nodes=2,
+        **PRIVATE,
+    )  # fmt: skip
+    assert "round 2/2: accuracy not known, 2 of 2 clients" in caplog.text
+    found = summarise(run)
+    numbers = ("test_accuracy", "test_accuracy_aggregate", "test_accuracy_worst", "test_accuracy_std")
+    assert [found[name] for name in numbers] == [None] * 4
+    assert found["privacy"]["epsilon"] == pytest.approx(4.0, abs=0.01)
+    assert plot_run(run).is_file()
+    assert write_report(run).is_file()
+    assert model_of_run(run, client=0, state="aggregate").accuracy is None
+
+
+UNFIT: list[tuple[Settings, str]] = [
+    ({"method": "it-pfl"} | PRIVATE, "dp.epsilon must be 0 with it-pfl"),  # its encoder is trained without noise
+    ({"method": "fedavg", "privacy.clip-norm": 1.0} | PRIVATE, "dp.epsilon must be 0 with privacy.clip-norm = 1"),
+    ({"method": "pfedhn"} | CLIENT, "privacy.unit must be none with pfedhn"),
+    ({"method": "fedavg"} | CLIENT | {"privacy.noise": "server", "privacy.noise-multiplier": 0.0}, "must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), UNFIT)
+def test_a_node_checks_what_the_server_must_have_checked(changes: Settings, why: str, tmp_path: Path) -> None:
+    settings = small_settings(**{"num-clients": 1, **changes})
+    grid = InProcessGrid(app, 1, settings, {"state-dir": str(tmp_path)})
+    request = Request(round=1, experiment="0" * 16, run_directory="", clients=[0], versions=[0], kept_versions=[0])
+    content = RecordDict({CONFIG: request.to_record(), ARRAYS: pack_arrays({})})
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=1000, message_type=MessageType.TRAIN)])
+    assert why in reply.error.reason
+    assert not (tmp_path / FILE).exists()
+
+
+def test_steps_without_noise_are_released_as_such(tmp_path: Path) -> None:
+    """With `dp.*`, the step noise of it-pfl is that of its model; its encoder has none."""
+    config = resolved(RunConfig.from_flat(small_settings(method="it-pfl", num_clients=1) | PRIVATE))
+    data = load_federated_data(config.data_settings())
+    context = client_setting(config, data, 0, torch.device("cpu"), PrivateState(tmp_path, "a", 0))
+    assert client_of("it-pfl")(context).release() is None
+
+
+def test_another_number_of_the_node_is_no_new_budget(tmp_path: Path) -> None:
+    """A node's own data are the same data, whatever partition-id and client id a federation gives them."""
+    release = Release(unit="record", mechanism="gaussian", noise_multiplier=2.0)
+    limit = 1.1 * counted_epsilon([release], 1e-5)[1]
+    own = {"max-epsilon": limit, "data": "npz:/own.npz"}
+    budget_of(NodeConfig.of(own), tmp_path, "a", 0).spend(1, release)
+    with pytest.raises(RefusalError, match="the 1 earlier ones have spent"):
+        budget_of(NodeConfig.of(own), tmp_path, "b", 7).spend(1, release)
+    named = own | {"data": "digits"}  # a data set that several clients of a node share has other samples for each
+    budget_of(NodeConfig.of(named), tmp_path, "b", 7).spend(1, release)

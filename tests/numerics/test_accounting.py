@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.privacy.accounting import (
     LARGEST_EPSILON,
     NoisyStep,
@@ -164,3 +166,14 @@ def test_epsilon_is_never_too_small(delta: float) -> None:
     assert all(one >= next_one for one, next_one in pairwise(epsilons))
     assert smallest_epsilon(1e-200, delta, 1.0) == math.inf
     assert smallest_epsilon(1e300, delta, 1e-300) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "limit"),
+    [("dp.epsilon", LARGEST_EPSILON, "500"), ("dp.delta", 0.1, "0.1"), ("privacy.delta", 0.1, "0.1")],
+)
+def test_settings_that_cannot_be_accounted_are_refused(key: str, value: float, limit: str) -> None:
+    """The largest budget of a run is the largest that is computed; more fails before anything is trained."""
+    RunConfig.from_flat(default_settings() | {key: value})
+    with pytest.raises(ConfigError, match=f"{key} must be less than or equal to {limit}"):
+        RunConfig.from_flat(default_settings() | {key: 1.001 * value})

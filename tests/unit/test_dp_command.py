@@ -81,7 +81,12 @@ def test_the_text_says_what_the_epsilon_means(call: Call) -> None:
         (("--unit", "house", "--epsilon", 4), "--unit must be record or client, got 'house'"),
         ((*RECORD[1:], "--steps", 0, "--epsilon", 4), "must be at least 1, got 600, 50 and 0"),
         ((*RECORD[1:], "--steps", 6, "--epsilon", -4), "epsilon must be above 0"),
-        ((*RECORD[1:], "--steps", 6, "--epsilon", 4, "--delta", 2), "delta must be above 0 and below 1"),
+        (
+            (*RECORD[1:], "--steps", 6, "--epsilon", 4, "--delta", 0.2),
+            "--delta must be above 0 and at most 0.1, got 0.2",
+        ),
+        ((*RECORD[1:], "--steps", 6, "--epsilon", 501), "epsilon must be above 0 and at most 500, got 501"),
+        (("--spent", "x", "--delta", 0), "--delta must be above 0 and at most 0.1, got 0"),
         ((*RECORD[1:], "--steps", 6, "--noise-multiplier", -1), "noise multiplier must be at least 0"),
         ((*CLIENT[1:], "--noise", "here", "--epsilon", 4), "--noise must be server, sum or local, got 'here'"),
         ((*CLIENT[1:3], "--rounds", 0, "--noise", "sum", "--epsilon", 4), "--rounds must be at least 1, got 0"),

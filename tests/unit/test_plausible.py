@@ -134,7 +134,12 @@ def test_an_accuracy_is_a_share(name: str, value: float, fits: bool) -> None:
 
 def test_an_accuracy_that_is_missing() -> None:
     """It is refused like one that is not a number, since a report's columns hold NaN for a missing metric."""
-    results = [ClientResult(client=4, num_examples=1, metrics={"personalized-accuracy": float("nan")})]
+    results = [ClientResult(client=4, num_examples=1, metrics={"personalized-accuracy": float("nan"), "seconds": 1.0})]
     report = Report.from_record(Report(results=results, process="p").to_record())
     with pytest.raises(ValueError, match="client 4 reports no personalized-accuracy, or one that is not a number"):
         refuse_impossible_numbers(report, {}, required="personalized-accuracy")
+
+
+def test_a_client_of_a_node_that_sends_no_metrics() -> None:
+    report = Report(results=[ClientResult(client=4, num_examples=1, metrics={})], process="p")
+    refuse_impossible_numbers(Report.from_record(report.to_record()), {}, required="personalized-accuracy")

@@ -37,7 +37,14 @@ DESCRIPTOR = Release(unit="record", mechanism="gaussian", noise_multiplier=4.0, 
 
 
 def budget(folder: Path, client: int = 0, experiment: str = "a", limit: float | None = None) -> PrivacyBudget:
-    return PrivacyBudget(path=folder / FILE, experiment=experiment, client=client, max_epsilon=limit, delta=DELTA)
+    return PrivacyBudget(
+        path=folder / FILE,
+        experiment=experiment,
+        client=client,
+        max_epsilon=limit,
+        delta=DELTA,
+        knows_nodes=True,
+    )
 
 
 def test_a_line_is_what_was_released(tmp_path: Path) -> None:
@@ -68,10 +75,17 @@ def test_clipping_without_noise_is_bounded_by_nothing(tmp_path: Path) -> None:
 
 
 def test_the_line_is_on_disk_when_the_release_may_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
-    budget(tmp_path).spend(1, STEPS)
-    assert synced == [(tmp_path / FILE).stat().st_size] != [0]
+    """The folder is synced once, before the first line: without the file's name, the line would be lost, too."""
+    synced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, os.fstat(file).st_size)))
+    sizes = []
+    for number in (1, 2):
+        budget(tmp_path).spend(number, STEPS)
+        sizes.append((tmp_path / FILE).stat().st_size)
+    record = (tmp_path / FILE).stat().st_ino
+    assert [number for number, _ in synced] == [tmp_path.stat().st_ino, record, record]
+    assert [size for number, size in synced if number == record] == sizes
+    assert 0 < sizes[0] < sizes[1]
 
 
 @pytest.mark.parametrize(
@@ -306,3 +320,13 @@ def test_the_noisy_steps_of_a_client_in_a_run(tmp_path: Path) -> None:
         file.write('{"time": "", "experiment": "a", "client": 1, "round": 3}\n')
     with pytest.raises(StateError, match="line 8 of the privacy record"):
         noisy_steps(mine)
+
+
+def test_noise_of_unknown_nodes_is_the_server_s(tmp_path: Path) -> None:
+    """Without a peers-file, the server names the nodes of a sum: it can invent all of them but one."""
+    replace(budget(tmp_path), knows_nodes=False).spend(1, SUM)
+    (entry,) = read_record(tmp_path / FILE)
+    assert entry.release == replace(SUM, bounded_by="server")
+    with pytest.raises(RefusalError, match="nothing on the node bounds"):
+        replace(budget(tmp_path, client=1, limit=100.0), knows_nodes=False).spend(1, SUM)
+    budget(tmp_path, client=1, limit=100.0).spend(1, SUM)

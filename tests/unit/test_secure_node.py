@@ -282,11 +282,11 @@ def test_every_field_is_part_of_the_transcript(tmp_path: Path) -> None:
     assert len({each.to_bytes() for each in [header, *changed]}) == len(changed) + 1
 
 
-@pytest.mark.parametrize(("owner", "run", "honest"), [(0, 0, 4), (1, 0, 3), (0, 1, 3), (2, 1, 2), (0, 2, 2)])
+@pytest.mark.parametrize(("owner", "run", "honest"), [(0, 0, 4), (1, 1, 3), (0, 1, 3), (2, 2, 2), (0, 2, 2)])
 def test_a_share_of_noise_suffices_for_the_fewest_honest_nodes(
     owner: int, run: int, honest: int, tmp_path: Path
 ) -> None:
-    """Of five nodes with the threshold 4: as many colluding ones as the owner or the run assumes, the larger number."""
+    """Of five nodes with the threshold 4: as many colluding ones as the run expects, for all nodes the same."""
     nodes = nodes_in(tmp_path, 5, max_colluding=owner, min_cohort=2)
     header = header_for(nodes, threshold=4)
     noise = SumNoise(clip_norm=0.5, multiplier=0.3)
@@ -297,6 +297,19 @@ def test_a_share_of_noise_suffices_for_the_fewest_honest_nodes(
     assert share == pytest.approx(0.3 * (noise.largest(NUM_CLIENTS, 5) + 0.5 * 3**0.5) / honest**0.5, rel=1e-6)
     plain = replace(encoding, noise=None)
     assert SecureCohort(node=nodes[0], terms=terms)._share_of_noise(header, plain) == 0
+
+
+def test_an_owner_who_expects_more_colluding_nodes_than_the_run(tmp_path: Path) -> None:
+    """Its own share could be larger, but the shares of the other honest nodes would be too small."""
+    nodes = nodes_in(tmp_path, 5, max_colluding=2, min_cohort=2)
+    header = header_for(nodes, threshold=4)
+    terms = replace(TERMS, noise=SumNoise(clip_norm=0.5, multiplier=0.3), colluding=1)
+    request = request_for(header, nodes[0])
+    _, encoding = nodes[0].accept(content_for(header, request), "train", request, RECEIVED, terms)
+    with pytest.raises(
+        RefusalError, match=r"up to 2 colluding nodes .* suffices for 1 .*; raise secagg.colluding to 2"
+    ):
+        SecureCohort(node=nodes[0], terms=terms)._share_of_noise(header, encoding)
 
 
 @pytest.mark.parametrize(
