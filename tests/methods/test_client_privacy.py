@@ -13,6 +13,7 @@ from flwr.app import MessageType
 from test_secure_runs import dropping
 
 from clients.engine.protected_upload import client_release
+from clients.fedavg import FedAvgClient
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
@@ -109,6 +110,25 @@ def test_a_sum_with_hardly_any_noise_is_the_plain_mean(federate: Federate) -> No
     run = federate("fedavg", NODES, **noisy("sum", **{"privacy.noise-multiplier": 1e-5}) | changes)
     clean, start = (federate("fedavg", NODES, **CLIPPED | changes | {"learning-rate": rate}) for rate in (0.1, 1e-30))
     assert np.linalg.norm(difference(run, clean)) < 1e-3 * np.linalg.norm(difference(clean, start))
+
+
+@pytest.mark.parametrize("noise", ["local", "server"])
+def test_no_method_can_leave_out_the_protection(
+    noise: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method with a reply of its own, which returns the trained arrays: the engine clips it and adds the noise."""
+    monkeypatch.setattr(FedAvgClient, "reply", lambda self, received, trained: trained)
+    norm = 0.02
+    run = federate("fedavg", **noisy(noise, **{"audit.clients": "all", "audit.rounds": "1", "privacy.clip-norm": norm}))
+    for client in range(N):
+        seen = load_observation(observation_path(run, 1, client))
+        moved = np.concatenate(
+            [(value.astype(float) - seen.received[key]).ravel() for key, value in seen.reply.items()]
+        )
+        if noise == "local":
+            assert moved.std() == pytest.approx(Z * norm, rel=0.03)
+        else:
+            assert 0.999 * norm < np.linalg.norm(moved) <= norm
 
 
 def test_every_client_has_the_same_bounded_weight(federate: Federate) -> None:
