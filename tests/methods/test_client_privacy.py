@@ -9,22 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 from federations import Federate, Settings, exact, last_checkpoint, metrics, small_settings
-from flwr.app import MessageType
+from flwr.app import Message, MessageType
 from test_secure_runs import dropping
 
 from clients.engine.protected_upload import client_release
 from clients.fedavg import FedAvgClient
+from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.accounting import client_epsilon
 from hyperfl_flwr.privacy.budget import Release
-from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.runs.observation import load_observation, observation_path
 from hyperfl_flwr.runs.run_directory import read_failures
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.engine.recorded import RecordedStrategy
 
 N, NODES, C, Z = 8, 4, 0.5, 1.2
@@ -304,6 +306,36 @@ def test_noise_is_no_change_that_is_too_long(federate: Federate) -> None:
     for unit in ("client", "none"):
         run = federate("fedavg", **noisy("local", **{"target": "mlp", "privacy.unit": unit, "max-update-ratio": 1.0}))
         assert read_failures(run) == []
+
+
+class MalformedGrid(InProcessGrid):
+    """Node 1 replies with an element of 2^66, below which smaller changes are rounded away or carried over."""
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 1001:
+            arrays = {key: np.array(value) for key, value in unpack_arrays(reply.content["arrays"]).items()}
+            arrays["model/classifier.bias"][0] = 2.0**66
+            reply.content["arrays"] = pack_arrays(arrays)
+        return reply
+
+
+def test_a_reply_that_would_round_away_the_others_is_refused(federate: Federate) -> None:
+    """With noise from the server, also where `max-update-ratio` allows any change."""
+    plan = noisy("server", **{"max-update-ratio": 0.0, "failure-budget": 1.0, "target": "mlp"})
+
+    def grid(num_nodes: int, settings: Settings) -> MalformedGrid:
+        return MalformedGrid(app, num_nodes, settings, {"simulated": True})
+
+    run = federate("fedavg", N, grid=grid, **plan)
+    assert [failure.client for failure in read_failures(run)] == [1]
+    assert max(np.abs(value).max() for value in arrays_of(run).values()) < 10
+
+
+def test_no_change_is_too_long_before_the_noise(federate: Federate) -> None:
+    """Whether a node counts does not depend on changes without noise: only `privacy.clip-norm` bounds them."""
+    run = federate("fedavg", NODES, **noisy("server", **{"target": "mlp", "max-update-ratio": 1e-6}))
+    assert read_failures(run) == []
 
 
 @pytest.mark.parametrize(
