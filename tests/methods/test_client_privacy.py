@@ -28,6 +28,7 @@ from hyperfl_flwr.runs.observation import load_observation, observation_path
 from hyperfl_flwr.runs.run_directory import read_failures
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.engine.recorded import RecordedStrategy
+from strategies.engine.reply_bounds import Bounds
 
 N, NODES, C, Z = 8, 4, 0.5, 1.2
 
@@ -336,6 +337,20 @@ def test_no_change_is_too_long_before_the_noise(federate: Federate) -> None:
     """Whether a node counts does not depend on changes without noise: only `privacy.clip-norm` bounds them."""
     run = federate("fedavg", NODES, **noisy("server", **{"target": "mlp", "max-update-ratio": 1e-6}))
     assert read_failures(run) == []
+
+
+def test_a_secure_sum_is_checked_after_the_noise(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `max-update-ratio` measures is the noisy mean."""
+    checked: list[SharedArrays] = []
+    check = Bounds.check_means
+
+    def recorded(self: Bounds, means: SharedArrays, num_clients: int) -> None:
+        checked.append(means)
+        check(self, means, num_clients)
+
+    monkeypatch.setattr(Bounds, "check_means", recorded)
+    run = federate("fedavg", NODES, **noisy("server", **{"target": "mlp", "secagg.enabled": True}))
+    assert exact(checked[0]) == exact(arrays_of(run))
 
 
 @pytest.mark.parametrize(
