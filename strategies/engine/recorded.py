@@ -109,7 +109,7 @@ class RecordedStrategy(Strategy):
             self._announce_phase(current)
             self._refresh_nodes(current)
             messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
-            reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
+            reduced, _ = self.inner.reduce(exchange(grid, messages, timeout, self.inner.record_repetition))
             arrays = arrays if reduced is None else reduced
             self._drop_nodes()
             self._record_training(current, time.perf_counter() - began)

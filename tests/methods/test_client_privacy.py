@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from federations import Federate, Settings, exact, last_checkpoint, metrics, small_settings
-from flwr.app import Message, MessageType
+from flwr.app import Error, Message, MessageType
 from test_secure_runs import dropping
 
 from clients.engine.protected_upload import client_release
@@ -18,9 +19,10 @@ from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.accounting import client_epsilon
-from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.privacy.budget import Release, read_record
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
@@ -307,6 +309,32 @@ def test_noise_is_no_change_that_is_too_long(federate: Federate) -> None:
     for unit in ("client", "none"):
         run = federate("fedavg", **noisy("local", **{"target": "mlp", "privacy.unit": unit, "max-update-ratio": 1.0}))
         assert read_failures(run) == []
+
+
+class DyingGrid(InProcessGrid):
+    """The processes of two nodes die in round 1 after they have uploaded; their messages are sent again."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self.dying = {1001, 1002}
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id in self.dying:
+            self.dying.remove(message.metadata.dst_node_id)
+            return Message(Error(code=ErrorCode.UNKNOWN, reason="died"), reply_to=message)
+        return reply
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [("local", [1, 1, 2]), ("server", [1, 2]), ("sum", [1, 2])])
+def test_an_upload_that_is_sent_again_counts(noise: str, rounds: list[int], federate: Federate) -> None:
+    """No client uploads more than twice in the round. Noise on the sum is drawn once."""
+    run = federate("fedavg", NODES, grid=DyingGrid, **noisy(noise, target="mlp", num_rounds=2))
+    assert [line["round"] for line in lines(run)] == rounds
+    assert privacy_of(run)["epsilon"] == client_epsilon(Z, len(rounds), 1e-5, noise)
+    if noise == "local":
+        record = read_record(run / "clients" / "privacy.jsonl")
+        assert max(Counter(entry.client for entry in record).values()) == len(rounds)
 
 
 class MalformedGrid(InProcessGrid):
