@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
-from hyperfl_flwr.runs.releases import read_releases
-from hyperfl_flwr.runs.run_directory import trained_settings
+from hyperfl_flwr.runs.releases import FILE, read_releases
+from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 
 ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum": "zero-concentrated"}
 """Accountants of the client level, by where the noise is added; see `hyperfl_flwr.privacy.accounting`."""
@@ -99,6 +100,12 @@ def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
 
 def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
     releases = read_releases(run)
+    trained = sum(row["kind"] == "train" and row["clients"] > 0 for row in read_metrics(run))
+    if trained > len(releases):
+        raise StateError(
+            f"{run / FILE} has {len(releases)} releases, but clients were trained in {trained} rounds, so that the "
+            f"run's epsilon is unknown; restore the file from a copy"
+        )
     multiplier, noise = float(settings["privacy.noise-multiplier"]), cast("Noise", settings["privacy.noise"])
     delta = float(settings["privacy.delta"])
     epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf

@@ -48,6 +48,23 @@ def test_a_damaged_line_is_an_error(line: str, tmp_path: Path) -> None:
         read_releases(tmp_path)
 
 
+@pytest.mark.parametrize(("releases", "suffices"), [(0, False), (1, False), (2, True), (3, True)])
+def test_a_record_that_lacks_releases_is_an_error(releases: int, tmp_path: Path, *, suffices: bool) -> None:
+    """Two rounds had clients that finished; a round without one releases nothing."""
+    rows = [{"kind": "train", "round": number, "clients": clients} for number, clients in ((1, 3), (2, 0), (3, 1))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for number in range(releases):
+        record_release(tmp_path, release(number))
+    given: dict[str, Scalar] = {
+        "privacy.unit": "client", "privacy.clip-norm": 0.5, "privacy.noise-multiplier": 1.0, "privacy.noise": "server",
+    }  # fmt: skip
+    if suffices:
+        assert statement(tmp_path, **given)["horizon"] == releases
+        return
+    with pytest.raises(StateError, match=rf"has {releases} releases, but clients were trained in 2 rounds.*restore"):
+        statement(tmp_path, **given)
+
+
 def test_the_least_crowd_is_stated(tmp_path: Path) -> None:
     for number, crowd in enumerate((20, 18, 19), 1):
         record_release(tmp_path, release(number, crowd))
