@@ -18,8 +18,15 @@ ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum
 
 RECORD_ACCOUNTANT = "privacy loss distributions"
 
-NEVER_COVERED = ("metrics and numbers of samples", "who takes part, failures and times")
+NEVER_COVERED = (
+    "metrics and numbers of samples",
+    "who takes part, failures and times",
+    "the choice of settings on the same data",
+)
 """What no noise of this project covers."""
+
+OWN_MODEL = "a client's own personalized model"
+"""What no noise at client level covers."""
 
 WITHOUT_HEADS = ("fedavg", "fedprox")
 """Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
@@ -38,7 +45,7 @@ class PrivacyStatement:
         clip_norm: The clipping norm.
         accountant: Name of the method that computes epsilon.
         horizon: Number of releases so far (client), or of rounds of the run (record).
-        crowd: Least number of honest clients in a sum that had the noise; None at record level.
+        crowd: Least number of clients in a sum that had the noise, of honest ones with `sum`; None at record level.
         not_covered: What epsilon says nothing about.
         reason: Why no epsilon holds; None if one does.
     """
@@ -80,7 +87,8 @@ def statement_text(entry: Mapping[str, Any]) -> str:
     if entry["unit"] == "none":
         return f"no epsilon: {entry['reason']}" if entry["clip_norm"] else ""
     about = f"of {entry['unit']}s over {entry['horizon']} {'rounds' if entry['unit'] == 'record' else 'releases'}"
-    crowd = "" if entry["crowd"] in (None, 1) else f", in sums of at least {entry['crowd']} honest clients"
+    crowd_name = "honest clients" if entry["accountant"] == ACCOUNTANTS["sum"] else "clients"
+    crowd = "" if entry["crowd"] in (None, 1) else f", in sums of at least {entry['crowd']} {crowd_name}"
     if entry["epsilon"] is None:
         return f"no epsilon {about}{crowd}: {entry['reason']}"
     stated = f"epsilon {entry['epsilon']:.2f} at delta {entry['delta']:g}"
@@ -125,7 +133,7 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
         accountant=ACCOUNTANTS[noise],
         horizon=len(releases),
         crowd=min((release.crowd for release in releases), default=None),
-        not_covered=(*NEVER_COVERED, *trusted.get(noise, ())),
+        not_covered=(*NEVER_COVERED, OWN_MODEL, *trusted.get(noise, ())),
         reason=reason,
     )
 

@@ -75,8 +75,17 @@ def test_the_least_crowd_is_stated(tmp_path: Path) -> None:
     assert (entry["crowd"], entry["horizon"], entry["accountant"]) == (18, 3, "analytic Gaussian")
     text = statement_text(entry)
     assert text.startswith(f"epsilon {entry['epsilon']:.2f} at delta 1e-05 of clients over 3 releases, in sums of at ")
-    assert "at least 18 honest clients; not covered: metrics and numbers of samples; who takes part" in text
+    assert "at least 18 clients; not covered: metrics and numbers of samples; who takes part" in text
     assert "what the server sees, which adds the noise" in text
+    assert "the choice of settings on the same data; a client's own personalized model" in text
+
+
+def test_only_secure_sums_count_honest_clients(tmp_path: Path) -> None:
+    record_release(tmp_path, release(1, 3))
+    given: dict[str, Scalar] = {
+        "privacy.unit": "client", "privacy.clip-norm": 0.5, "privacy.noise-multiplier": 1.0, "privacy.noise": "sum",
+    }  # fmt: skip
+    assert "in sums of at least 3 honest clients" in statement_text(statement(tmp_path, **given))
 
 
 @pytest.mark.parametrize(("rounds", "noise"), [(2, 2.367), (4, 3.24)])
