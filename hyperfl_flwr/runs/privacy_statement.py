@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
@@ -93,6 +93,28 @@ def statement_text(entry: Mapping[str, Any]) -> str:
         return f"no epsilon {about}{crowd}: {entry['reason']}"
     stated = f"epsilon {entry['epsilon']:.2f} at delta {entry['delta']:g}"
     return f"{stated} {about}{crowd}; not covered: {'; '.join(entry['not_covered'])}"
+
+
+def planned(config: RunConfig) -> list[str]:
+    """Return what a run is about to spend, in a line, and warnings about it; empty without a unit."""
+    privacy, rounds, found = config.privacy, config.num_rounds, math.inf
+    if privacy.protects_clients:
+        unit, delta = "client", privacy.delta
+        if privacy.noise_multiplier:
+            found = client_epsilon(privacy.noise_multiplier, rounds, delta, privacy.noise)
+    elif config.dp.epsilon:
+        unit, delta, found = "record", config.dp.delta, config.dp.epsilon
+    else:
+        return []
+    lines = [f"privacy: planned epsilon {found:.2f} at delta {delta:g} of {unit}s over {rounds} rounds"]
+    if not math.isfinite(found):
+        lines.append("warning: the planned epsilon is infinite; set a larger privacy.noise-multiplier")
+    if unit == "client" and delta > 1 / config.num_clients:
+        lines.append(
+            f"warning: privacy.delta = {delta:g} is above 1 / {config.num_clients} clients, which allows one client to "
+            f"be published whole; set a smaller one"
+        )
+    return lines
 
 
 def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:

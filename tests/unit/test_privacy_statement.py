@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, statement_text
+from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, planned, statement_text
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases, record_release
 
 
@@ -78,6 +78,27 @@ def test_the_least_crowd_is_stated(tmp_path: Path) -> None:
     assert "at least 18 clients; not covered: metrics and numbers of samples; who takes part" in text
     assert "what the server sees, which adds the noise" in text
     assert "the choice of settings on the same data; a client's own personalized model" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, []),
+        ({"dp.epsilon": 4.0}, ["planned epsilon 4.00 at delta 1e-05 of records over 10 rounds"]),
+        ({"privacy.noise-multiplier": 1.0}, ["planned epsilon 17.86 at delta 1e-05 of clients over 10 rounds"]),
+        ({"privacy.noise-multiplier": 0.0}, ["planned epsilon inf at", "warning: the planned epsilon is infinite"]),
+        (
+            {"privacy.noise-multiplier": 1.0, "privacy.delta": 0.2},
+            ["planned epsilon", "warning: privacy.delta = 0.2 is above 1 / 20 clients"],
+        ),
+    ],
+)
+def test_what_a_run_will_spend_is_known_before_it(settings: dict[str, Scalar], found: list[str]) -> None:
+    unit = {"privacy.unit": "client", "privacy.clip-norm": 1.0} if "privacy.noise-multiplier" in settings else {}
+    base: dict[str, Scalar] = {"num-rounds": 10, "num-clients": 20}
+    lines = planned(RunConfig.from_flat(default_settings() | base | unit | settings))
+    assert len(lines) == len(found)
+    assert all(part in line for part, line in zip(found, lines, strict=True))
 
 
 def test_only_secure_sums_count_honest_clients(tmp_path: Path) -> None:
