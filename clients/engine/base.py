@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
-from clients.engine.protected_upload import ProtectedUpload
+from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
@@ -119,9 +119,9 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
             config: `round`, `version` (of the private state to start from) and `kept-version`.
 
         Returns:
-            The arrays that `reply` returns, the number of training samples, and the client's metrics. Among them are
-            `aggregate-accuracy` (received parameters with the client's private ones) and `personalized-accuracy`
-            (after local training), both on the client's test data.
+            The arrays of `reply`, with `privacy.unit = client` protected here, the number of training samples, and the
+            client's metrics. Among them are `aggregate-accuracy` (received parameters with the client's private ones)
+            and `personalized-accuracy` (after local training), both on the client's test data.
 
         Raises:
             ValueError: If the arrays do not fit the client's model.
@@ -155,7 +155,9 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
             keep_model(context, self.target_state(), config["round"], metrics)
         arrays = [_to_numpy(t) for group in self.exchanged_groups() for t in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
-        return self.reply(parameters, arrays), len(context.data.train_labels), metrics
+        reply = self.reply(list(parameters), arrays)
+        upload = protected_upload(context.config.privacy, parameters, reply)  # whatever `reply` leaves out
+        return upload, len(context.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""

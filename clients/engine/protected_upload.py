@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from clients.engine.context import ClientContext
+from hyperfl_flwr.config.privacy import PrivacyConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.clip_and_noise import protect
@@ -27,7 +28,7 @@ class ProtectedUpload:
     def reductions(cls, config: RunConfig) -> Mapping[str, Reduction]:
         """Return the reduction of each shared group in a run; with `privacy.unit = client` all weights are equal.
 
-        A number of samples is private then, and would multiply what a client can change.
+        A weight by the number of samples would multiply what a client can change. The numbers themselves stay visible.
         """
         if not config.privacy.protects_clients:
             return cls.shared
@@ -35,12 +36,35 @@ class ProtectedUpload:
         return {group: mean if each is by_examples else each for group, each in cls.shared.items()}
 
     def protected(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the trained arrays after clipping their change and adding noise to it, as `privacy.*` says."""
+        """Return the trained arrays after clipping their change and adding noise to it, as `privacy.*` says.
+
+        With `privacy.unit = client` they are returned unchanged: `protected_upload` protects what a reply holds.
+        """
         privacy = self.context.config.privacy
-        if not privacy.clip_norm:
-            return trained
-        noise = privacy.noise_multiplier if privacy.noise == "local" else 0.0
-        return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=noise)
+        return trained if privacy.protects_clients else _protected(privacy, received, trained)
+
+
+def protected_upload(
+    privacy: PrivacyConfig, received: list[NDArray[Any]], reply: list[NDArray[Any]]
+) -> list[NDArray[Any]]:
+    """Return the arrays that are sent instead of a client's reply, so that no method can leave out clipping or noise.
+
+    With `privacy.unit = client` the change from the received arrays is clipped, and with `privacy.noise = local` gets
+    noise; otherwise the reply is returned unchanged.
+
+    Args:
+        privacy: The settings.
+        received: The arrays that the client received.
+        reply: The arrays of its reply.
+    """
+    return _protected(privacy, received, reply) if privacy.protects_clients else reply
+
+
+def _protected(privacy: PrivacyConfig, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    if not privacy.clip_norm:
+        return trained
+    noise = privacy.noise_multiplier if privacy.noise == "local" else 0.0
+    return protect(received, trained, clip_norm=privacy.clip_norm, noise_multiplier=noise)
 
 
 def client_release(config: RunConfig) -> Release | None:

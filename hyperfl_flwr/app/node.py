@@ -141,7 +141,10 @@ class NodeApp:
             colluding=config.secagg.colluding_of(self.num_nodes),
             metric_names=metric_names,
         )
-        return SecureCohort(node=secure_node(self.node), terms=terms)
+        node = secure_node(self.node)
+        if self.simulated and self.node.max_colluding == "auto":  # no owner: the run's number holds
+            node = replace(node, max_colluding=terms.colluding)
+        return SecureCohort(node=node, terms=terms)
 
     def _mixing_secret(self) -> bytes:
         """Return the owner's secret for `priv-hfl.mixing`; empty without mixing, or in a simulation without key file.

@@ -46,4 +46,5 @@ def noisy_on_grid(values: NDArray[Any], std: float, grid: float) -> NDArray[np.f
     noisy = np.rint(values / grid)
     noisy += np.rint(gaussian(values.size, std).reshape(values.shape) / grid)
     noisy *= grid
+    noisy += 0.0  # -0.0 becomes 0.0: the sign of a zero would show the sign of a value that is rounded to 0
     return noisy

@@ -1,10 +1,10 @@
 """Store the private state of a node's clients on the node's disk.
 
 Versions are numbered by the round that wrote them. A message names the version to start from, so a message that is sent
-twice gives the same result twice. A run resumed from the checkpoint of round 10 finds the clients' state of round 10,
-even if the clients trained further. A version is deleted once the server has reported a durable checkpoint that does
-not need it. (Flower's `Context.state` is not used: it loses large states in a deployment, and is copied with every
-message in a simulation.)
+twice gives the same result twice, apart from the noise of differential privacy, which is drawn again. A run resumed
+from the checkpoint of round 10 finds the clients' state of round 10, even if the clients trained further. A version is
+deleted once the server has reported a durable checkpoint that does not need it. (Flower's `Context.state` is not used:
+it loses large states in a deployment, and is copied with every message in a simulation.)
 """
 
 from pathlib import Path

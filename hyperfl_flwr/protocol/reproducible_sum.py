@@ -13,6 +13,8 @@ no lower level, on a separate grid. So the sums of all levels are exact. The lev
 when the mean is computed.
 """
 
+import copy
+import math
 import mmap
 from collections.abc import Mapping
 from typing import Any
@@ -84,6 +86,13 @@ class ReproducibleSum:
             for part, block in blocks(value):
                 self._add_block(key, part, block, weight)
 
+    def levels_of(self, arrays: SharedArrays, num_examples: int) -> Levels:
+        """Return the sums that one client alone would have, without adding it; see `add`."""
+        alone = copy.copy(self)
+        alone.levels = {}
+        alone.add(arrays, num_examples)
+        return alone.levels
+
     def merge(self, levels: Mapping[int, SharedArrays]) -> None:
         """Add the sums over other clients of the same round; exact, so the order of merges has no effect."""
         for level, arrays in levels.items():
@@ -130,13 +139,55 @@ class ReproducibleSum:
         With and without the client, the levels, the total and the difference are rounded: each of these by at most two
         units of the highest level's grid, and the client's own term by half of one.
 
+        This holds for sums of any origin that `refuse_large` accepts.
+
         Args:
             key: The array.
             change: Largest magnitude of an element's change.
         """
+        return 16 * self._grid(key, self._highest_level(key, change))
+
+    def refuse_large(self, levels: Mapping[int, SharedArrays], num_clients: int, change: float) -> None:
+        """Refuse sums that no clients of weight 1 can have, if none changes an array by more than some norm.
+
+        What remains is exact in float64 together with all other such sums: of magnitudes that the levels hold, and on
+        their grids. Larger terms, or terms between two points of a grid, would round away other clients' changes, or
+        carry them over to a whole unit of a large sum.
+
+        Args:
+            levels: Sums by level, as for `merge`.
+            num_clients: Number of clients in them.
+            change: Largest Euclidean norm of a client's change, over all arrays.
+
+        Raises:
+            ValueError: If there are such sums.
+        """
+        square, slack = 0.0, 0.0
+        for key in self._received:
+            highest = self._highest_level(key, change)
+            total = np.multiply(self._received[key].reshape(-1), -num_clients, dtype=np.float64)
+            for level in sorted(level for level, arrays in levels.items() if key in arrays):
+                value, grid = levels[level][key].reshape(-1), self._grid(key, level)
+                if level > highest:
+                    raise ValueError(f"its sum of {key} has terms that clipped changes cannot have (level {level})")
+                if _largest(value) > num_clients * 2.0 ** (self.exponent(key) + level * STEP_BITS):
+                    raise ValueError(f"its sum of {key} is too large for level {level} of {num_clients} clients")
+                if not np.array_equal(np.rint(value / grid) * grid, value):
+                    raise ValueError(f"its sum of {key} is not on the grid of level {level}")
+                np.add(total, value, out=total)
+            square += float(np.dot(total, total))
+            slack += total.size * (num_clients * self._grid(key, highest)) ** 2
+        largest = num_clients * change
+        if not math.sqrt(square) <= largest * (1 + 2.0**-20) + math.sqrt(slack):
+            raise ValueError(
+                f"its {num_clients} clients have changed by a norm of {math.sqrt(square):.3g} in sum, more than "
+                f"{num_clients} times privacy.clip-norm = {change:g}"
+            )
+
+    def _highest_level(self, key: str, change: float) -> int:
+        """Return the highest level that terms of weight 1 need, of which none differs by more from what was sent."""
         largest = np.array([_largest(self._received[key]) + change])
-        level = int(_levels_of(largest, self.exponent(key))[0])
-        return 16 * self._grid(key, level)
+        return int(_levels_of(largest, self.exponent(key))[0])
 
     def _take_total(self, key: str) -> NDArray[np.float64]:
         """Remove the sums of an array, and return their total."""

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
-from hyperfl_flwr.runs.releases import read_releases
+from hyperfl_flwr.runs.releases import FILE, read_releases
 from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 
 ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum": "zero-concentrated"}
@@ -17,11 +18,24 @@ ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum
 
 RECORD_ACCOUNTANT = "privacy loss distributions"
 
-NEVER_COVERED = ("metrics and numbers of samples", "who takes part, failures and times")
+NEVER_COVERED = (
+    "metrics and numbers of samples",
+    "who takes part, failures and times",
+    "the choice of settings on the same data",
+)
 """What no noise of this project covers."""
 
 REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
 """What the epsilon of records does not cover where clients do not report their noisy steps."""
+
+OWN_MODEL = "a client's own personalized model"
+"""What no noise at client level covers."""
+
+OF_PUBLISHED_HEADS = (
+    "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of all other "
+    "records, which are clipped one by one"
+)
+"""Why no epsilon holds for methods that train their classifiers without noise."""
 
 WITHOUT_HEADS = ("fedavg", "fedprox")
 """Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
@@ -40,7 +54,7 @@ class PrivacyStatement:
         clip_norm: The clipping norm.
         accountant: Name of the method that computes epsilon.
         horizon: Number of releases so far (client), or of rounds of the run, with repeated ones (record).
-        crowd: Least number of honest clients in a sum that had the noise; None at record level.
+        crowd: Least number of clients in a sum that had the noise, of honest ones with `sum`; None at record level.
         not_covered: What epsilon says nothing about.
         reason: Why no epsilon holds; None if one does.
     """
@@ -82,11 +96,36 @@ def statement_text(entry: Mapping[str, Any]) -> str:
     if entry["unit"] == "none":
         return f"no epsilon: {entry['reason']}" if entry["clip_norm"] else ""
     about = f"of {entry['unit']}s over {entry['horizon']} {'rounds' if entry['unit'] == 'record' else 'releases'}"
-    crowd = "" if entry["crowd"] in (None, 1) else f", in sums of at least {entry['crowd']} honest clients"
+    crowd_name = "honest clients" if entry["accountant"] == ACCOUNTANTS["sum"] else "clients"
+    crowd = "" if entry["crowd"] in (None, 1) else f", in sums of at least {entry['crowd']} {crowd_name}"
     if entry["epsilon"] is None:
         return f"no epsilon {about}{crowd}: {entry['reason']}"
     stated = f"epsilon {entry['epsilon']:.2f} at delta {entry['delta']:g}"
     return f"{stated} {about}{crowd}; not covered: {'; '.join(entry['not_covered'])}"
+
+
+def planned(config: RunConfig) -> list[str]:
+    """Return what a run is about to spend, in a line, and warnings about it; empty without a unit."""
+    privacy, rounds, found = config.privacy, config.num_rounds, math.inf
+    if privacy.protects_clients:
+        unit, delta = "client", privacy.delta
+        if privacy.noise_multiplier:
+            found = client_epsilon(privacy.noise_multiplier, rounds, delta, privacy.noise)
+    elif config.dp.epsilon and config.dp.heads == "published" and config.method not in WITHOUT_HEADS:
+        return [f"privacy: no epsilon of records holds: {OF_PUBLISHED_HEADS}"]
+    elif config.dp.epsilon:
+        unit, delta, found = "record", config.dp.delta, config.dp.epsilon
+    else:
+        return []
+    lines = [f"privacy: planned epsilon {found:.2f} at delta {delta:g} of {unit}s over {rounds} rounds"]
+    if not math.isfinite(found):
+        lines.append("warning: the planned epsilon is infinite; set a larger privacy.noise-multiplier")
+    if unit == "client" and delta > 1 / config.num_clients:
+        lines.append(
+            f"warning: privacy.delta = {delta:g} is above 1 / {config.num_clients} clients, which allows one client to "
+            f"be published whole; set a smaller one"
+        )
+    return lines
 
 
 def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
@@ -102,6 +141,12 @@ def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
 
 def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
     releases = read_releases(run)
+    trained = sum(row["kind"] == "train" and row["clients"] > 0 for row in read_metrics(run))
+    if trained > len(releases):
+        raise StateError(
+            f"{run / FILE} has {len(releases)} releases, but clients were trained in {trained} rounds, so that the "
+            f"run's epsilon is unknown; restore the file from a copy"
+        )
     multiplier, noise = float(settings["privacy.noise-multiplier"]), cast("Noise", settings["privacy.noise"])
     delta = float(settings["privacy.delta"])
     epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf
@@ -121,7 +166,7 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
         accountant=ACCOUNTANTS[noise],
         horizon=len(releases),
         crowd=min((release.crowd for release in releases), default=None),
-        not_covered=(*NEVER_COVERED, *trusted.get(noise, ())),
+        not_covered=(*NEVER_COVERED, OWN_MODEL, *trusted.get(noise, ())),
         reason=reason,
     )
 
@@ -145,10 +190,7 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
             f"not known here; the nodes' records have what was spent (hyperfl dp --spent)"
         )
     if settings["dp.heads"] == "published" and settings["method"] not in WITHOUT_HEADS:
-        reason = (
-            "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of "
-            "all other records, which are clipped one by one"
-        )
+        reason = OF_PUBLISHED_HEADS
     is_counted = bool(reported) and reported.keys() == sizes.keys()
     return PrivacyStatement(
         unit="record",

@@ -1,7 +1,7 @@
 """Send messages to nodes and collect their replies; retry once after a crash, and detect nodes that have left."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
@@ -60,33 +60,35 @@ def is_simulated(grid: Grid) -> bool:
     return is_in_memory_grid(grid) or (isinstance(grid, InProcessGrid) and grid.simulated)
 
 
-def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Exchange]:
+def exchange(
+    grid: Grid, messages: Sequence[Message], timeout: float, before_resending: Callable[[], None] | None = None
+) -> Iterator[Exchange]:
     """Send messages to nodes and yield the result of each, in the order of the messages.
 
     A reply is fetched only when the caller requests it, in its turn; until then it stays with Flower. So the caller's
     memory does not grow with the number of nodes. If the process that handles a message dies, or its node restarts, the
-    message is sent a second time; handling it is idempotent, see `hyperfl_flwr.node.private_state`. (In a simulation,
+    message is sent a second time: it starts from the same private state, but noise is drawn again. (In a simulation,
     the first death makes the server fetch all other available replies too, so that all dead processes restart at once.)
-
     A node of a deployment that is gone, or does not reply, is away; in a simulation, a node without a reply has failed.
 
     Args:
         grid: Flower's grid.
         messages: Messages to send, all at once, when the caller requests the first result.
         timeout: Longest wait for all replies, in seconds; a message that is sent again gets the same time again.
+        before_resending: Called before a message is sent a second time; none is sent a third time.
 
     Raises:
         RunFailedError: If a process of a simulation died twice, or Flower did not accept the messages.
     """
-    watch = _Watch(grid, timeout)
+    watch = _Watch(grid, timeout, before_resending)
     watch.pending = _send(grid, messages, timeout)
     while watch.pending:
         sent = watch.pending[0]
         answer = sent.answer(watch)
         if answer.died and not sent.is_resent:
-            sent.send_again(grid, timeout)
+            sent.send_again(watch)
             for later in watch.pending[1:] if watch.simulated else ():  # in a deployment, replies stay with Flower
-                later.resend_if_dead(grid, timeout)
+                later.resend_if_dead(watch)
             answer = sent.answer(watch)
         if answer.died and watch.simulated:
             raise RunFailedError(f"the process of node {answer.node} died twice in a row: {answer.problem}")
@@ -109,7 +111,7 @@ def first_replies(grid: Grid, messages: Sequence[Message], timeout: float) -> It
                 continue
             answer = sent.answer(watch)
             if answer.died and not sent.is_resent:
-                sent.send_again(grid, timeout)
+                sent.send_again(watch)
                 continue
             watch.pending.remove(sent)
             yield answer
@@ -153,28 +155,26 @@ class _Sent:
 
     def answer(self, watch: "_Watch") -> Exchange:
         """Wait for the reply and return the result; keeps no reference to the reply."""
-        replies, self.replies = self.replies or self._wait(watch), []
-        node = self.message.metadata.dst_node_id
+        node, replies = self.message.metadata.dst_node_id, self.replies or self._wait(watch)
+        self.replies = []
         if self.refusal:
             return Exchange(node=node, problem=self.refusal, refused=True, is_harmful=self.is_harmful)
         if self.loss:  # one more try: a message of another node may have kept the SuperLink busy
             return Exchange(node=node, problem=self.loss, died=not self.is_resent, away=self.is_resent)
         if self.name is None:
-            problem = "the message could not be sent to the node"
-            return Exchange(node=node, problem=problem, away=not watch.simulated)
+            return Exchange(node=node, problem="the message could not be sent to the node", away=not watch.simulated)
         found = match([self.message], replies)[0]
         if watch.simulated:
             return replace(found, died=found.died or found.away, away=False)
         if not replies:
             return replace(found, away=True)
-        has_failed = found.content is None and not found.away
-        return replace(found, is_deployed=True, refused=has_failed, has_failed=has_failed)
+        failed = found.content is None and not found.away
+        return replace(found, is_deployed=True, refused=failed, has_failed=failed)
 
     def is_done(self, grid: Grid) -> bool:
         """Return True if there is a reply, or if there will be none; waits only for parts of a reply."""
         self.replies = self.replies or self._fetch(grid, min(self.end, time.monotonic() + PARTS_SECONDS))
-        is_over = self.refusal or self.loss or self.name is None or time.monotonic() >= self.end
-        return bool(self.replies or is_over)
+        return bool(self.replies or self.refusal or self.loss or self.name is None or time.monotonic() >= self.end)
 
     def _wait(self, watch: "_Watch") -> list[Message]:
         """Return the reply as soon as it has arrived; an empty list if none has arrived at the end.
@@ -184,10 +184,8 @@ class _Sent:
         """
         began = time.monotonic()
         while self.name is not None and not (replies := self._fetch(watch.grid)):
-            if self.refusal or self.loss:
-                return []
             now = time.monotonic()
-            if now >= self.end:
+            if self.refusal or self.loss or now >= self.end:
                 return []
             time.sleep(min(max(POLL_SECONDS, (now - began) / 20), LONGEST_POLL_SECONDS, self.end - now))
             watch.resend_to_restarted()
@@ -205,34 +203,33 @@ class _Sent:
             self.loss = str(error)
         return []
 
-    def send_again(self, grid: Grid, timeout: float) -> None:
+    def send_again(self, watch: "_Watch") -> None:
         """Send the message a second time."""
+        if watch.before_resending:
+            watch.before_resending()
         self.message, self.is_resent, self.replies, self.loss = _copy(self.message), True, [], ""
-        (self.name,) = _push(grid, [self.message])
-        self.end = min(time.monotonic(), self.end) + timeout
+        (self.name,) = _push(watch.grid, [self.message])
+        self.end = min(time.monotonic(), self.end) + watch.timeout
 
-    def resend_if_dead(self, grid: Grid, timeout: float) -> None:
+    def resend_if_dead(self, watch: "_Watch") -> None:
         """Send the message again if its process has already died, so that dead processes are replaced together."""
         if self.is_resent:
             return
-        self.replies = self.replies or self._fetch(grid)
+        self.replies = self.replies or self._fetch(watch.grid)
         if self.loss or (self.replies and match([self.message], self.replies)[0].died):
-            self.send_again(grid, timeout)
+            self.send_again(watch)
 
 
 class _Watch:
     """Detect restarted SuperNodes by polling: earlier messages to them are lost, and Flower does not report it.
 
-    Args:
-        grid: Flower's grid.
-        timeout: Longest wait for the reply to a message that is sent again, in seconds.
+    Its arguments are those of `exchange`.
     """
 
-    def __init__(self, grid: Grid, timeout: float) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, timeout: float, before_resending: Callable[[], None] | None = None) -> None:
+        self.grid, self.timeout, self.before_resending = grid, timeout, before_resending
         self.simulated = is_simulated(grid)
         self.pending: list[_Sent] = []
-        self._timeout = timeout
         self._next = time.monotonic() + CHECK_SECONDS
         self._activated = self._activations()
 
@@ -246,16 +243,15 @@ class _Watch:
             node = sent.message.metadata.dst_node_id
             restarted = node in now and now[node] != self._activated.get(node, now[node])
             if restarted and sent.name is not None and not sent.is_resent and not sent.replies:
-                sent.resend_if_dead(self.grid, self._timeout)  # the reply may have arrived before the restart
+                sent.resend_if_dead(self)  # the reply may have arrived before the restart
                 if not sent.replies and not sent.is_resent and not sent.refusal:
-                    sent.send_again(self.grid, self._timeout)
+                    sent.send_again(self)
         self._activated |= now
 
     def _activations(self) -> dict[int, str]:
         """Return the time of the last activation of each connected node, by Flower's id."""
-        if self.simulated:
-            return {}
-        return {node.node_id: node.last_activated_at for node in repeated(self.grid.get_nodes)}
+        nodes = [] if self.simulated else repeated(self.grid.get_nodes)
+        return {node.node_id: node.last_activated_at for node in nodes}
 
 
 def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
@@ -285,11 +281,11 @@ def match(messages: Sequence[Message], replies: Iterable[Message]) -> list[Excha
         if reply is None:
             found.append(Exchange(node=node, problem="no reply in time"))
         elif reply.has_error():
-            # Flower gives the exception's type and text as one string; for a dead actor it has many lines.
-            problem = printable(reply.error.reason or f"error code {reply.error.code}")
             code = reply.error.code
-            away = code == ErrorCode.NODE_UNAVAILABLE
-            found.append(Exchange(node=node, problem=problem, died=code in _DIED, away=away))
+            # Flower gives the exception's type and text as one string; for a dead actor it has many lines.
+            problem = printable(reply.error.reason or f"error code {code}")
+            is_away = code == ErrorCode.NODE_UNAVAILABLE
+            found.append(Exchange(node=node, problem=problem, died=code in _DIED, away=is_away))
         else:
             found.append(Exchange(node=node, content=reply.content))
     return found

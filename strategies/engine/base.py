@@ -141,11 +141,22 @@ class BaseStrategy(Hooks, Strategy):
             )
         if isinstance(self._step, UnsentStep):
             requests = []
+        self._is_repeated = False
         if trains and requests and self.context.config.privacy.noise == "local":
             record(self.context, self.progress.round, self._step.crowd)  # a node that is asked releases its uploads
         self._sent_clients = [list(request.clients) for _, request in requests]
         self._sent = [self._message(kind, arrays, node, request) for node, request in requests]
         return self._sent
+
+    def record_repetition(self) -> None:
+        """Record that clients may upload twice in this round, before a message is sent again.
+
+        With noise of their own, that is a second release. One line suffices for any number of messages, since none is
+        sent a third time.
+        """
+        if self.context.config.privacy.noise == "local" and not self._is_repeated:
+            record(self.context, self.progress.round, self._step.crowd)
+        self._is_repeated = True
 
     def _request(self, clients: list[int], rounding: Mapping[str, int]) -> Request:
         return Request(

@@ -47,16 +47,19 @@ def record(context: ServerContext, server_round: int, crowd: int) -> None:
 
 
 def noise_of_means(config: RunConfig, num_nodes: int = 0, num_clients: int = 1) -> float:
-    """Return the largest standard deviation of the nodes' noise in an element of a mean change that the server sees.
+    """Return the largest standard deviation of the noise in an element of a mean change that the server checks.
 
     Args:
         config: The run's settings.
         num_nodes: With secure sums, the number of nodes in the step.
-        num_clients: With secure sums, the number of clients in the step.
+        num_clients: With secure sums, the number of clients that finished.
     """
-    if noise := config.privacy.sum_noise:  # each node adds at most the noise that suffices on its own
+    privacy = config.privacy
+    if noise := privacy.sum_noise:  # each node adds at most the noise that suffices on its own
         return noise.multiplier * noise.clip_norm * math.sqrt(num_nodes) / num_clients
-    return config.privacy.local_std
+    if privacy.noise == "server":
+        return privacy.noise_multiplier * privacy.clip_norm / num_clients
+    return privacy.local_std
 
 
 def noisy_means(

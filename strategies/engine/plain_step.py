@@ -64,7 +64,7 @@ class PlainStep:
         self._total = ReproducibleSum(received, context.reductions, **rounding)
         self._per_client: dict[int, SharedArrays] = {}
         self._bounds = Bounds(
-            max_ratio=context.config.max_update_ratio,
+            max_ratio=0.0 if client_privacy.adds_noise(context) else context.config.max_update_ratio,
             num_examples=context.federation.num_examples,
             shared=received,
             per_client=per_client,
@@ -98,6 +98,9 @@ class PlainStep:
             return
         reply = read_training(content, clients, self._received, self._per_client_sent)
         self._bounds.check(reply)
+        if client_privacy.adds_noise(self._context):
+            # Not `max-update-ratio`: whether a reply counts must not depend on what honest clients have learnt.
+            reply.refuse_large(self._total, self._context.config.privacy.clip_norm)
         outcome.add(node.id, reply.report, is_deployed=is_deployed)
         if self._context.config.audit.covers(clients[0], self._round) and reply.report.results:
             received = self._received | dict(self._per_client_sent.get(clients[0], {}))

@@ -17,6 +17,7 @@ from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
+from hyperfl_flwr.runs.privacy_statement import planned
 from hyperfl_flwr.runs.run_directory import Record, RunDirectory, read_manifest
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import Federation
@@ -102,6 +103,8 @@ class RecordedStrategy(Strategy):
             raise ValueError("evaluate_fn must be None: clients evaluate on their own data, the server holds none")
         for line in self.inner.warnings(self.inner.context.config):
             self.announce(f"warning: {line}")
+        for line in planned(self.inner.context.config):
+            self.announce(line)
         arrays = initial_arrays
         # Not Flower's own loop: every round must end with its records and, where due, a checkpoint.
         for current in range(self.inner.progress.round + 1, num_rounds + 1):
@@ -109,7 +112,7 @@ class RecordedStrategy(Strategy):
             self._announce_phase(current)
             self._refresh_nodes(current)
             messages = self.configure_train(current, arrays, train_config or ConfigRecord(), grid)
-            reduced, _ = self.inner.reduce(exchange(grid, messages, timeout))
+            reduced, _ = self.inner.reduce(exchange(grid, messages, timeout, self.inner.record_repetition))
             arrays = arrays if reduced is None else reduced
             self._drop_nodes()
             self._record_training(current, time.perf_counter() - began)

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -148,7 +149,6 @@ class SecureStep:
             shared=received,
             per_client={},
             reductions=context.reductions,
-            noise=client_privacy.noise_of_means(context.config, len(rows), header.num_clients),
         )
         self._opening = Opening(
             step=Step(header=header, transcript=transcript_of(self._header)),
@@ -200,17 +200,19 @@ class SecureStep:
             vector, tally = self._open(outcome)
             means: SharedArrays = {}
             if self._encoding is not None:
-                means = self._encoding.decode(vector, tally.clients, tally.examples)
-                self._bounds.check_means(means, tally.clients)
+                means = opened = self._encoding.decode(vector, tally.clients, tally.examples)
+                if client_privacy.adds_noise(self._context):
+                    means = self._noisy(self._encoding, vector, tally.clients)
+                # After the noise: whether the sum counts must not depend on what it is without noise.
+                noise = client_privacy.noise_of_means(self._context.config, len(self._requests), tally.clients)
+                replace(self._bounds, noise=noise).check_means(means, tally.clients)
         except ValueError as error:
             outcome.fail_unopened(str(error))
             return Reduced()
         outcome.tally, outcome.unmask_seconds = tally, time.perf_counter() - began
         server_round = self._opening.step.header.round
         if self._encoding is not None and self._context.config.audit.covers_round(server_round):
-            record_opening(self._encoding.received, means, outcome, server_round, self._context)
-        if self._encoding is not None and client_privacy.adds_noise(self._context):
-            means = self._noisy(self._encoding, vector, tally.clients)
+            record_opening(self._encoding.received, opened, outcome, server_round, self._context)
         return Reduced(means=means, num_examples=tally.examples)
 
     def _noisy(self, encoding: Encoding, vector: NDArray[np.uint32], num_clients: int) -> SharedArrays:

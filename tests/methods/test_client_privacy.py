@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 from federations import Federate, Settings, exact, last_checkpoint, metrics, small_settings
-from flwr.app import MessageType
+from flwr.app import Error, Message, MessageType
 from test_secure_runs import dropping
 
 from clients.engine.protected_upload import client_release
+from clients.fedavg import FedAvgClient
+from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, RunFailedError
+from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.accounting import client_epsilon
-from hyperfl_flwr.privacy.budget import Release
-from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.privacy.budget import Release, read_record
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.runs.observation import load_observation, observation_path
 from hyperfl_flwr.runs.run_directory import read_failures
+from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from strategies.engine.recorded import RecordedStrategy
+from strategies.engine.reply_bounds import Bounds
 
 N, NODES, C, Z = 8, 4, 0.5, 1.2
 
@@ -108,6 +114,25 @@ def test_a_sum_with_hardly_any_noise_is_the_plain_mean(federate: Federate) -> No
     run = federate("fedavg", NODES, **noisy("sum", **{"privacy.noise-multiplier": 1e-5}) | changes)
     clean, start = (federate("fedavg", NODES, **CLIPPED | changes | {"learning-rate": rate}) for rate in (0.1, 1e-30))
     assert np.linalg.norm(difference(run, clean)) < 1e-3 * np.linalg.norm(difference(clean, start))
+
+
+@pytest.mark.parametrize("noise", ["local", "server"])
+def test_no_method_can_leave_out_the_protection(
+    noise: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method with a reply of its own, which returns the trained arrays: the engine clips it and adds the noise."""
+    monkeypatch.setattr(FedAvgClient, "reply", lambda self, received, trained: trained)
+    norm = 0.02
+    run = federate("fedavg", **noisy(noise, **{"audit.clients": "all", "audit.rounds": "1", "privacy.clip-norm": norm}))
+    for client in range(N):
+        seen = load_observation(observation_path(run, 1, client))
+        moved = np.concatenate(
+            [(value.astype(float) - seen.received[key]).ravel() for key, value in seen.reply.items()]
+        )
+        if noise == "local":
+            assert moved.std() == pytest.approx(Z * norm, rel=0.03)
+        else:
+            assert 0.999 * norm < np.linalg.norm(moved) <= norm
 
 
 def test_every_client_has_the_same_bounded_weight(federate: Federate) -> None:
@@ -283,6 +308,76 @@ def test_noise_is_no_change_that_is_too_long(federate: Federate) -> None:
     for unit in ("client", "none"):
         run = federate("fedavg", **noisy("local", **{"target": "mlp", "privacy.unit": unit, "max-update-ratio": 1.0}))
         assert read_failures(run) == []
+
+
+class DyingGrid(InProcessGrid):
+    """The processes of two nodes die in round 1 after they have uploaded; their messages are sent again."""
+
+    def __init__(self, num_nodes: int, settings: Settings) -> None:
+        super().__init__(app, num_nodes, settings, {"simulated": True})
+        self.dying = {1001, 1002}
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id in self.dying:
+            self.dying.remove(message.metadata.dst_node_id)
+            return Message(Error(code=ErrorCode.UNKNOWN, reason="died"), reply_to=message)
+        return reply
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [("local", [1, 1, 2]), ("server", [1, 2]), ("sum", [1, 2])])
+def test_an_upload_that_is_sent_again_counts(noise: str, rounds: list[int], federate: Federate) -> None:
+    """No client uploads more than twice in the round. Noise on the sum is drawn once."""
+    run = federate("fedavg", NODES, grid=DyingGrid, **noisy(noise, target="mlp", num_rounds=2))
+    assert [line["round"] for line in lines(run)] == rounds
+    assert privacy_of(run)["epsilon"] == client_epsilon(Z, len(rounds), 1e-5, noise)
+    if noise == "local":
+        record = read_record(run / "clients" / "privacy.jsonl")
+        assert max(Counter(entry.client for entry in record).values()) == len(rounds)
+
+
+class MalformedGrid(InProcessGrid):
+    """Node 1 replies with an element of 2^66, below which smaller changes are rounded away or carried over."""
+
+    def answer(self, message: Message) -> Message:
+        reply = super().answer(message)
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 1001:
+            arrays = {key: np.array(value) for key, value in unpack_arrays(reply.content["arrays"]).items()}
+            arrays["model/classifier.bias"][0] = 2.0**66
+            reply.content["arrays"] = pack_arrays(arrays)
+        return reply
+
+
+def test_a_reply_that_would_round_away_the_others_is_refused(federate: Federate) -> None:
+    """With noise from the server, also where `max-update-ratio` allows any change."""
+    plan = noisy("server", **{"max-update-ratio": 0.0, "failure-budget": 1.0, "target": "mlp"})
+
+    def grid(num_nodes: int, settings: Settings) -> MalformedGrid:
+        return MalformedGrid(app, num_nodes, settings, {"simulated": True})
+
+    run = federate("fedavg", N, grid=grid, **plan)
+    assert [failure.client for failure in read_failures(run)] == [1]
+    assert max(np.abs(value).max() for value in arrays_of(run).values()) < 10
+
+
+def test_no_change_is_too_long_before_the_noise(federate: Federate) -> None:
+    """Whether a node counts does not depend on changes without noise: only `privacy.clip-norm` bounds them."""
+    run = federate("fedavg", NODES, **noisy("server", **{"target": "mlp", "max-update-ratio": 1e-6}))
+    assert read_failures(run) == []
+
+
+def test_a_secure_sum_is_checked_after_the_noise(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `max-update-ratio` measures is the noisy mean."""
+    checked: list[SharedArrays] = []
+    check = Bounds.check_means
+
+    def recorded(self: Bounds, means: SharedArrays, num_clients: int) -> None:
+        checked.append(means)
+        check(self, means, num_clients)
+
+    monkeypatch.setattr(Bounds, "check_means", recorded)
+    run = federate("fedavg", NODES, **noisy("server", **{"target": "mlp", "secagg.enabled": True}))
+    assert exact(checked[0]) == exact(arrays_of(run))
 
 
 @pytest.mark.parametrize(

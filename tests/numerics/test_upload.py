@@ -44,6 +44,13 @@ def test_noise_is_gaussian_with_the_clip_norms_multiple_and_never_the_same():
     assert abs(np.corrcoef(one[:half], one[half:CHUNK])[0, 1]) < 0.01  # the two halves of the pairs
 
 
+def test_a_zero_has_no_sign():
+    """The sign of a released 0 would be that of a change that is rounded to 0."""
+    released = noisy_on_grid(np.full(1000, -1e-12), 1.0, 4.0)
+    assert np.count_nonzero(released == 0) > 100
+    assert not np.signbit(released[released == 0]).any()
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 5])
 def test_any_number_of_values_can_be_drawn(size):
     assert gaussian(size, 1.0).shape == (size,)

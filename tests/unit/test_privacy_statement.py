@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
-from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, statement_text
+from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, planned, statement_text
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases, record_release
 
 
@@ -49,6 +49,23 @@ def test_a_damaged_line_is_an_error(line: str, tmp_path: Path) -> None:
         read_releases(tmp_path)
 
 
+@pytest.mark.parametrize(("releases", "suffices"), [(0, False), (1, False), (2, True), (3, True)])
+def test_a_record_that_lacks_releases_is_an_error(releases: int, tmp_path: Path, *, suffices: bool) -> None:
+    """Two rounds had clients that finished; a round without one releases nothing."""
+    rows = [{"kind": "train", "round": number, "clients": clients} for number, clients in ((1, 3), (2, 0), (3, 1))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for number in range(releases):
+        record_release(tmp_path, release(number))
+    given: dict[str, Scalar] = {
+        "privacy.unit": "client", "privacy.clip-norm": 0.5, "privacy.noise-multiplier": 1.0, "privacy.noise": "server",
+    }  # fmt: skip
+    if suffices:
+        assert statement(tmp_path, **given)["horizon"] == releases
+        return
+    with pytest.raises(StateError, match=rf"has {releases} releases, but clients were trained in 2 rounds.*restore"):
+        statement(tmp_path, **given)
+
+
 def test_the_least_crowd_is_stated(tmp_path: Path) -> None:
     for number, crowd in enumerate((20, 18, 19), 1):
         record_release(tmp_path, release(number, crowd))
@@ -59,8 +76,46 @@ def test_the_least_crowd_is_stated(tmp_path: Path) -> None:
     assert (entry["crowd"], entry["horizon"], entry["accountant"]) == (18, 3, "analytic Gaussian")
     text = statement_text(entry)
     assert text.startswith(f"epsilon {entry['epsilon']:.2f} at delta 1e-05 of clients over 3 releases, in sums of at ")
-    assert "at least 18 honest clients; not covered: metrics and numbers of samples; who takes part" in text
+    assert "at least 18 clients; not covered: metrics and numbers of samples; who takes part" in text
     assert "what the server sees, which adds the noise" in text
+    assert "the choice of settings on the same data; a client's own personalized model" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, []),
+        ({"dp.epsilon": 4.0}, ["planned epsilon 4.00 at delta 1e-05 of records over 10 rounds"]),
+        ({"privacy.noise-multiplier": 1.0}, ["planned epsilon 17.86 at delta 1e-05 of clients over 10 rounds"]),
+        ({"privacy.noise-multiplier": 0.0}, ["planned epsilon inf at", "warning: the planned epsilon is infinite"]),
+        (
+            {"privacy.noise-multiplier": 1.0, "privacy.delta": 0.09},
+            ["planned epsilon", "warning: privacy.delta = 0.09 is above 1 / 20 clients"],
+        ),
+    ],
+)
+def test_what_a_run_will_spend_is_known_before_it(settings: dict[str, Scalar], found: list[str]) -> None:
+    unit = {"privacy.unit": "client", "privacy.clip-norm": 1.0} if "privacy.noise-multiplier" in settings else {}
+    base: dict[str, Scalar] = {"num-rounds": 10, "num-clients": 20}
+    lines = planned(RunConfig.from_flat(default_settings() | base | unit | settings))
+    assert len(lines) == len(found)
+    assert all(part in line for part, line in zip(found, lines, strict=True))
+
+
+@pytest.mark.parametrize(("method", "holds"), [("fedrep", False), ("ppsgd", False), ("fedavg", True)])
+def test_no_epsilon_is_planned_for_heads_without_noise(method: str, holds: bool) -> None:
+    given: dict[str, Scalar] = {"method": method, "dp.epsilon": 4.0, "dp.heads": "published"}
+    (line,) = planned(RunConfig.from_flat(default_settings() | given))
+    assert ("planned epsilon 4.00" in line) is holds
+    assert ("no epsilon of records holds" in line) is not holds
+
+
+def test_only_secure_sums_count_honest_clients(tmp_path: Path) -> None:
+    record_release(tmp_path, release(1, 3))
+    given: dict[str, Scalar] = {
+        "privacy.unit": "client", "privacy.clip-norm": 0.5, "privacy.noise-multiplier": 1.0, "privacy.noise": "sum",
+    }  # fmt: skip
+    assert "in sums of at least 3 honest clients" in statement_text(statement(tmp_path, **given))
 
 
 @pytest.mark.parametrize(("rounds", "noise"), [(2, 2.367), (4, 3.24)])
