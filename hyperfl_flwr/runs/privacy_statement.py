@@ -32,8 +32,8 @@ OWN_MODEL = "a client's own personalized model"
 """What no noise at client level covers."""
 
 OF_PUBLISHED_HEADS = (
-    "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of all other "
-    "records, which are clipped one by one"
+    "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of all "
+    "other records, which are clipped one by one"
 )
 """Why no epsilon holds for methods that train their classifiers without noise."""
 
