@@ -174,6 +174,11 @@ def _check_client_privacy(config: RunConfig, input_shape: tuple[int, ...], num_c
             "privacy.noise must not be sum without secagg.enabled: the server would see each node's sum, which has "
             "only a share of the noise; set secagg.enabled=true, or privacy.noise to server or local"
         )
+    if privacy.noise == "server" and config.secagg.enabled:
+        raise ConfigError(
+            "privacy.noise must not be server with secagg.enabled: a node could let the opened sum overflow where one "
+            "client decides, before the server adds noise; take privacy.noise=sum, which adds it before"
+        )
 
 
 def check_secure_sum(config: RunConfig) -> None:

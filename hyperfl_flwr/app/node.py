@@ -142,8 +142,11 @@ class NodeApp:
             metric_names=metric_names,
         )
         node = secure_node(self.node)
-        if self.simulated and self.node.max_colluding == "auto":  # no owner: the run's number holds
-            node = replace(node, max_colluding=terms.colluding)
+        if self.simulated:  # there is no owner, so the run's numbers hold unless the node config has others
+            if self.node.max_colluding == "auto":
+                node = replace(node, max_colluding=terms.colluding)
+            if "min_cohort" not in self.node.model_fields_set:
+                node = replace(node, min_cohort=config.secagg.min_cohort)
         return SecureCohort(node=node, terms=terms)
 
     def _mixing_secret(self) -> bytes:

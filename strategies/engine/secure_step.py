@@ -200,10 +200,7 @@ class SecureStep:
             vector, tally = self._open(outcome)
             means: SharedArrays = {}
             if self._encoding is not None:
-                means = opened = self._encoding.decode(vector, tally.clients, tally.examples)
-                if client_privacy.adds_noise(self._context):
-                    means = self._noisy(self._encoding, vector, tally.clients)
-                # After the noise: whether the sum counts must not depend on what it is without noise.
+                means = self._encoding.decode(vector, tally.clients, tally.examples)
                 noise = client_privacy.noise_of_means(self._context.config, len(self._requests), tally.clients)
                 replace(self._bounds, noise=noise).check_means(means, tally.clients)
         except ValueError as error:
@@ -212,16 +209,8 @@ class SecureStep:
         outcome.tally, outcome.unmask_seconds = tally, time.perf_counter() - began
         server_round = self._opening.step.header.round
         if self._encoding is not None and self._context.config.audit.covers_round(server_round):
-            record_opening(self._encoding.received, opened, outcome, server_round, self._context)
+            record_opening(self._encoding.received, means, outcome, server_round, self._context)
         return Reduced(means=means, num_examples=tally.examples)
-
-    def _noisy(self, encoding: Encoding, vector: NDArray[np.uint32], num_clients: int) -> SharedArrays:
-        """Return the mean parameters of an opened sum to which the server adds noise."""
-        client_privacy.record(self._context, self._opening.step.header.round, num_clients)
-        # Each client rounds to half a unit, and each element is converted to float64 once.
-        roundings = {key: 0.51 * encoding.unit(key) for key in encoding.received}
-        changes = encoding.changes(vector)
-        return client_privacy.noisy_means(self._context, encoding.received, changes, roundings, num_clients)
 
     def _open(self, outcome: Outcome) -> tuple[NDArray[np.uint32], Tally]:
         """Return the opened vector, and the counts and metrics.

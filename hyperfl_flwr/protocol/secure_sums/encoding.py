@@ -163,13 +163,6 @@ class Encoding:
             found[key] = mean.reshape(received.shape)
         return found
 
-    def changes(self, total: NDArray[np.uint32]) -> SharedArrays:
-        """Return the sums of the clients' changes as float64, for groups that are means with equal weights."""
-        return {
-            key: (sums.view(np.int32) * self.unit(key)).reshape(self.received[key].shape)
-            for key, sums in self._parts(total)
-        }
-
     def unit(self, key: str) -> float:
         """Return what one unit of the encoding is in an array; a client's elements are rounded by up to half of it."""
         return self._ranges[key] * (1.0 / self.largest)
