@@ -30,7 +30,12 @@ class ProtectedUpload:
 
         A weight by the number of samples would multiply what a client can change. The numbers themselves stay visible.
         """
-        if not config.privacy.protects_clients:
+        return cls.weighted(equal=config.privacy.protects_clients)
+
+    @classmethod
+    def weighted(cls, *, equal: bool) -> Mapping[str, Reduction]:
+        """Return the reduction of each shared group; with `equal`, clients have equal weights in all means."""
+        if not equal:
             return cls.shared
         by_examples, mean = Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN
         return {group: mean if each is by_examples else each for group, each in cls.shared.items()}

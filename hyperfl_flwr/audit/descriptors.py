@@ -6,6 +6,7 @@ The true distribution is used only afterwards, for scoring.
 """
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,16 +107,18 @@ def _estimates_at(
 def _estimates(source: Source, clients: Sequence[int], epsilon: float | None, images: Tensor) -> list[Shares]:
     """Query clients for descriptors, as the server does, and estimate shares with the models generated from them."""
     config = source.config
-    grid = InProcessGrid(app, 1, config.flat(), {"simulated": True})
-    federation = handshake(grid, config.hosted_clients, config.node_timeout)
     query = descriptors_of(
         clients,
         source.encoder,
         source.recipe.descriptor_length,
         QuerySpec(epsilon=epsilon, delta=config.novel.delta),
     )
-    setting = replace(source.strategy.context, federation=federation)
-    answers = ask(grid, setting, config.num_rounds, query)
+    # A state folder of its own: these descriptors are not releases of the run, so its privacy record stays as it is.
+    with tempfile.TemporaryDirectory() as state:
+        grid = InProcessGrid(app, 1, config.flat(), {"simulated": True, "state-dir": state})
+        federation = handshake(grid, config.hosted_clients, config.node_timeout)
+        setting = replace(source.strategy.context, federation=federation)
+        answers = ask(grid, setting, config.num_rounds, query)
     for failure in answers.failures:
         raise RunFailedError(f"client {failure.client} returned no descriptor: {failure.reason}")
     models = source.strategy.models_of({client: answers.arrays[client][DESCRIPTOR] for client in clients})

@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
@@ -22,7 +22,6 @@ from hyperfl_flwr.runs.run_directory import (
     is_simulation,
     read_failures,
     read_manifest,
-    settings_of,
     trained_settings,
 )
 from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
@@ -60,7 +59,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
     except ValueError as error:
         raise RunDirectoryError(f"{error}; wait for the first round before writing a report") from None
     file, client, data = output or path / "report.html", client_of(summary["method"]), RunData.read(manifest)
-    reductions = client.reductions(RunConfig.from_flat(settings_of(path)))
+    reductions = client.weighted(equal=manifest["settings"].get("privacy.unit") == "client")
     write_page(
         file,
         "report.html",

@@ -84,10 +84,15 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
 
 
 def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Federate) -> None:
-    """Folders have mode 0700 and files 0600, one folder per client; they hold exactly the method's private groups."""
+    """Folders have mode 0700 and files 0600, one folder per client; they hold exactly the method's private groups.
+
+    Next to the folders is the record of what the clients' uploads release.
+    """
     run = federate(method)
     assert mode_of(run / "clients") == 0o700
-    folders = sorted((run / "clients").iterdir())
+    folders = sorted(path for path in (run / "clients").iterdir() if path.is_dir())
+    files = {path.name: mode_of(path) for path in (run / "clients").iterdir() if path not in folders}
+    assert files == ({"privacy.jsonl": 0o600} if client_of(method).shared else {})
     private = client_of(method).private
     assert len(folders) == (NUM_CLIENTS if private else 0)
     assert all(mode_of(folder) == 0o700 for folder in folders)
