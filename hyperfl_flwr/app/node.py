@@ -103,12 +103,14 @@ class NodeApp:
         except ConfigError as error:  # its texts quote only the run's settings
             raise RefusalError(str(error)) from None
         states, key = self._states(request), self._mixing_key(request.experiment)
+        # A simulated node that is asked outside a run has no folder, and no data of its own to account for.
+        keeps_record = bool(self.node.state_dir or request.run_directory or not self.simulated)
         record = state_folder(self.node.state_dir, request.run_directory, simulated=self.simulated)
 
         def make_client(client: int) -> BaseClient:
             state = PrivateState(states, request.experiment, client)
             setting = client_setting(self.config, data, client, self.device, state, key)
-            budget = budget_of(self.node, record, request.experiment, client)
+            budget = budget_of(self.node, record, request.experiment, client) if keeps_record else None
             return client_class(replace(setting, round=request.round, keeps_model=self.keeps_model, budget=budget))
 
         return adapter.Cohort(
