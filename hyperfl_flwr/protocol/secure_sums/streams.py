@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.uint32] | NDArray[np.uint64]
 """Integers to add streams to."""
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 """Bytes of a stream that are generated at a time, so that they stay in the processor's cache."""
 
 _NONCE = bytes(16)
