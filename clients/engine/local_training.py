@@ -9,14 +9,12 @@ from torch import nn
 from clients.engine.context import ClientContext
 from clients.engine.protected_upload import client_release
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.spent import noisy_steps
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
 from hyperfl_flwr.training.private_sgd import (
-    CLIP_NORMS,
     Companion,
     NoisyEpochs,
     StepNoise,
@@ -95,17 +93,10 @@ class LocalTraining:
         """Return clipping and noise of the local steps that `dp.*` protects; None for plain steps.
 
         The noise is that of the whole run: `num-rounds` rounds in which this client takes part.
-
-        Raises:
-            ConfigError: If clipped gradients and noise would be too small or too large for floating point.
         """
         config, size = self.context.config, len(self.context.data.train_labels)
         if not config.dp.epsilon:
             return None
-        low, high = CLIP_NORMS
-        if not low <= config.dp.clip_norm <= high:
-            text = f"dp.clip-norm must be from {low:g} to {high:g}, got {config.dp.clip_norm:g}; take about 1"
-            raise ConfigError(text, public=text)
         from hyperfl_flwr.privacy.accounting import record_noise  # deferred: takes a tenth of a second
 
         steps = config.num_rounds * self.steps.num_steps(size)

@@ -14,24 +14,15 @@ from rich.table import Table
 
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.launch.console import out
+from hyperfl_flwr.privacy.coverage import ACCOUNTANTS, NEVER_COVERED, OWN_MODEL, RECORD_ACCOUNTANT, TRUSTED
 
 if TYPE_CHECKING:
     from hyperfl_flwr.privacy.accounting import Noise
 
 budgets = typer.Typer()
 
-NOT_COVERED = "metrics, failures, times, and choices of settings that used the same data"
-
 REPEATED = "rounds that are repeated, which take other noise and count again"
-
-TRUSTED = {
-    "server": "what the server sees, which adds the noise",
-    "sum": "more colluding nodes than max-colluding",
-    "local": "",
-}
-"""What a guarantee for clients does not cover in addition, by where the noise is added."""
-
-OWN_MODEL = "a client's own model, which is trained on its data, given to others"
+"""What the epsilon of a plan does not cover."""
 
 HOLDS = {
     "server": "against all but the server, which adds the noise",
@@ -132,10 +123,10 @@ def _for_records(
         noise_multiplier=noise,
         facts={
             "unit": "one record of a client, present or without effect; the number of records is public",
-            "holds": "against all, also the server, for all messages of the client in the run",
+            "holds": "against all, also the server, for all parameters that the client sends in the run",
             "horizon": f"{steps} steps on Poisson batches with sample rate {rate:.4g}",
-            "accountant": "privacy loss distributions" if rate < 1 else "Gaussian mechanism, exact",
-            "not covered": f"{NOT_COVERED}; {REPEATED}",
+            "accountant": RECORD_ACCOUNTANT if rate < 1 else ACCOUNTANTS["local"],
+            "not covered": "; ".join((*NEVER_COVERED, REPEATED)),
         },
     )
 
@@ -160,8 +151,8 @@ def _for_clients(
             "unit": "all that a client contributes, or nothing; the number of clients is public",
             "holds": HOLDS[noise],
             "horizon": f"{rounds} rounds in which the client takes part",
-            "accountant": "zero-concentrated privacy" if noise == "sum" else "Gaussian mechanism, exact",
-            "not covered": "; ".join(filter(None, (NOT_COVERED, REPEATED, OWN_MODEL, TRUSTED[noise]))),
+            "accountant": ACCOUNTANTS[noise],
+            "not covered": "; ".join((*NEVER_COVERED, REPEATED, OWN_MODEL, *TRUSTED[noise])),
         },
     )
 
@@ -190,7 +181,8 @@ def _print_spent(path: Path, delta: float, *, as_json: bool) -> None:
     out.print(f"delta {delta:g}; neighbours: one record, or one client, present or without effect", markup=False)
     if any(row.replaces for row in rows):
         out.print("descriptors: one record replaced; this bounds a removed one, too, if the number of records is known")
-    out.print(f"bounded by nothing: no noise; server: noise that the server adds; not covered: {NOT_COVERED}")
+    out.print("bounded by nothing: no noise; server: noise that the server adds", markup=False)
+    out.print(f"not covered: {'; '.join(NEVER_COVERED)}", markup=False)
 
 
 def _refuse(option: str, others: Mapping[str, object]) -> None:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from hyperfl_flwr.core.settings import NonNegativeFloat, PositiveFloat, Section, setting
+from hyperfl_flwr.core.setting_types import CLIP_NORMS
+from hyperfl_flwr.core.settings import NonNegativeFloat, Section, setting
 
 if TYPE_CHECKING:
     from hyperfl_flwr.protocol.secure_sums.noise import SumNoise
@@ -17,7 +18,7 @@ Delta = Annotated[float, Field(gt=0, le=LARGEST_DELTA)]
 
 
 class RecordPrivacyConfig(Section):
-    """Local training by noisy steps (DP-SGD), which bounds what all messages of a client tell about one record."""
+    """Local training by noisy steps (DP-SGD), which bounds what a client's parameters reveal about one record."""
 
     key: ClassVar[str] = "dp"
     title: ClassVar[str] = "Differential privacy of single records"
@@ -29,8 +30,10 @@ class RecordPrivacyConfig(Section):
         "the operating system's random generator, so that such runs are not repeatable.",
     )
     delta: Delta = setting(1e-5, "Privacy parameter δ that belongs to `dp.epsilon`.")
-    clip_norm: PositiveFloat = setting(
-        1.0, "Largest norm of one sample's gradient, over all parameters that are trained with noise."
+    clip_norm: Annotated[float, Field(ge=CLIP_NORMS[0], le=CLIP_NORMS[1])] = setting(
+        1.0,
+        "Largest norm of one sample's gradient, over all parameters that are trained with noise.",
+        values="number from 10^-6 to 10^6",
     )
     heads: Literal["noised", "published"] = setting(
         "noised",

@@ -26,6 +26,9 @@ Pooling = Literal["mean-max", "mean"]
 the paper. `mean`: phi(x) is scaled to length 1 and averaged, so that replacing one of n samples moves the pooled vector
 by 2/n at most."""
 
+CLIP_NORMS = (1e-6, 1e6)
+"""Clipping norms of noisy steps for which float32 represents clipped gradients and noise with all its digits."""
+
 Combine = Literal["sum", "mean"]
 """Combination of the vector-Jacobian products of a round's clients into one step of pFedHN's server; in the original,
 each step has one client."""

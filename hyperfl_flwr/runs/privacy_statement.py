@@ -10,26 +10,12 @@ from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
+from hyperfl_flwr.privacy.coverage import ACCOUNTANTS, NEVER_COVERED, OWN_MODEL, RECORD_ACCOUNTANT, TRUSTED
 from hyperfl_flwr.runs.releases import FILE, read_releases
 from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 
-ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum": "zero-concentrated"}
-"""Accountants of the client level, by where the noise is added; see `hyperfl_flwr.privacy.accounting`."""
-
-RECORD_ACCOUNTANT = "privacy loss distributions"
-
-NEVER_COVERED = (
-    "metrics and numbers of samples",
-    "who takes part, failures and times",
-    "the choice of settings on the same data",
-)
-"""What no noise of this project covers."""
-
 REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
 """What the epsilon of records does not cover where clients do not report their noisy steps."""
-
-OWN_MODEL = "a client's own personalized model"
-"""What no noise at client level covers."""
 
 OF_PUBLISHED_HEADS = (
     "with dp.heads=published a record moves its client's classifier, and the classifier moves the gradients of all "
@@ -150,10 +136,6 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
     multiplier, noise = float(settings["privacy.noise-multiplier"]), cast("Noise", settings["privacy.noise"])
     delta = float(settings["privacy.delta"])
     epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf
-    trusted = {
-        "server": ("what the server sees, which adds the noise",),
-        "sum": ("more colluding nodes than secagg.colluding and the owners' max-colluding",),
-    }
     reason = None
     if not math.isfinite(epsilon):
         reason = "no noise is added" if not multiplier else "the noise is too small for any useful epsilon"
@@ -166,7 +148,7 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
         accountant=ACCOUNTANTS[noise],
         horizon=len(releases),
         crowd=min((release.crowd for release in releases), default=None),
-        not_covered=(*NEVER_COVERED, OWN_MODEL, *trusted.get(noise, ())),
+        not_covered=(*NEVER_COVERED, OWN_MODEL, *TRUSTED[noise]),
         reason=reason,
     )
 

@@ -29,12 +29,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hyperfl_flwr.core.gaussian_noise import gaussian_tensor
+from hyperfl_flwr.core.setting_types import CLIP_NORMS
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, TrainingData, add_forces, new_optimiser, run_epochs
 from hyperfl_flwr.training.per_example import PerExampleGradients
-
-CLIP_NORMS = (1e-6, 1e6)
-"""Clipping norms for which float32 represents clipped gradients and noise with all its digits."""
 
 
 @dataclass(frozen=True, kw_only=True)

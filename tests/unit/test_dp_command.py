@@ -55,17 +55,22 @@ def test_the_text_says_what_the_epsilon_means(call: Call) -> None:
         "rounds that are repeated",
         "600 steps",
         "sample rate 0.08333",
-        "metrics, failures, times",
+        "metrics and numbers of samples; who takes part, failures and times",
     ):
         assert text in out
     _, out, _ = call(*CLIENT, "--noise-multiplier", 1, "--noise", "server")
-    for text in ("17.86", "all that a client contributes", "all but the server", "10 rounds", "Gaussian mechanism"):
+    for text in ("17.86", "all that a client contributes", "all but the server", "10 rounds", "analytic Gaussian"):
         assert text in out
-    trusted = {"server": "what the server sees", "sum": "more colluding nodes", "local": "own model"}
+    trusted = {"server": "what the server sees", "sum": "more colluding nodes", "local": "own personalized model"}
     for noise, text in trusted.items():
         _, out, _ = call(*CLIENT, "--noise-multiplier", 1, "--noise", noise)
         (line,) = [line for line in out.splitlines() if line.startswith("not covered")]
-        for each in (text, "metrics, failures, times", "rounds that are repeated", "given to others"):
+        for each in (
+            text,
+            "metrics and numbers of samples; who takes part, failures and times",
+            "rounds that are repeated",
+            "own personalized model",
+        ):
             assert each in line
 
 
