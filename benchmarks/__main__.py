@@ -11,11 +11,11 @@ from benchmarks.measure import (
     measure_federations,
     measure_private,
     measure_secure,
+    measure_secure_rounds,
     measure_transport,
 )
 from benchmarks.private_steps import PrivateSteps
 from benchmarks.report import Results, private_parts, render, secure_parts
-from benchmarks.secure_rounds import measure_rounds
 from benchmarks.workload import Workload
 from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.versions import versions
@@ -68,7 +68,8 @@ def main() -> None:
         print("\n\n".join(private_parts(noisy_steps())))
         return
     secure = [measure_secure(work, num_nodes, note) for work, num_nodes in SECURE_WORK]
-    secure_rounds = [measure_rounds(quick_version(work), min(options.rounds, SLOW_ROUNDS)) for work in SECURE_ROUNDS]
+    num_rounds = min(options.rounds, SLOW_ROUNDS)
+    secure_rounds = {work: measure_secure_rounds(quick_version(work), num_rounds, note) for work in SECURE_ROUNDS}
     if options.secure_sums:
         print("\n\n".join(secure_parts(secure, secure_rounds)))
         return

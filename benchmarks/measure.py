@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from benchmarks.memory import cpu_seconds, private_memory
 from benchmarks.private_steps import PrivateSteps
+from benchmarks.secure_rounds import SecureRound
 from benchmarks.secure_sums import SecureCost
 from benchmarks.transport import Step
 from benchmarks.workload import NUM_NODES, Workload, write_dataset
@@ -178,6 +179,13 @@ def measure_secure(work: Workload, num_nodes: int, note: Note = print) -> Secure
     note(f"secure sums of {num_nodes} nodes: {work.method}")
     with Worker({"kind": "secure", "work": work.as_json(), "nodes": num_nodes}, keeps_memory=True) as worker:
         return SecureCost(**worker.measure())
+
+
+def measure_secure_rounds(work: Workload, num_rounds: int, note: Note = print) -> SecureRound:
+    """Measure rounds with and without secure sums, in a process with the environment of training processes."""
+    note(f"rounds with secure sums: {work.method}, {work.clients} nodes")
+    with Worker({"kind": "secure-rounds", "work": work.as_json(), "rounds": num_rounds}, keeps_memory=True) as worker:
+        return SecureRound(**worker.measure())
 
 
 def measure_private(work: Workload, target: str, repetitions: int, note: Note = print) -> PrivateSteps:

@@ -44,7 +44,7 @@ class Results:
         federations: Timings of a federated round, by workload.
         transport: Steps of the transport of HyperFL's arrays, at the shape of the first workload.
         secure: Costs of secure sums, by number of nodes and of parameters.
-        secure_rounds: Rounds with secure sums and plain ones.
+        secure_rounds: Rounds with secure sums and plain ones, by workload; each node hosts one client.
         private: Noisy steps and plain ones.
     """
 
@@ -56,7 +56,7 @@ class Results:
     federations: Mapping[Workload, Sequence[Timing]]
     transport: Sequence[Step]
     secure: Sequence[SecureCost]
-    secure_rounds: Sequence[SecureRound]
+    secure_rounds: Mapping[Workload, SecureRound]
     private: Sequence[PrivateSteps]
 
 
@@ -146,7 +146,7 @@ def private_parts(steps: Sequence[PrivateSteps]) -> list[str]:
     ]
 
 
-def secure_parts(costs: Sequence[SecureCost], rounds: Sequence[SecureRound]) -> list[str]:
+def secure_parts(costs: Sequence[SecureCost], rounds: Mapping[Workload, SecureRound]) -> list[str]:
     """Return the section on secure sums."""
     return [
         "## Secure sums",
@@ -160,20 +160,20 @@ def secure_parts(costs: Sequence[SecureCost], rounds: Sequence[SecureRound]) -> 
         _secure_table(costs),
         _text(
             """Whole rounds of one client on each node, all in one process, against the same rounds without secure sums;
-            two runs of each take turns, medians of the wall seconds without the first rounds:"""
+            three runs of each take turns, medians of the wall seconds without the first rounds:"""
         ),
         _table(
             ["method", "nodes", "plain s", "secure s", "ratio", "target"],
             [
                 (
-                    one.work.method,
-                    str(one.work.clients),
+                    work.method,
+                    str(work.clients),
                     f"{one.plain:.2f}",
                     f"{one.secure:.2f}",
                     f"{one.secure / one.plain:.2f}",
-                    ROUND_TARGETS.get((one.work.method, one.work.clients), ""),
+                    ROUND_TARGETS.get((work.method, work.clients), ""),
                 )
-                for one in rounds
+                for work, one in rounds.items()
             ],
             "lrrrrr",
         ),

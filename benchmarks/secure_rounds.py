@@ -16,7 +16,7 @@ from hyperfl_flwr.server.in_process_grid import InProcessGrid
 FROZEN: dict[str, Scalar] = {"hyperfl.embedding": "common-frozen"}
 """The setting with which HyperFL's sums can be secure."""
 
-TURNS = 4
+TURNS = 6
 """Number of runs, every second one with secure sums."""
 
 
@@ -25,12 +25,10 @@ class SecureRound:
     """A round with secure sums and a plain one, all nodes in one process.
 
     Attributes:
-        work: The workload; each node hosts one client.
         plain: Median wall seconds of a plain round.
         secure: Median wall seconds of a round with secure sums.
     """
 
-    work: Workload
     plain: float
     secure: float
 
@@ -55,4 +53,4 @@ def measure_rounds(work: Workload, num_rounds: int) -> SecureRound:
             rows = [row for row in read_metrics(run(grid, RunConfig.from_flat(settings))) if row["kind"] == "train"]
             seconds[is_secure] += [row["seconds"] for row in rows[1:]]
     plain, secure = (statistics.median(seconds[is_secure]) for is_secure in (False, True))
-    return SecureRound(work=work, plain=plain, secure=secure)
+    return SecureRound(plain=plain, secure=secure)

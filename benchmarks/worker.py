@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.memory import private_memory
 from benchmarks.private_steps import measure_private_steps
+from benchmarks.secure_rounds import measure_rounds
 from benchmarks.secure_sums import measure_secure_sums
 from benchmarks.transport import measure_transport
 from benchmarks.workload import Workload, client_round, in_process_rounds, plain_rounds
@@ -47,6 +48,11 @@ def main() -> None:
             cost = measure_secure_sums(work, specification["nodes"])
             print(json.dumps(dataclasses.asdict(cost)), file=answers, flush=True)
         return
+    if specification["kind"] == "secure-rounds":
+        for _ in _requests(answers):
+            rounds = measure_rounds(work, specification["rounds"])
+            print(json.dumps(dataclasses.asdict(rounds)), file=answers, flush=True)
+        return
     with tempfile.TemporaryDirectory() as folder:
         if specification["kind"] == "client":
             one = client_round(work, specification["program"], Path(folder))
@@ -60,10 +66,10 @@ def main() -> None:
         for _ in _requests(answers):
             dataset = Path(specification["dataset"])
             if specification["program"] == "plain":
-                rounds = plain_rounds(work, specification["rounds"], dataset)
+                timed = plain_rounds(work, specification["rounds"], dataset)
             else:
-                rounds = in_process_rounds(work, specification["rounds"], dataset, Path(folder) / "run")
-            print(json.dumps(dataclasses.asdict(rounds) | _memory(start)), file=answers, flush=True)
+                timed = in_process_rounds(work, specification["rounds"], dataset, Path(folder) / "run")
+            print(json.dumps(dataclasses.asdict(timed) | _memory(start)), file=answers, flush=True)
 
 
 def _requests(answers: TextIO) -> Iterator[str]:

@@ -50,16 +50,16 @@ def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
 
 def test_workers_and_the_page():
     """Every program is measured, each in a separate process, and the page has a row for each."""
-    names = ("measure", "report", "secure_rounds")
-    measure, report, secure_rounds = (importlib.import_module(f"benchmarks.{name}") for name in names)
+    measure, report = (importlib.import_module(f"benchmarks.{name}") for name in ("measure", "report"))
     _, work = tiny("hyperfl", (1, 28, 28))
+    three = dataclasses.replace(work, clients=3)
     timings = measure.measure_clients(work, 1, lambda _: None)
     assert [one.variant for one in timings] == list(measure.CLIENT_VARIANTS)
     federated = [dataclasses.replace(timings[0], variant=variant) for variant in measure.FEDERATED_VARIANTS]
     results = report.Results(
         circumstances={"cores": "2"}, command="bench", repetitions=1, rounds=3, clients={work: timings},
         federations={work: federated}, transport=[], secure=[measure.measure_secure(work, 4, lambda _: None)],
-        secure_rounds=[secure_rounds.measure_rounds(dataclasses.replace(work, clients=3), 2)],
+        secure_rounds={three: measure.measure_secure_rounds(three, 2, lambda _: None)},
         private=[measure.measure_private(work, "lenet", 1, lambda _: None)],
     )  # fmt: skip
     page = report.render(results)
