@@ -15,7 +15,7 @@ With distillation the server also sends a generator, and the client uploads the 
 client's model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ import torch
 from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from clients.engine.base import BaseClient
@@ -33,6 +34,7 @@ from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.vector import Vector, num_parameters, pieces
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.secret_rotation import mixing_of
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -40,27 +42,8 @@ from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.distillation import PseudoData
 from hyperfl_flwr.training.dual_averaging import MeanClient
 from hyperfl_flwr.training.dual_stability import dual_rule
-from hyperfl_flwr.training.local_sgd import train_epochs
+from hyperfl_flwr.training.local_sgd import Objective, train_epochs
 from hyperfl_flwr.training.public_training import DualForm, GeneratorForm, LocalSteps, PublicTraining
-
-
-class Vector(nn.Module):
-    """Holds one vector [m] under the name `theta`, or nothing.
-
-    Attributes:
-        theta: The vector; missing if `size` is 0.
-
-    Args:
-        size: Length m of the vector; 0 for nothing.
-        dtype: Type of its numbers.
-    """
-
-    theta: Tensor
-
-    def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        if size:
-            self.register_buffer("theta", torch.empty(size, dtype=dtype, device="meta"))
 
 
 class PrivHFLClient(BaseClient):
@@ -117,7 +100,7 @@ class PrivHFLClient(BaseClient):
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the target network as the group `model`, vectors with one entry per parameter, and the generator."""
         self.model = self.new_target()
-        size = sum(parameter.numel() for parameter in self.model.parameters())
+        size = num_parameters(self.model)
         is_mean = self.rule.realisation == "mean"
         self.received = Vector(size)
         self.accumulated = Vector(size * is_mean, torch.float64)
@@ -135,9 +118,7 @@ class PrivHFLClient(BaseClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return FedAvg's initial model, from which all clients start, and A = 0."""
-        buffers = self.accumulated.state_dict()
-        accumulated = {name: torch.zeros(buffer.shape, dtype=buffer.dtype) for name, buffer in buffers.items()}
-        return {"model": self._start(self.model), "accumulated": accumulated}
+        return super().initial_private() | {"model": self._start(self.model)}
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -189,16 +170,19 @@ class PrivHFLClient(BaseClient):
 
     def _local_steps(self, force: Tensor, rng: np.random.Generator, pseudo: PseudoData | None = None) -> float:
         (everything,) = self.parameter_sets()
-        parts = torch.split(force, [parameter.numel() for parameter in everything.parameters])
-        pieces = [part.view_as(parameter) for part, parameter in zip(parts, everything.parameters, strict=True)]
-        everything = replace(everything, force=pieces)
-        other = None if pseudo is None else self._loss_on(pseudo)
-        return train_epochs(self.model, [everything], self.context.data, self.epochs(), rng, other)
+        everything = replace(everything, force=pieces(force, everything.parameters))
+        objective = None if pseudo is None else self._with_pseudo_data(pseudo)
+        return train_epochs(self.model, [everything], self.context.data, self.epochs(), rng, objective)
 
-    def _loss_on(self, pseudo: PseudoData) -> Callable[[], Tensor]:
+    def _with_pseudo_data(self, pseudo: PseudoData) -> Objective:
         settings = self.context.config
-        rng = numpy_generator(settings.seed, "pseudo-batches", self.context.client, self._round)
-        return lambda: pseudo.loss(self.model, settings.batch_size, rng)
+        draws = numpy_generator(settings.seed, "pseudo-batches", self.context.client, self._round)
+
+        def objective(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            loss = functional.cross_entropy(self.model(images), labels)
+            return loss, pseudo.loss(self.model, settings.batch_size, draws)
+
+        return objective
 
     def _mixed(self, vector: Tensor, *, back: bool = False) -> Tensor:
         """Rotate a vector [m] for a message by the run's secret, or rotate it `back`."""

@@ -1,7 +1,7 @@
 """Base of all clients: parameter groups, private state, and the evaluation before and after training."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,6 +84,10 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         """Return the client's current model, as a function from samples to logits."""
         return self.model
 
+    def received_predictor(self) -> Predict:
+        """Return the model that the metrics `aggregate` are of, before local training; by default the client's."""
+        return self.predictor()
+
     def target_state(self) -> Mapping[str, Tensor]:
         """Return the client's current model: values of the whole target network by name, on the device."""
         return self.model.state_dict()
@@ -136,7 +140,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         if context.budget is not None and self.exchanged_groups():
             # Before training: a process that is killed has spent it, too.
             context.budget.spend(config["round"], release)
-        metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate())
+        metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate(self.received_predictor))
         evaluated = time.perf_counter()
         self._set_mode(training=True)
         path = (context.client, config["round"])
@@ -146,9 +150,9 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         self.check_release(release, metrics)
         metrics |= self.spent_steps(release)
         trained = time.perf_counter()
-        metrics |= accuracy_metrics("personalized", self._evaluate())
+        metrics |= accuracy_metrics("personalized", self._evaluate(self.predictor))
         if config["round"] == context.config.num_rounds:
-            metrics |= self._global_accuracy("personalized")
+            metrics |= self._global_accuracy("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
         self._store(config["round"], {config["version"], config["kept-version"]})
         if context.keeps_model:
@@ -162,8 +166,9 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate the received parameters with the private ones on the client's test data; see `fit` and `receive`."""
         self.receive(self._named(parameters), config["version"])
-        sums = self._evaluate()
-        return sums.mean_loss, sums.total, accuracy_metrics("aggregate", sums) | self._global_accuracy("aggregate")
+        sums = self._evaluate(self.received_predictor)
+        everywhere = self._global_accuracy("aggregate", self.received_predictor)
+        return sums.mean_loss, sums.total, accuracy_metrics("aggregate", sums) | everywhere
 
     def describe(self, received: SharedArrays, question: QuerySpec) -> tuple[SharedArrays, int]:
         """Return a descriptor of training samples and their number, for a method with an encoder.
@@ -263,17 +268,17 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         for module in self.networks():
             module.train(training)
 
-    def _evaluate(self) -> ClassificationSums:
+    def _evaluate(self, predictor: Callable[[], Predict]) -> ClassificationSums:
         data = self.context.data
         self._set_mode(training=False)
-        return evaluate(self.predictor(), data.test_images, data.test_labels)
+        return evaluate(predictor(), data.test_images, data.test_labels)
 
-    def _global_accuracy(self, kind: str) -> dict[str, Scalar]:
+    def _global_accuracy(self, kind: str, predictor: Callable[[], Predict]) -> dict[str, Scalar]:
         """Return the accuracy on all test data of the data set; empty without `data.global-test`."""
         if self.context.global_test is None:
             return {}
         images, labels = self.context.global_test
-        predict, device = self.predictor(), self.context.device
+        predict, device = predictor(), self.context.device
         parts = zip(torch.split(images, CHUNK), torch.split(labels, CHUNK), strict=True)
         sums = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
         total = sum(sums, ClassificationSums())

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from clients.engine.context import ClientContext
 from clients.engine.protected_upload import client_release
@@ -13,7 +13,7 @@ from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.spent import noisy_steps
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, train_epochs
 from hyperfl_flwr.training.private_sgd import (
     Companion,
     NoisyEpochs,
@@ -74,10 +74,7 @@ class LocalTraining:
         return self.steps
 
     def parameter_sets(self) -> list[ParameterSet]:
-        """Return the parameters to train and their rates; by default the target network, by `steps`.
-
-        The anchor of a pull is a copy of the current values, which are those received.
-        """
+        """Return the parameters to train and their rates; by default the target network, by `steps`."""
         steps, parameters = self.steps, list(self.model.parameters())
         return [
             ParameterSet(
@@ -85,9 +82,17 @@ class LocalTraining:
                 learning_rate=steps.learning_rate,
                 clip_norm=steps.clip_norm,
                 pull=steps.pull,
-                anchor=[parameter.detach().clone() for parameter in parameters] if steps.pull > 0 else (),
+                anchor=self.as_received() if steps.pull > 0 else (),
             )
         ]
+
+    def as_received(self) -> list[Tensor]:
+        """Return copies of the target network's parameters, which before local training are those received."""
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def objective(self) -> Objective | None:
+        """Return what local training minimises; None, by default, for the cross-entropy of the network's logits."""
+        return None
 
     def step_noise(self) -> StepNoise | None:
         """Return clipping and noise of the local steps that `dp.*` protects; None for plain steps.
@@ -125,7 +130,7 @@ class LocalTraining:
         data, epochs, noise = self.context.data, self.epochs(), self.step_noise()
         if noise is None:
             every = [*sets, *(companion.part for companion in companions)]
-            return {"train-loss": train_epochs(network, every, data, epochs, rng)}
+            return {"train-loss": train_epochs(network, every, data, epochs, rng, self.objective())}
         return noisy_metrics(train_private_epochs(network, sets, data, epochs, noise, companions))
 
     def check_release(self, release: Release | None, metrics: Mapping[str, object]) -> None:

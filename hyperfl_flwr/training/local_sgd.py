@@ -16,6 +16,10 @@ from hyperfl_flwr.core.optimisers import SGD
 Predict = Callable[[Tensor], Tensor]
 """Maps images [B, C, H, W] to logits [B, K]."""
 
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""Maps a batch's images [B, C, H, W] and labels [B] to the mean loss that is reported, and to a term that is minimised
+in addition, or None."""
+
 Step = Callable[[Tensor, Tensor], Tensor]
 """Trains on images [B, C, H, W] and labels [B]; returns their mean loss before it."""
 
@@ -84,6 +88,14 @@ class Epochs:
         """Return the number of steps that a client with `num_examples` samples takes."""
         return self.steps or self.epochs * math.ceil(num_examples / self.batch_size)
 
+    def reach(self, num_examples: int) -> float:
+        """Return a(K, beta): how far a constant gradient moves a parameter in K steps, in units of rate * gradient.
+
+        That is K without momentum, and (K - beta (1 - beta^K) / (1 - beta)) / (1 - beta) with momentum beta.
+        """
+        number, beta = self.num_steps(num_examples), self.momentum
+        return (number - beta * (1 - beta**number) / (1 - beta)) / (1 - beta)
+
 
 def batches(data: TrainingData, batch_size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one pass over the data in random order as (images, labels); the last batch may be shorter."""
@@ -99,9 +111,9 @@ def train_epochs(
     data: TrainingData,
     epochs: Epochs,
     rng: np.random.Generator,
-    other_loss: Callable[[], Tensor] | None = None,
+    objective: Objective | None = None,
 ) -> float:
-    """Minimise the mean cross-entropy by SGD, changing the parameters in place.
+    """Minimise the mean cross-entropy, or another objective, by SGD, changing the parameters in place.
 
     A step takes the gradient, clips it, adds force and pull, then weight decay, then momentum.
 
@@ -111,7 +123,7 @@ def train_epochs(
         data: The client's training samples.
         epochs: Length and settings of the training.
         rng: Order of the samples and augmentation.
-        other_loss: Computes a term that is added to the loss of each step, but not to the returned mean.
+        objective: What each step minimises; by default the cross-entropy of `predict`.
 
     Returns:
         Mean training loss of the last pass (with `epochs.steps` of all steps), in nats, each batch before its step; NaN
@@ -121,8 +133,11 @@ def train_epochs(
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
         optimiser.zero_grad()
-        loss = functional.cross_entropy(predict(images), labels)
-        whole = loss if other_loss is None else loss + other_loss()
+        if objective is None:
+            loss, added = functional.cross_entropy(predict(images), labels), None
+        else:
+            loss, added = objective(images, labels)
+        whole = loss if added is None else loss + added
         whole.backward()  # type: ignore[no-untyped-call]
         for part in sets:
             if part.clip_norm > 0:

@@ -48,6 +48,7 @@ class BaseStrategy(Hooks, Strategy):
         self.progress = Progress(versions=dict.fromkeys(range(context.config.num_clients), INITIAL))
         self.durable_versions: dict[int, int] = {}
         self.outcome = Outcome()
+        self.remembered: SharedArrays = {}
         self._current: SharedArrays = {}
         self._per_client_sent: Mapping[int, SharedArrays] = {}
         self._step: PlainStep | SecureStep | UnsentStep = UnsentStep("no messages were prepared")
@@ -57,6 +58,11 @@ class BaseStrategy(Hooks, Strategy):
     @abstractmethod
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the shared groups' initial values: name -> parameters by name."""
+
+    @property
+    def sent(self) -> SharedArrays:
+        """The shared groups that the clients of this round received, keyed `group/name`."""
+        return self._current
 
     def new_target(self) -> Target:
         """Return the target network that the clients train, on the meta device."""

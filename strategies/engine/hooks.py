@@ -15,11 +15,13 @@ class Hooks:
 
     Attributes:
         novel_modes: Modes in which a novel client gets a model, see `strategies.novel.assess`.
+        remembered: Arrays of the method's server that a checkpoint holds, by name.
         descriptor_dimension: Length d of the descriptor that a novel client sends in the mode `descriptor`.
     """
 
     novel_modes: ClassVar[tuple[str, ...]] = ()
     descriptor_dimension = 0
+    remembered: SharedArrays
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:
@@ -100,11 +102,12 @@ class Hooks:
         return means
 
     def server_state(self) -> SharedArrays:
-        """Return the method's state on the server, for the checkpoint."""
-        return {}
+        """Return the method's state on the server, for the checkpoint; by default `remembered`."""
+        return dict(self.remembered)
 
     def load_server_state(self, arrays: SharedArrays) -> None:
         """Restore a state that `server_state` returned."""
+        self.remembered = dict(arrays)
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
         """Return the M candidate models for a novel client, [M, *shape] by `model/name`.

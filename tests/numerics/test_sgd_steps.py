@@ -287,3 +287,48 @@ def test_a_number_of_steps_instead_of_passes(steps, sizes):
     if steps == 5:
         assert data.seen[0].tolist() != data.seen[3].tolist()
         assert sorted(torch.cat(data.seen[:3]).tolist()) == list(range(13))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_constant_gradient_reaches_as_far_as_stated(momentum):
+    """With a linear loss, K steps of SGD move a parameter by rate * a(K, beta) times the gradient."""
+    data, weight = random_samples(10, (1, 2, 2), 3), torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    slope = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    epochs = Epochs(epochs=3, batch_size=4, momentum=momentum)
+    loss = train_epochs(
+        lambda images: images, [ParameterSet(parameters=[weight], learning_rate=0.1)], data, epochs,
+        np.random.default_rng(0), lambda images, labels: (slope @ weight, None),
+    )  # fmt: skip
+    assert epochs.num_steps(10) == 9
+    torch.testing.assert_close(weight.detach(), -0.1 * epochs.reach(10) * slope)
+    assert math.isfinite(loss)
+
+
+def test_an_objective_replaces_the_cross_entropy_and_its_added_term_is_not_reported():
+    data = random_samples(6, (1, 2, 2), 3)
+    epochs = Epochs(epochs=1, batch_size=6)
+
+    def trained(objective):
+        weight = torch.full((3,), 0.25, requires_grad=True)
+        part = ParameterSet(parameters=[weight], learning_rate=1.0)
+        loss = train_epochs(
+            lambda images: weight.expand(len(images), 3), [part], data, epochs, np.random.default_rng(0), objective
+        )
+        return loss, weight.detach()
+
+    loss, plain = trained(None)
+    assert loss == pytest.approx(math.log(3))
+
+    def objective_with(term):
+        def objective(images, labels):
+            return torch.nn.functional.cross_entropy(weight.expand(len(images), 3), labels), term(weight)
+
+        return objective
+
+    weight = torch.full((3,), 0.25, requires_grad=True)
+    part = ParameterSet(parameters=[weight], learning_rate=1.0)
+    reported = train_epochs(
+        lambda images: images, [part], data, epochs, np.random.default_rng(0), objective_with(lambda w: 2 * w.sum())
+    )
+    assert reported == pytest.approx(loss)
+    torch.testing.assert_close(weight.detach(), plain - 2)
