@@ -17,7 +17,9 @@ from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
 from hyperfl_flwr.app.secure_sums import check_nodes, secure_context, secure_sum_warnings
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunFailedError
+from hyperfl_flwr.flower.grid import is_http_grid
 from hyperfl_flwr.flower.log import FLOWER_LOGGER, log
+from hyperfl_flwr.flower.parent_monitor import end_with_parent
 from hyperfl_flwr.flower.ray_pool import replace_dead_actors
 from hyperfl_flwr.models.custom.provenance import keep_model, model_facts, refuse_other_model
 from hyperfl_flwr.runs import manifest
@@ -39,6 +41,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation of the run config, or create models on demand with a trained run."""
     replace_dead_actors()
+    if is_http_grid(grid):
+        end_with_parent()
     config = RunConfig.from_flat(context.run_config)
     if config.personalize.run:
         for line in personalize(grid, Path(config.personalize.run)):
