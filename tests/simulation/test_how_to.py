@@ -66,12 +66,11 @@ def test_own_data(tmp_path: Path) -> None:
 def test_engines(tmp_path: Path) -> None:
     """All commands but Flower's own (tested separately below) work, including an estimate and a resumed run.
 
-    The first run is on Ray, as printed; an interrupted run on Ray is resumed in test_run.py.
+    Runs on Ray as printed are in test_readme.py, and interrupted ones in test_run.py.
     """
     page, checkout = HOW_TO / "engines.md", copy_checkout(tmp_path)
-    first, *others = [command for command in commands(page) if command.startswith("hyperfl")]
-    others = [command if "--engine" in command else without_ray([command])[0] for command in others]
-    done = shell(script([first, *others]), checkout)
+    own = [command for command in commands(page) if command.startswith("hyperfl")]
+    done = shell(script([command if "--engine" in command else without_ray([command])[0] for command in own]), checkout)
     assert done.returncode == 0, done.stderr
     assert "estimate" in done.stdout
     checkpoints = sorted((checkout / "runs" / "short" / "checkpoints").iterdir())

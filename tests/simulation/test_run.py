@@ -227,7 +227,8 @@ def test_a_client_that_learns_nothing_but_nan_is_named(tmp_path: Path) -> None:
     images[clients == 1] = np.nan
     np.savez(tmp_path / "own.npz", images=images, labels=rng.integers(0, 3, 60), clients=clients)
     sets = ["--set", "failure-budget=0.5", "--set", "hyperfl.hidden-width=8", "--set", "hyperfl.embedding-dim=4"]
-    command = [HYPERFL, "run", "--dataset", "npz:own.npz", "--num-clients", "3", "--num-rounds", "2", *sets]
+    sizes = ["--num-clients", "3", "--num-rounds", "2", "--engine", "in-process"]
+    command = [HYPERFL, "run", "--dataset", "npz:own.npz", *sizes, *sets]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "client 1 is left out" in done.stderr

@@ -43,7 +43,8 @@ def hyperfl(site: Path, folder: Path, *words: str) -> subprocess.CompletedProces
 
 def test_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     sets = ["--set", "hyperfl.hidden-width=8", "--set", "hyperfl.embedding-dim=4"]
-    done = hyperfl(installed, tmp_path, "run", "--num-clients", "2", "--num-rounds", "1", *sets)
+    sizes = ["--num-clients", "2", "--num-rounds", "1", "--engine", "in-process"]
+    done = hyperfl(installed, tmp_path, "run", *sizes, *sets)
     assert done.returncode == 0, done.stderr
     output = Path(done.stdout.splitlines()[-1])
     assert output.parent == tmp_path / "runs"
