@@ -160,7 +160,7 @@ def run_cells(
     workers = _Workers(jobs, worker_environment(), several_cells=quick)
     with ThreadPoolExecutor(jobs) as pool:
         futures: dict[Future[str], Cell] = {
-            pool.submit(workers.run, _task(cell, folder, study.num_nodes), partial(on_note, cell)): cell
+            pool.submit(workers.run, task_of(cell, folder, study.num_nodes), partial(on_note, cell)): cell
             for cell in waiting
         }
         try:
@@ -179,7 +179,7 @@ def run_cells(
         )
 
 
-def _task(cell: Cell, folder: Path, num_nodes: int) -> str:
+def task_of(cell: Cell, folder: Path, num_nodes: int) -> str:
     """Return a cell's line of input for `experiments.worker`."""
     path = cell.folder(folder)
     resumes = (path / "manifest.json").is_file() and not cell.attack

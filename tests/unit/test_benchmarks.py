@@ -48,9 +48,11 @@ def test_plain_loops_train_as_the_project_does(method, shape, tmp_path):
         assert min(rounds.wall) > 0
 
 
-def test_workers_and_the_page():
-    """Every program is measured, each in a separate process, and the page has a row for each."""
+def test_workers_and_the_page(monkeypatch):
+    """A client's round is measured in a plain loop and in the project, each in a separate process; a row for each."""
     measure, report = (importlib.import_module(f"benchmarks.{name}") for name in ("measure", "report"))
+    monkeypatch.setattr(measure, "CLIENT_VARIANTS", (measure.CLIENT_VARIANTS[2], measure.CLIENT_VARIANTS[4]))
+    assert {variant.program for variant in measure.CLIENT_VARIANTS} == {"plain", "ours"}
     _, work = tiny("hyperfl", (1, 28, 28))
     three = dataclasses.replace(work, clients=3)
     timings = measure.measure_clients(work, 1, lambda _: None)
