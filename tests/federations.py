@@ -20,6 +20,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import read_arrays
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import CONFIG, Request, record_of
 from hyperfl_flwr.runs.checkpoint import Checkpoints, Progress
 from hyperfl_flwr.runs.run_directory import read_metrics
@@ -53,6 +54,13 @@ SMALL: Settings = {
     "priv-hfl.pseudo-samples": 8,
 }
 """Settings of a small federation. An epoch has two steps, so that the order of the samples matters."""
+
+REPRESENTATIVES = ("local", "fedavg", "hyperfl", "pfedhn", "it-pfl", "priv-hfl")
+"""Methods that together have every kind of group, reduction and phase; they stand for all where the code under test is
+that of the engine."""
+
+of_every_method = pytest.mark.parametrize("method", METHODS)
+of_representatives = pytest.mark.parametrize("method", REPRESENTATIVES)
 
 TIMES = {"seconds", "client_seconds", "train_seconds", "peak_memory_mb"}
 """Fields in which two equal runs may differ."""

@@ -3,12 +3,14 @@
 import json
 import math
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from federations import (
     NUM_CLIENTS,
+    REPRESENTATIVES,
     Federate,
     ForgetfulGrid,
     PermutedGrid,
@@ -16,6 +18,8 @@ from federations import (
     RepeatingGrid,
     Settings,
     last_checkpoint,
+    of_every_method,
+    of_representatives,
     outcome,
     private_arrays,
 )
@@ -27,8 +31,6 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
-
-pytestmark = pytest.mark.parametrize("method", METHODS)
 
 SUMMARY = {
     "method", "dataset", "num_clients", "num_nodes", "rounds", "test_accuracy", "test_accuracy_aggregate",
@@ -43,6 +45,16 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def test_the_representatives_have_every_reduction() -> None:
+    """Tests of the engine that run with them alone see all kinds of groups."""
+
+    def reductions(methods: Iterable[str]) -> set[Reduction]:
+        return {reduction for method in methods for reduction in client_of(method).shared.values()}
+
+    assert reductions(REPRESENTATIVES) == reductions(METHODS)
+
+
+@of_every_method
 def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate) -> None:
     """The summary has all promised fields and consistent values, and every logged number is finite."""
     run = federate(method, plots=True)
@@ -83,6 +95,7 @@ def test_two_rounds_leave_a_complete_run_folder(method: str, federate: Federate)
     assert "round 2/2" in (run / "server.log").read_text()
 
 
+@of_every_method
 def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Federate) -> None:
     """Folders have mode 0700 and files 0600, one folder per client; they hold exactly the method's private groups.
 
@@ -105,11 +118,13 @@ def test_private_state_is_readable_by_its_owner_alone(method: str, federate: Fed
     assert {group_of(key) for key in last_checkpoint(run)[0]} == reduced | server
 
 
+@of_every_method
 def test_same_seed_is_bit_equal_whatever_the_nodes_are_called(method: str, federate: Federate) -> None:
     """A second run with other node ids and another order of nodes and replies gives the same bits."""
     assert outcome(federate(method)) == outcome(federate(method, grid=PermutedGrid))
 
 
+@of_representatives
 def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -> None:
     """Whenever a node is asked, no earlier reply is still held, so server memory does not grow with the nodes."""
     grids: list[ForgetfulGrid] = []
@@ -122,6 +137,7 @@ def test_the_server_holds_one_reply_at_a_time(method: str, federate: Federate) -
     assert grids[0].held == [0] * (2 * NUM_CLIENTS)
 
 
+@of_every_method
 def test_another_seed_gives_another_result(method: str, federate: Federate) -> None:
     """Another seed changes the shared and the private arrays of a method that has such arrays."""
     one, other = outcome(federate(method)), outcome(federate(method, seed=1))
@@ -129,6 +145,7 @@ def test_another_seed_gives_another_result(method: str, federate: Federate) -> N
         assert (one[part] != other[part]) == bool(one[part])
 
 
+@of_representatives
 def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: Federate) -> None:
     """Both replies to a repeated message are equal, and the run equals one without repetitions."""
     grids: list[RepeatingGrid] = []
@@ -143,6 +160,7 @@ def test_a_message_sent_twice_gives_the_same_reply_twice(method: str, federate: 
     assert outcome(disturbed) == outcome(federate(method, num_rounds=3))
 
 
+@of_every_method
 def test_unsampled_clients_keep_their_state(method: str, federate: Federate) -> None:
     """Clients that are not sampled keep their files byte for byte; the last round trains all clients."""
     grids: list[RecordingGrid] = []

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import NUM_CLIENTS, Federate, last_checkpoint, metrics, outcome
+from federations import (
+    NUM_CLIENTS,
+    REPRESENTATIVES,
+    Federate,
+    last_checkpoint,
+    metrics,
+    of_every_method,
+    of_representatives,
+    outcome,
+)
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
@@ -17,8 +26,6 @@ from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.run_directory import read_manifest
 from strategies.engine.base import BaseStrategy
 from strategies.it_pfl import ITPFL
-
-pytestmark = pytest.mark.parametrize("method", METHODS)
 
 BROKEN = 2
 
@@ -75,7 +82,13 @@ def without(clients: Collection[int]) -> Callable[[BaseStrategy, int], list[int]
     return lambda self, server_round: [client for client in range(NUM_CLIENTS) if client not in clients]
 
 
-@pytest.mark.parametrize("fault", [raises, not_a_number, wrong_shape, too_many, too_few])
+FAULTS = (raises, not_a_number, wrong_shape, too_many, too_few)
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [(method, fault) for method in METHODS for fault in (FAULTS if method in REPRESENTATIVES else FAULTS[:1])],
+)
 def test_a_failing_client_is_named_and_left_out(
     method: str, fault: Callable[[BaseClient, Any], Any], federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +123,7 @@ def test_a_failing_client_is_named_and_left_out(
     assert per_client[0] == per_client[1]
 
 
+@of_every_method
 def test_private_parameters_that_are_no_numbers_are_not_stored(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +147,7 @@ def test_private_parameters_that_are_no_numbers_are_not_stored(
     assert all(np.isfinite(value).all() for value in last_checkpoint(run)[0].values())
 
 
+@of_every_method
 def test_a_client_that_fails_once_comes_back(method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that fails in round 2 is asked again in round 3 and starts from its last counted version."""
     break_fit(monkeypatch, method, raises, rounds={2})
@@ -141,6 +156,7 @@ def test_a_client_that_fails_once_comes_back(method: str, federate: Federate, mo
     assert last_checkpoint(run)[1].versions == dict.fromkeys(range(NUM_CLIENTS), 3)
 
 
+@of_representatives
 def test_a_client_that_cannot_be_evaluated_is_named(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +177,7 @@ def test_a_client_that_cannot_be_evaluated_is_named(
     assert any("the test data are broken" in text for text in texts)
 
 
+@of_representatives
 def test_a_run_in_which_every_client_fails_has_failed(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +190,7 @@ def test_a_run_in_which_every_client_fails_has_failed(
     assert not (run / "summary.json").exists()
 
 
+@of_representatives
 @pytest.mark.parametrize(("budget", "enough"), [(0.25, False), (0.4, True)])
 def test_the_failure_budget(
     method: str, budget: float, enough: bool, federate: Federate, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +205,7 @@ def test_the_failure_budget(
             federate(method, failure_budget=budget)
 
 
+@of_representatives
 def test_failed_rounds_in_a_row_end_the_run(method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds 1, 3 and 4 fail: one alone is tolerated, two in a row end the run with max-failed-rounds = 2."""
     break_fit(monkeypatch, method, raises, clients=range(NUM_CLIENTS), rounds={1, 3, 4})

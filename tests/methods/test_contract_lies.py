@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from federations import Federate, Settings, metrics, plain_grid, round_of
+from federations import Federate, Settings, metrics, of_every_method, of_representatives, plain_grid, round_of
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from hyperfl_flwr.app.client import app
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
@@ -24,8 +23,6 @@ from hyperfl_flwr.protocol.messages import (
     weights_record,
 )
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
-
-pytestmark = pytest.mark.parametrize("method", METHODS)
 
 LIAR, ITS_CLIENTS = 1, [1, 3]
 """Number and clients of the lying node, of two nodes and five clients."""
@@ -84,6 +81,7 @@ class LyingGrid(InProcessGrid):
         return reply
 
 
+@of_representatives
 @pytest.mark.parametrize("name", LIES)
 def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: Federate) -> None:
     """The node's clients fail in the round of the lie only; failures/ names the node and the reason."""
@@ -98,6 +96,7 @@ def test_a_node_that_lies_is_left_out_by_name(method: str, name: str, federate: 
         assert re.match(f"node {LIAR}: .*{reason}", text)
 
 
+@of_every_method
 def test_no_honest_node_is_taken_for_a_liar(method: str, federate: Federate) -> None:
     """Honest updates pass even with max-update-ratio = 1.01, about a tenth of the default of 10."""
     run = federate(method, grid=plain_grid, num_rounds=3, max_update_ratio=1.01)

@@ -6,19 +6,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import Federate, RecordingGrid, Settings, exact, last_checkpoint, metrics, outcome, plain_grid
+from federations import (
+    REPRESENTATIVES,
+    Federate,
+    RecordingGrid,
+    Settings,
+    exact,
+    last_checkpoint,
+    metrics,
+    of_every_method,
+    of_representatives,
+    outcome,
+    plain_grid,
+)
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
-pytestmark = pytest.mark.parametrize("method", METHODS)
-
-NODES = (1, 2, 3, 4, 5, 7)
-"""Numbers of nodes for five clients, from one for all to one for each; with seven, two nodes have no client."""
+NODES = (2, 3, 4, 5, 7)
+"""Numbers of nodes for five clients, up to one for each; with seven, two nodes have no client."""
 
 SIZES = (12, 20, 7, 33, 16)
 """Number of images of each client."""
@@ -63,14 +72,16 @@ def alter_fit(patch: pytest.MonkeyPatch, method: str, alter: Callable[[int, Any]
     patch.setattr(client_class, "fit", altered)
 
 
+@of_every_method
 def test_the_number_of_nodes_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
     """Checkpoints of all rounds, private state, metrics and result equal those of a run on one node."""
     expected = results(federate(method, 1, **unequal))
     assert len(expected["checkpoints"]) > 1
-    for num_nodes in NODES[1:]:
+    for num_nodes in NODES if method in REPRESENTATIVES else (2, 7):
         assert results(federate(method, num_nodes, **unequal)) == expected
 
 
+@of_representatives
 def test_nor_does_it_with_sampled_clients(method: str, federate: Federate, unequal: Settings) -> None:
     """The same holds with three of five clients in the first two rounds and all in the last."""
     expected, *others = (results(federate(method, each, fraction_train=0.6, **unequal)) for each in (1, 2, 5))
@@ -78,6 +89,7 @@ def test_nor_does_it_with_sampled_clients(method: str, federate: Federate, unequ
     assert others == [expected] * len(others)
 
 
+@of_representatives
 def test_nor_does_it_with_clients_that_fail(
     method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +106,7 @@ def test_nor_does_it_with_clients_that_fail(
     assert others == [expected] * len(others)
 
 
+@of_representatives
 def test_nor_does_it_with_clients_that_diverge(
     method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +136,7 @@ def test_nor_does_it_with_clients_that_diverge(
         assert any(b"outlier-sums" in sent for sent in grids[1].sent)
 
 
+@of_representatives
 def test_the_mean_is_that_of_what_the_clients_returned(
     method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +170,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
         np.testing.assert_allclose(value, expected, rtol=1.3e-7, atol=1e-10, err_msg=key)
 
 
+@of_every_method
 def test_an_audit_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
     """Audited clients upload separately, but the metrics equal those of a run without an audit."""
     if not client_of(method).shared:

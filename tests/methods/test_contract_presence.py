@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import NUM_CLIENTS, Federate, Settings, last_checkpoint, metrics, round_of
+from federations import (
+    NUM_CLIENTS,
+    REPRESENTATIVES,
+    Federate,
+    Settings,
+    last_checkpoint,
+    metrics,
+    of_every_method,
+    of_representatives,
+    round_of,
+)
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
 from hyperfl_flwr.app.client import app
@@ -17,8 +27,6 @@ from hyperfl_flwr.protocol.messages import CLIENTS, CONFIG, Report, Request, rec
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 from strategies.it_pfl import ITPFL
-
-pytestmark = pytest.mark.parametrize("method", METHODS)
 
 GONE = 1
 """Number of the node that goes away; of two nodes and five clients, it hosts clients 1 and 3."""
@@ -113,7 +121,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [row for row in metrics(run) if row["kind"] == "train"]
 
 
-@pytest.mark.parametrize("way", ["absent", "dies"])
+@pytest.mark.parametrize(
+    ("method", "way"), [*((method, "absent") for method in METHODS), *((method, "dies") for method in REPRESENTATIVES)]
+)
 def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy: Deploy) -> None:
     """Away in round 2, its clients resume from round 1's version in round 3; no failure is counted (budget 0)."""
     run, grid = deploy(method, failure_budget=0.0, **{way: [2]})
@@ -136,6 +146,7 @@ def test_a_node_that_is_away_in_a_round_comes_back(method: str, way: str, deploy
     assert ", nodes 0 1\n" in text
 
 
+@of_representatives
 def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Deploy) -> None:
     """It is excluded for one round, then for two; refused replies are not failures, and the other node continues."""
     run, grid = deploy(method, num_rounds=6, failure_budget=0.0, exclusion_rounds=1, lies=ALWAYS)
@@ -157,12 +168,14 @@ def test_a_node_that_lies_is_not_asked_for_ever_longer(method: str, deploy: Depl
     assert "node 1 is away" not in text
 
 
+@of_representatives
 def test_a_run_in_which_most_replies_are_refused_fails(method: str, deploy: Deploy) -> None:
     """Nodes are not excluded, since the server's messages may be the cause, and the failures count."""
     with pytest.raises(RunFailedError, match=r"5 of 10 client trainings failed.*personalized-accuracy of client"):
         deploy(method, all_lie=[2])
 
 
+@of_every_method
 def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(
     method: str, deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +195,7 @@ def test_a_node_that_died_after_storing_gives_what_an_absent_one_does(
         assert one == pytest.approx(other, rel=1e-4), one
 
 
+@of_representatives
 def test_a_client_app_that_dies_is_sent_its_message_once_more(method: str, deploy: Deploy) -> None:
     """After a second crash its clients have failed in this round, and the node takes part in the next one."""
     run, grid = deploy(method, crashes=[2], num_rounds=3)
@@ -190,6 +204,7 @@ def test_a_client_app_that_dies_is_sent_its_message_once_more(method: str, deplo
     assert [row["away"] for row in rows(run)] == [[], [], []]
 
 
+@of_representatives
 def test_a_node_that_fails_again_is_not_asked_for_a_while(method: str, deploy: Deploy) -> None:
     """It is retried in the next round, then excluded; failures do not count (budget 0), as the other node continues."""
     run, grid = deploy(method, crashes=ALWAYS, num_rounds=5, failure_budget=0.0, exclusion_rounds=1)
@@ -198,6 +213,7 @@ def test_a_node_that_fails_again_is_not_asked_for_a_while(method: str, deploy: D
     assert [row["away"] for row in rows(run)] == [[], [], ITS_CLIENTS, ITS_CLIENTS, []]
 
 
+@of_representatives
 def test_a_node_that_fails_once_is_asked_again_at_once(method: str, deploy: Deploy) -> None:
     """It takes part in the evaluation after the last round, and is not listed as excluded."""
     run, _ = deploy(method, crashes=[2], num_rounds=2)
@@ -207,6 +223,7 @@ def test_a_node_that_fails_once_is_asked_again_at_once(method: str, deploy: Depl
     assert "node 1 is away" not in (run / "server.log").read_text()
 
 
+@of_representatives
 def test_a_late_node_joins(method: str, deploy: Deploy) -> None:
     """A node absent from the handshake and the first two rounds joins in round 3 from the initial version."""
     run, grid = deploy(method, absent={1, 2}, min_nodes=1, node_timeout=0.001)
@@ -218,6 +235,7 @@ def test_a_late_node_joins(method: str, deploy: Deploy) -> None:
     assert manifest["devices"] == ["cpu", "cpu"]
 
 
+@of_representatives
 def test_a_run_without_a_node_to_its_end(method: str, deploy: Deploy) -> None:
     """A node is missing from round 2 on, also in the last evaluation and when the run is prolonged."""
     run, _ = deploy(method, absent=ALWAYS - {1}, num_rounds=3)
