@@ -12,7 +12,7 @@ from hyperfl_flwr.metrics.memory import peak_memory, process_name
 from hyperfl_flwr.node.array_sums import PlainSum
 from hyperfl_flwr.node.cohort import CohortResult, Received, Trainer, evaluate_cohort, failure_of, train_cohort
 from hyperfl_flwr.node.secure_cohort import SecureCohort
-from hyperfl_flwr.protocol.arrays import SharedArrays, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, not_finite, pack_arrays, per_client_key, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -24,8 +24,7 @@ from hyperfl_flwr.protocol.messages import (
     Reduction,
     Report,
     Request,
-    by_number,
-    per_client_key,
+    group_of,
     record_of,
     weights_record,
 )
@@ -56,7 +55,7 @@ class Cohort:
 def train(cohort: Cohort, message: Message) -> Message:
     """Answer a TRAIN message with the shared arrays or their sums, the weights, and a report; or with masked sums."""
     began = time.perf_counter()
-    received, request = _received(message), Request.of(message.content)
+    received, request = _received(message, cohort.reductions), Request.of(message.content)
     if cohort.secure:
         return Message(cohort.secure.train(cohort.trainer, message.content, received), reply_to=message)
     total = PlainSum(received.shared, cohort.reductions, request)
@@ -78,7 +77,7 @@ def train(cohort: Cohort, message: Message) -> Message:
 def evaluate(cohort: Cohort, message: Message) -> Message:
     """Answer an EVALUATE message with a report, or with masked sums."""
     began = time.perf_counter()
-    received, request = _received(message), Request.of(message.content)
+    received, request = _received(message, cohort.reductions), Request.of(message.content)
     if cohort.secure:
         return Message(cohort.secure.evaluate(cohort.make_client, message.content, received), reply_to=message)
     result = evaluate_cohort(cohort.make_client, request, received, send_details=cohort.send_details)
@@ -89,7 +88,7 @@ def evaluate(cohort: Cohort, message: Message) -> Message:
 def answer(cohort: Cohort, message: Message) -> Message:
     """Answer a query about clients' data with arrays of each client and a report."""
     began = time.perf_counter()
-    received, request, question = _received(message), Request.of(message.content), QuerySpec.of(message.content)
+    received, request, question = _received(message, {}), Request.of(message.content), QuerySpec.of(message.content)
     work = _WORK[message.metadata.message_type]
     result = CohortResult()
     for client in request.clients:
@@ -122,13 +121,17 @@ def introduce(message: Message, properties: Mapping[str, ConfigRecordValues]) ->
     return Message(RecordDict({PROPERTIES: ConfigRecord(dict(properties))}), reply_to=message)
 
 
-def _received(message: Message) -> Received:
-    shared = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
-    if PER_CLIENT_ARRAYS not in message.content:
-        return Received(shared=shared)
-    return Received(
-        shared=shared, per_client=by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
+def _received(message: Message, reductions: Mapping[str, Reduction]) -> Received:
+    arrays = unpack_arrays(record_of(message.content, ARRAYS, ArrayRecord))
+    each, down = (
+        {key: value for key, value in arrays.items() if reductions.get(group_of(key)) is reduction}
+        for reduction in (Reduction.EACH, Reduction.DOWN)
     )
+    shared = {key: value for key, value in arrays.items() if key not in each and key not in down}
+    per_client: Mapping[int, SharedArrays] = {}
+    if PER_CLIENT_ARRAYS in message.content:
+        per_client = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
+    return Received(shared=shared, per_client=per_client, each=each, down=down)
 
 
 def _pack_by_number(found: Mapping[int, SharedArrays]) -> ArrayRecord:

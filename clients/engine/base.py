@@ -105,7 +105,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         return per_client or None
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the arrays to upload, in the order of `keys`; by default the trained ones, protected."""
+        """Return the arrays to upload, in the order of the uploaded groups; by default the trained ones, protected."""
         return self.protected(received, trained)
 
     def new_target(self) -> Target:
@@ -137,7 +137,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         began = time.perf_counter()
         self._load(self._named(parameters), config["version"])
         release = self.release()
-        if context.budget is not None and self.exchanged_groups():
+        if context.budget is not None and self.uploaded_groups():
             # Before training: a process that is killed has spent it, too.
             context.budget.spend(config["round"], release)
         metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate(self.received_predictor))
@@ -157,10 +157,12 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         self._store(config["round"], {config["version"], config["kept-version"]})
         if context.keeps_model:
             keep_model(context, self.target_state(), config["round"], metrics)
-        arrays = [_to_numpy(t) for group in self.exchanged_groups() for t in self.groups[group].state_dict().values()]
+        uploaded = self.uploaded_groups()
+        arrays = [_to_numpy(t) for group in uploaded for t in self.groups[group].state_dict().values()]
+        received = [value for key, value in self._named(parameters).items() if group_of(key) in uploaded]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
-        reply = self.reply(list(parameters), arrays)
-        upload = protected_upload(context.config.privacy, parameters, reply)  # whatever `reply` leaves out
+        reply = self.reply(received, arrays)
+        upload = protected_upload(context.config.privacy, received, reply)  # whatever `reply` leaves out
         return upload, len(context.data.train_labels), metrics
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Scalar]]:
@@ -191,6 +193,10 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         """Return the shared groups that are exchanged in this round; by default all."""
         return tuple(self.shared)
 
+    def uploaded_groups(self) -> tuple[str, ...]:
+        """Return the exchanged groups that are sent back after training: all but `DOWN` ones."""
+        return tuple(group for group in self.exchanged_groups() if self.shared[group] is not Reduction.DOWN)
+
     def keys(self) -> list[str]:
         """Return the keys `group/name` of the exchanged arrays, in the order of Flower's lists of arrays."""
         return [f"{group}/{name}" for group in self.exchanged_groups() for name in self.groups[group].state_dict()]
@@ -203,9 +209,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     def receive(self, received: SharedArrays, version: int) -> None:
         """Load the parameters for the last evaluation: the received groups, and the private ones of a version.
 
-        Raises:
-            ValueError: If the arrays do not fit the client's model.
-            StateError: If the private state cannot be read.
+        Raises as `fit`.
         """
         if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (self.keys(), received))):
             raise ValueError(problem)

@@ -15,7 +15,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.node.cohort import failure_of
 from hyperfl_flwr.privacy.budget import PrivacyBudget
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import by_number, pack_arrays, per_client_key, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -23,8 +23,6 @@ from hyperfl_flwr.protocol.messages import (
     PROPERTIES,
     ClientResult,
     Report,
-    by_number,
-    per_client_key,
     record_of,
 )
 from hyperfl_flwr.protocol.queries import DESCRIBE, NOVEL, PERSONALIZE, RECIPE

@@ -147,7 +147,7 @@ def _check_client_privacy(config: RunConfig, input_shape: tuple[int, ...], num_c
         return
     if not _is_mean(config):
         found = client_of(config.method).reductions(config)
-        alone = ", ".join(name for name, each in found.items() if each is not Reduction.MEAN)
+        alone = ", ".join(name for name, each in found.items() if each not in (Reduction.MEAN, Reduction.DOWN))
         reason = f"its {alone} are not averaged over the clients" if found else "its clients upload nothing"
         able = [name for name in METHODS if _is_mean(config.model_copy(update={"method": name}))]
         raise ConfigError(
@@ -189,8 +189,8 @@ def check_secure_sum(config: RunConfig) -> None:
     """
     if not config.secagg.enabled:
         return
-    alone = [name for name, each in _groups(config).items() if each is Reduction.PER_CLIENT]
-    if alone or not _groups(config):
+    alone = [name for name, each in _groups(config).items() if each.is_alone]
+    if alone or not _is_summed(config):
         reason = f"the server must see each client's {', '.join(alone)}" if alone else "its clients upload nothing"
         summed = [name for name in METHODS if _is_summed(config.model_copy(update={"method": name}))]
         others = [name for name in summed if name != "hyperfl"]  # it needs a setting, see its strategy
@@ -216,13 +216,13 @@ def _groups(config: RunConfig) -> Mapping[str, Reduction]:
 
 
 def _is_mean(config: RunConfig) -> bool:
-    found = client_of(config.method).reductions(config)
-    return bool(found) and all(each is Reduction.MEAN for each in found.values())
+    found = set(client_of(config.method).reductions(config).values())
+    return found - {Reduction.DOWN} == {Reduction.MEAN}
 
 
 def _is_summed(config: RunConfig) -> bool:
-    found = _groups(config)
-    return bool(found) and Reduction.PER_CLIENT not in found.values()
+    found = set(_groups(config).values())
+    return any(each.is_summed for each in found) and not any(each.is_alone for each in found)
 
 
 def _check_novel(config: RunConfig, input_shape: Sequence[int]) -> None:

@@ -220,7 +220,8 @@ def _print_estimate(changes: dict[str, Scalar], num_nodes: int | None, engine: s
         err.print(f"warning: {warning}", markup=False)
     cost = estimate(planned, len(usable_cores()))
     table = Table("estimate", "")
-    table.add_row("a client's payload per round", f"{cost.bytes_per_client_round / 1e6:.2f} MB down, the same up")
+    down, up = cost.bytes_down_per_client_round, cost.bytes_up_per_client_round
+    table.add_row("a client's payload per round", f"{down / 1e6:.2f} MB down, {up / 1e6:.2f} MB up")
     table.add_row("on the wire per round", f"{cost.bytes_on_wire_per_round / 1e6:.2f} MB")
     table.add_row("disk", f"{cost.disk_bytes / 1e6:.0f} MB")
     table.add_row("memory", f"{cost.memory_bytes / 1e6:.0f} MB")

@@ -19,7 +19,8 @@ from hyperfl_flwr.launch.plans import SimulationPlan
 from hyperfl_flwr.launch.sizing import WIRE_BYTES_PER_SECOND
 from hyperfl_flwr.metrics.memory import peak_memory
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import unpack_arrays
+from hyperfl_flwr.protocol.arrays import num_bytes, select, unpack_arrays
+from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums.field import ELEMENT_BYTES
 from hyperfl_flwr.protocol.secure_sums.masks import TAG_BYTES
 from hyperfl_flwr.runs.checkpoint import KEPT
@@ -43,7 +44,8 @@ class Estimate:
 
     Attributes:
         resolved: Values of the settings that are `auto`, see `hyperfl_flwr.app.resolved`.
-        bytes_per_client_round: Payload of one client in each direction.
+        bytes_down_per_client_round: Payload that one client receives.
+        bytes_up_per_client_round: Payload that one client sends.
         bytes_on_wire_per_round: Bytes between the server and all nodes in a round, both directions.
         disk_bytes: Size of checkpoints and private state.
         memory_bytes: Resident memory of the server and the training processes.
@@ -52,7 +54,8 @@ class Estimate:
     """
 
     resolved: Mapping[str, Any]
-    bytes_per_client_round: int
+    bytes_down_per_client_round: int
+    bytes_up_per_client_round: int
     bytes_on_wire_per_round: int
     disk_bytes: int
     memory_bytes: int
@@ -79,8 +82,11 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     strategy = new_strategy(config, federation, experiment="", run_directory="")
     common, per_client = unpack_arrays(strategy.initial_arrays()), strategy.per_client_arrays([0]).get(0, {})
     arrays = {**common, **per_client}
-    shared, of_one = (sum(value.nbytes for value in part.values()) for part in (common, per_client))
-    state = sum(value.nbytes for value in strategy.server_state().values())
+    shared, of_one = num_bytes(common), num_bytes(per_client)
+    reductions = strategy.context.reductions
+    summed = select(common, reductions, lambda each: each.is_summed)
+    answered = of_one + num_bytes(select(common, reductions, lambda each: each is Reduction.EACH))
+    state = num_bytes(strategy.server_state())
     server_memory = peak_memory()
     torch.set_num_threads(planned.threads)
     device = resolve_device(config.device)
@@ -99,13 +105,14 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     trained = max(1, round(config.fraction_train * config.num_clients))
     busy = min(max(1, num_cores // planned.threads), num_nodes)
     hosts = min(num_nodes, trained)
-    wire = 2 * (shared * hosts + of_one * trained)
+    wire = (shared + num_bytes(summed)) * hosts + (of_one + answered) * trained
     if config.secagg.enabled:
-        wire = shared * hosts + _masked_bytes(sum(value.size for value in common.values()), hosts)
+        wire = shared * hosts + _masked_bytes(sum(value.size for value in summed.values()), hosts)
     seconds_per_round = client_seconds * -(-trained // busy) + wire / WIRE_BYTES_PER_SECOND
     return Estimate(
         resolved=resolution(given, federation, num_nodes=num_nodes, min_nodes=num_nodes),
-        bytes_per_client_round=shared + of_one,
+        bytes_down_per_client_round=shared + of_one,
+        bytes_up_per_client_round=num_bytes(summed) + answered,
         bytes_on_wire_per_round=wire,
         disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
         memory_bytes=server_memory

@@ -34,7 +34,7 @@ class CohortClient(Protocol):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Train; see `flwr.client.NumPyClient.fit`."""
+        """Train; see `flwr.client.NumPyClient.fit`. Arrays of `DOWN` groups are not returned."""
 
     def evaluate(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Evaluate; see `flwr.client.NumPyClient.evaluate`."""
@@ -49,16 +49,29 @@ class Received:
     """Arrays that a node has received from the server; read-only.
 
     Attributes:
-        shared: Arrays for all clients of the node.
-        per_client: Arrays for one client each, by client id; empty if no group is per client.
+        shared: Arrays for all clients, of groups that are summed.
+        per_client: Arrays for one client each, by client id; empty if no group is `PER_CLIENT`.
+        each: Arrays for all clients, of which each client's answer is sent alone (`EACH`).
+        down: Arrays for all clients, which no client sends back (`DOWN`).
     """
 
     shared: SharedArrays
     per_client: Mapping[int, SharedArrays] = field(default_factory=dict)
+    each: SharedArrays = field(default_factory=dict)
+    down: SharedArrays = field(default_factory=dict)
+
+    @property
+    def alike(self) -> SharedArrays:
+        """All arrays that the clients receive alike."""
+        return {**self.shared, **self.each, **self.down}
 
     def of(self, client: int) -> SharedArrays:
         """Return all arrays for one client."""
-        return {**self.shared, **self.per_client.get(client, {})}
+        return {**self.alike, **self.per_client.get(client, {})}
+
+    def returned_by(self, client: int) -> SharedArrays:
+        """Return the arrays for one client that it sends back after training, as it receives them."""
+        return {**self.shared, **self.each, **self.per_client.get(client, {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +138,15 @@ class SequentialTrainer:
         """Train the clients, one per group; see `Trainer`."""
         for job in jobs:
             try:
-                yield self._train(job, received.of(job.client))
+                yield self._train(job, received)
             except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
                 yield Failed(client=job.client, error=error)
 
-    def _train(self, job: Job, received: SharedArrays) -> Trained:
+    def _train(self, job: Job, received: Received) -> Trained:
         member = self._make_client(job.client)
-        arrays, num_examples, metrics = member.fit(_in_order(member, received), job.config)
-        stacked = {key: value[np.newaxis] for key, value in zip(member.keys(), arrays, strict=True)}
+        arrays, num_examples, metrics = member.fit(_in_order(member, received.of(job.client)), job.config)
+        keys = [key for key in member.keys() if key not in received.down]  # noqa: SIM118 - a client is no dict
+        stacked = {key: value[np.newaxis] for key, value in zip(keys, arrays, strict=True)}
         return Trained(clients=[job.client], stacked=stacked, num_examples=[num_examples], metrics=[metrics])
 
 
@@ -156,7 +170,7 @@ class CohortResult:
     """Combined results of a node's clients, without the sum of their shared arrays.
 
     Attributes:
-        per_client: The per-client groups of each finished client.
+        per_client: The arrays of each finished client that are sent alone.
         num_examples: Total number of training samples of the finished clients.
         results: Numbers of each finished client, by ascending id.
         failures: Failures of the other clients.
@@ -196,7 +210,7 @@ def _take(
 ) -> None:
     """Add one trained client to the result."""
     client, num_examples = part.clients[row], part.num_examples[row]
-    arrays, before = {key: value[row] for key, value in part.stacked.items()}, received.of(client)
+    arrays, before = {key: value[row] for key, value in part.stacked.items()}, received.returned_by(client)
     try:
         _check(arrays, before)
         total.add({key: value for key, value in arrays.items() if key in received.shared}, num_examples)

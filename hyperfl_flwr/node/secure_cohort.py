@@ -46,7 +46,7 @@ class SecureCohort:
             StateError: If its part cannot be recorded.
         """
         request = Request.of(content)
-        step, encoding = self.node.accept(content, "train", request, received.shared, self.terms)
+        step, encoding = self.node.accept(content, "train", request, received.alike, self.terms)
         share = self._share_of_noise(step.header, encoding)
         total = EncodedSum(encoding, self.terms.max_update_ratio, self.terms.local_noise)
         result = train_cohort(trainer, request, received, total, send_details=False)
@@ -57,7 +57,7 @@ class SecureCohort:
     def evaluate(self, make_client: MakeClient, content: RecordDict, received: Received) -> RecordDict:
         """Answer an EVALUATE message with masked sums of counts and metrics; see `train`."""
         request = Request.of(content)
-        step, _ = self.node.accept(content, "evaluate", request, received.shared, self.terms)
+        step, _ = self.node.accept(content, "evaluate", request, received.alike, self.terms)
         return self._reply(step, evaluate_cohort(make_client, request, received, send_details=False))
 
     def _share_of_noise(self, header: Header, encoding: Encoding) -> float:

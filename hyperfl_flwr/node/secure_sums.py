@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.node.secure_session import Sessions
-from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, select
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Reduction, Request
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
@@ -254,7 +254,7 @@ def _encoding(header: Header, received: SharedArrays, terms: SecureTerms) -> Enc
         _refuse("the header is for other arrays than this node has received")
     try:
         encoding = Encoding(
-            received=received,
+            received=select(received, terms.reductions, lambda each: each is not Reduction.DOWN),
             reductions=terms.reductions,
             num_clients=header.num_clients,
             max_examples=header.max_examples,

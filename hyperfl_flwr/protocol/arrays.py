@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.checked_files import read_header
+from hyperfl_flwr.protocol.messages import Reduction, group_of, printable
 
 SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
@@ -67,6 +68,37 @@ def blocks(array: NDArray[Any]) -> Iterator[tuple[slice, NDArray[Any]]]:
     for first in range(0, flat.size, BLOCK):
         part = slice(first, first + BLOCK)
         yield part, flat[part]
+
+
+def per_client_key(number: int, key: str) -> str:
+    """Return the key `client/group/name` of one client's array, or `level/group/name` of a sum of one level."""
+    return f"{number}/{key}"
+
+
+def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
+    """Return arrays with keys of `per_client_key` grouped by their number (client or level), with keys `group/name`.
+
+    Raises:
+        ValueError: If a key does not begin with a number.
+    """
+    found: dict[int, dict[str, NDArray[Any]]] = {}
+    for key, value in arrays.items():
+        number, _, rest = key.partition("/")
+        if not number.isdecimal():
+            raise ValueError(f"arrays of one client or level must have keys NUMBER/GROUP/NAME, got {printable(key)!r}")
+        found.setdefault(int(number), {})[rest] = value
+    return found
+
+
+def select(
+    arrays: SharedArrays, reductions: Mapping[str, Reduction], is_wanted: Callable[[Reduction], bool]
+) -> SharedArrays:
+    """Return the arrays, keyed `group/name`, of the groups with a wanted reduction.
+
+    Raises:
+        KeyError: If a group has no reduction.
+    """
+    return {key: value for key, value in arrays.items() if is_wanted(reductions[group_of(key)])}
 
 
 def num_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:

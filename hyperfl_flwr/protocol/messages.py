@@ -2,21 +2,21 @@
 
 A TRAIN or EVALUATE message to a node holds
 
-- `arrays`: the shared groups, keyed `group/name`;
-- `per-client-arrays`: the arrays for one client each, keyed `client/group/name` (absent if no group is per client);
+- `arrays`: the shared groups that all clients receive, keyed `group/name`;
+- `per-client-arrays`: the arrays for one client each, keyed `client/group/name` (absent if no group is `PER_CLIENT`);
 - `config`: a `Request`.
 
 A node hosts several clients and sends one reply, with
 
-- `arrays`: the shared groups, keyed `group/name` (TRAIN only): the unchanged parameters of a single trained client, or
+- `arrays`: the summed groups, keyed `group/name` (TRAIN only): the unchanged parameters of a single trained client, or
   the SUMS of weight times parameters of several clients in float64, level 0 of
   `hyperfl_flwr.protocol.reproducible_sum`;
 - `outlier-sums`: the other levels, keyed `level/group/name` (TRAIN only; absent in nearly all replies);
-- `per-client-arrays`: the per-client groups of each trained client, keyed `client/group/name` (TRAIN only);
+- `per-client-arrays`: the `PER_CLIENT` and `EACH` groups of each trained client, keyed `client/group/name` (TRAIN);
 - `weights`: the two weights, and nothing else;
 - `clients`: a `Report` with the per-client numbers.
 
-`hyperfl_flwr.protocol.queries` has all other messages. No message holds private groups.
+`DOWN` groups are in no reply. `hyperfl_flwr.protocol.queries` has all other messages. No message holds private groups.
 """
 
 import re
@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 ARRAYS = "arrays"
 CLIENTS = "clients"
@@ -39,6 +38,9 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 HELLO = "query.hello"
 """Message type of the handshake; `hyperfl_flwr.protocol.queries` has the types of later queries."""
+
+LABEL_COUNTS = "labels/counts"
+"""Key of a client's numbers of training samples by class, floats [K], for methods that send them."""
 
 PER_CLIENT_ARRAYS = "per-client-arrays"
 OUTLIER_SUMS = "outlier-sums"
@@ -57,6 +59,20 @@ class Reduction(Enum):
     """sum_i x_i; absent clients count as zero."""
     PER_CLIENT = "per_client"
     """Not reduced: each client receives separate arrays, and the method's strategy gets the arrays of each client."""
+    EACH = "each"
+    """Not reduced: all clients receive the same arrays, and the method's strategy gets the arrays of each client."""
+    DOWN = "down"
+    """All clients receive the same arrays, and send nothing back."""
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether a node adds up the arrays of its clients."""
+        return self in (Reduction.MEAN_BY_EXAMPLES, Reduction.MEAN, Reduction.SUM)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the server gets the arrays of each client, so that no sum can hide them."""
+        return self in (Reduction.PER_CLIENT, Reduction.EACH)
 
     def weight(self, num_examples: int) -> float:
         """Return the weight of one client in the node's sum."""
@@ -72,26 +88,6 @@ class Reduction(Enum):
 def group_of(key: str) -> str:
     """Return the group in a key `group/name`."""
     return key.partition("/")[0]
-
-
-def per_client_key(number: int, key: str) -> str:
-    """Return the key `client/group/name` of one client's array, or `level/group/name` of a sum of one level."""
-    return f"{number}/{key}"
-
-
-def by_number(arrays: Mapping[str, NDArray[Any]]) -> dict[int, dict[str, NDArray[Any]]]:
-    """Return arrays with keys of `per_client_key` grouped by their number (client or level), with keys `group/name`.
-
-    Raises:
-        ValueError: If a key does not begin with a number.
-    """
-    found: dict[int, dict[str, NDArray[Any]]] = {}
-    for key, value in arrays.items():
-        number, _, rest = key.partition("/")
-        if not number.isdecimal():
-            raise ValueError(f"arrays of one client or level must have keys NUMBER/GROUP/NAME, got {printable(key)!r}")
-        found.setdefault(int(number), {})[rest] = value
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, per_client_key, select, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CONFIG,
     PER_CLIENT_ARRAYS,
+    Reduction,
     Request,
-    per_client_key,
     weights_record,
 )
 from hyperfl_flwr.protocol.sizes import content_bytes
@@ -141,8 +141,8 @@ class BaseStrategy(Hooks, Strategy):
                 self.context,
                 self.progress.round,
                 trains=trains,
-                received=self._current,
-                per_client=self._per_client_sent,
+                received=select(self._current, self.context.reductions, lambda each: each.is_summed),
+                per_client=self._sent_alone(clients),
                 rounding=rounding,
             )
         if isinstance(self._step, UnsentStep):
@@ -153,6 +153,13 @@ class BaseStrategy(Hooks, Strategy):
         self._sent_clients = [list(request.clients) for _, request in requests]
         self._sent = [self._message(kind, arrays, node, request) for node, request in requests]
         return self._sent
+
+    def _sent_alone(self, clients: Sequence[int]) -> Mapping[int, SharedArrays]:
+        """Return the arrays that each client is sent and sends back alone; empty if there are none."""
+        each = select(self._current, self.context.reductions, lambda reduction: reduction is Reduction.EACH)
+        if not each:
+            return self._per_client_sent
+        return {client: {**each, **self._per_client_sent.get(client, {})} for client in clients}
 
     def record_repetition(self) -> None:
         """Record that clients may upload twice in this round, before a message is sent again.
@@ -205,7 +212,7 @@ class BaseStrategy(Hooks, Strategy):
         """Add the nodes' sums and divide once; the result is bitwise independent of which node hosts which client.
 
         An invalid reply is left out and recorded in `outcome.refused`. If `exchanges` is lazy, only one reply is in
-        memory at a time; per-client groups are held until all replies have arrived.
+        memory at a time; arrays of single clients are held until all replies have arrived.
 
         Returns:
             The shared parameters of `advance` (None: unchanged) and the weights of the finished clients (None: none).
@@ -223,7 +230,8 @@ class BaseStrategy(Hooks, Strategy):
             self.progress.versions[client] = self.progress.round
         means = applied(self.context, self._current, reduced.means)
         advanced = self.advance(means if num_clients else {})
-        arrays = pack_arrays(advanced) if num_clients or advanced else None
+        unsummed = select(self._current, self.context.reductions, lambda each: not each.is_summed)
+        arrays = pack_arrays({**unsummed, **advanced}) if num_clients or advanced else None
         return arrays, weights_record(reduced.num_examples, num_clients) if num_clients else None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

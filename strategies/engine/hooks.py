@@ -83,10 +83,10 @@ class Hooks:
         return {}
 
     def update(self, per_client: Mapping[int, SharedArrays], num_examples: Mapping[int, int]) -> None:
-        """Update the server's state with the per-client groups of the clients that finished a round.
+        """Update the server's state with what single clients sent that finished a round.
 
         Args:
-            per_client: Each client's arrays, keyed `group/name`, by ascending client id.
+            per_client: Each client's arrays of `PER_CLIENT` and `EACH` groups, keyed `group/name`, by ascending id.
             num_examples: Number of training samples of each of these clients.
         """
 
@@ -94,10 +94,11 @@ class Hooks:
         """Return the shared parameters of the next round; called at the end of every round, after `update`.
 
         Args:
-            means: The reduced groups of the clients that finished, keyed `group/name`; empty if none did.
+            means: The summed groups of the clients that finished, reduced, keyed `group/name`; empty if none did.
 
         Returns:
-            The parameters, keyed `group/name`; may be empty if no client finished, which leaves them unchanged.
+            The parameters, keyed `group/name`; may be empty if no client finished, which leaves them unchanged. Groups
+            that are not summed (`EACH` and `DOWN`) stay as they are if they are left out.
         """
         return means
 

@@ -23,7 +23,7 @@ class Reduced:
 
     Attributes:
         means: The reduced shared groups, keyed `group/name`; empty after an evaluation, or if no client finished.
-        per_client: The per-client groups of each client that finished.
+        per_client: The arrays of each client that finished that are not summed.
         num_examples: Number of samples of the clients that finished.
     """
 
@@ -39,8 +39,8 @@ class PlainStep:
         context: The strategy's context.
         server_round: The federated round.
         trains: Whether the step is a training; otherwise it is an evaluation.
-        received: The arrays that all clients of the step are sent.
-        per_client: The arrays that each client is sent alone.
+        received: The arrays that all clients of the step are sent, of groups that are summed.
+        per_client: The arrays that each client is sent and sends back alone.
         rounding: Arguments of `ReproducibleSum` for the clients of the step.
 
     Attributes:

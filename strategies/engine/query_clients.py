@@ -8,14 +8,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, per_client_key
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CONFIG,
     PER_CLIENT_ARRAYS,
     Failure,
     Request,
-    per_client_key,
     printable,
 )
 from hyperfl_flwr.protocol.queries import DESCRIBE, DESCRIPTOR, QUESTION, QuerySpec

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, layout_problem, not_finite, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -18,7 +18,6 @@ from hyperfl_flwr.protocol.messages import (
     PER_CLIENT_ARRAYS,
     WEIGHTS,
     Report,
-    by_number,
     printable,
     record_of,
     weights_record,
@@ -44,7 +43,7 @@ class TrainingReply:
         arrays: The shared arrays of the only client that finished, or weighted sums over several clients; empty if
             none finished.
         outliers: Parts of the sums, by level, with the terms that are too large for `arrays`.
-        per_client: The per-client groups of each client that finished, by client.
+        per_client: The arrays of each client that finished that are not summed, by client.
     """
 
     report: Report
@@ -126,8 +125,9 @@ def read_training(
     Args:
         content: The reply's content.
         requested: Ids of the clients that the message was about, ascending.
-        shared: The arrays that all clients received; a client's arrays must have their names, shapes and types.
-        per_client: The arrays that each client received alone, likewise; empty if no group is per client.
+        shared: The arrays that all clients received, of summed groups; a client's arrays must have their names, shapes
+            and types.
+        per_client: The arrays that each client received and sends back alone, likewise; empty if there are none.
 
     Raises:
         ValueError: If anything is missing, has a wrong name, shape or type, or is not finite.
@@ -142,6 +142,8 @@ def read_training(
     arrays = _unpack(record_of(content, ARRAYS, ArrayRecord))
     if not clients:
         return TrainingReply(report=report, arrays={})
+    if not per_client and PER_CLIENT_ARRAYS in content:
+        raise ValueError("the reply has arrays of single clients, of which the method has none")
     outliers: Levels = {}
     if len(clients) == 1:
         _check(arrays, shared)

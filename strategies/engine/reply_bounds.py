@@ -8,9 +8,13 @@ samples, an update a thousand times too long, an accuracy of 7.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.protocol.messages import Reduction, Report, group_of
+from hyperfl_flwr.protocol.messages import LABEL_COUNTS, ClientResult, Reduction, Report, group_of
 from hyperfl_flwr.protocol.update_norms import noise_norms, norms_of_change, reference_norms, refuse_long
 from strategies.engine.replies import TrainingReply
 
@@ -22,8 +26,8 @@ class Bounds:
     Attributes:
         max_ratio: Largest norm of a group's change, relative to the norm of the group that was sent; 0 for no bound.
         num_examples: Number of training samples that nodes announced in the handshake, by client.
-        shared: The arrays that all clients received.
-        per_client: The arrays that each client received alone, by client.
+        shared: The arrays that all clients received, of groups that are summed.
+        per_client: The arrays that each client received and sends back alone, by client.
         reductions: Reduction of each shared group.
         noise: Standard deviation of the noise in each element of a mean change; it does not count as change.
     """
@@ -42,14 +46,17 @@ class Bounds:
             ValueError: If a number is out of bounds; the message names the client or the group.
         """
         refuse_impossible_numbers(reply.report, self.num_examples, required="personalized-accuracy")
+        for result in reply.report.results:
+            if (counts := reply.per_client.get(result.client, {}).get(LABEL_COUNTS)) is not None:
+                refuse_wrong_counts(counts, result)
         if not self.max_ratio:
             return
         if reply.arrays:
             divisors = _divisors(reply, self.reductions)
             self._refuse_long(norms_of_change(_with_outliers(reply), self.shared, divisors))
         for client, arrays in reply.per_client.items():
-            sent = self.per_client[client]
-            refuse_long(norms_of_change(arrays, sent), reference_norms(sent), self.max_ratio)
+            sent, trained = self.per_client[client], {key: arrays[key] for key in arrays if key != LABEL_COUNTS}
+            refuse_long(norms_of_change(trained, sent), reference_norms(sent), self.max_ratio)
 
     def check_means(self, means: SharedArrays, num_clients: int) -> None:
         """Check the opened means of a secure sum, of which single replies cannot be checked.
@@ -95,6 +102,24 @@ def refuse_impossible_numbers(report: Report, num_examples: Mapping[int, int], r
         for name, value in result.metrics.items():
             if name.endswith("accuracy") and not 0 <= value <= 1:
                 raise ValueError(f"the {name} of {client} must be between 0 and 1, got {value:g}")
+
+
+def refuse_wrong_counts(counts: NDArray[Any], result: ClientResult) -> None:
+    """Check how many samples of each class a client reports.
+
+    Args:
+        counts: The numbers, finite floats [K].
+        result: The client's result, with its number of training samples.
+
+    Raises:
+        ValueError: If they are no numbers of samples, or do not add up to the number of training samples.
+    """
+    is_count = (counts >= 0) & (np.rint(counts) == counts)
+    if not is_count.all() or counts.sum(dtype=np.float64) != result.num_examples:
+        raise ValueError(
+            f"the label counts of client {result.client} must be whole numbers from 0 on that add up to its "
+            f"{result.num_examples} training samples"
+        )
 
 
 def _divisors(reply: TrainingReply, reductions: Mapping[str, Reduction]) -> dict[str, float]:

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.protocol.messages import CONFIG, Request
+from hyperfl_flwr.protocol.arrays import SharedArrays, select
+from hyperfl_flwr.protocol.messages import CONFIG, Reduction, Request
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
 from hyperfl_flwr.protocol.secure_sums.header import Header, NodeRow, Phase, arrays_digest, transcript_of
 from hyperfl_flwr.protocol.secure_sums.masks import Opening, Release, Step, UnmaskError
@@ -103,6 +103,7 @@ class SecureStep:
         requests: Sequence[tuple[Node, Request]],
     ) -> None:
         settings = context.config.secagg
+        summed = select(received, context.reductions, lambda each: each is not Reduction.DOWN)
         rows = tuple(
             NodeRow(
                 partition=node.partition,
@@ -134,7 +135,7 @@ class SecureStep:
         self._encoding: Encoding | None = None
         if phase == "train":
             self._encoding = Encoding(
-                received=received,
+                received=summed,
                 reductions=context.reductions,
                 num_clients=header.num_clients,
                 max_examples=header.max_examples,
@@ -146,7 +147,7 @@ class SecureStep:
         self._bounds = Bounds(
             max_ratio=context.config.max_update_ratio,
             num_examples={},
-            shared=received,
+            shared=summed,
             per_client={},
             reductions=context.reductions,
         )

@@ -29,7 +29,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, by_number, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
@@ -37,7 +37,6 @@ from hyperfl_flwr.protocol.messages import (
     PER_CLIENT_ARRAYS,
     Report,
     Request,
-    by_number,
     record_of,
 )
 from hyperfl_flwr.protocol.queries import DESCRIBE, QuerySpec

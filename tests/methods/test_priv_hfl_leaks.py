@@ -36,8 +36,8 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.data.federated_data import ClientData, load_federated_data
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.protocol.arrays import unpack_arrays
-from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, by_number, record_of
+from hyperfl_flwr.protocol.arrays import by_number, unpack_arrays
+from hyperfl_flwr.protocol.messages import PER_CLIENT_ARRAYS, Request, record_of
 from hyperfl_flwr.runs.run_directory import read_manifest
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 from hyperfl_flwr.training.dual_averaging import DualRule

@@ -8,16 +8,21 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import layout_problem, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import (
+    by_number,
+    layout_problem,
+    not_finite,
+    pack_arrays,
+    per_client_key,
+    unpack_arrays,
+)
 from hyperfl_flwr.protocol.messages import (
     ClientResult,
     Failure,
     Reduction,
     Report,
     Request,
-    by_number,
     group_of,
-    per_client_key,
     record_of,
     weights_record,
 )

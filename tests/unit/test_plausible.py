@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hyperfl_flwr.protocol.arrays import BLOCK
-from hyperfl_flwr.protocol.messages import ClientResult, Reduction, Report
+from hyperfl_flwr.protocol.messages import LABEL_COUNTS, ClientResult, Reduction, Report
 from strategies.engine.replies import TrainingReply
 from strategies.engine.reply_bounds import Bounds, refuse_impossible_numbers
 
@@ -143,3 +143,22 @@ def test_an_accuracy_that_is_missing() -> None:
 def test_a_client_of_a_node_that_sends_no_metrics() -> None:
     report = Report(results=[ClientResult(client=4, num_examples=1, metrics={})], process="p")
     refuse_impossible_numbers(Report.from_record(report.to_record()), {}, required="personalized-accuracy")
+
+
+@pytest.mark.parametrize(
+    ("counts", "fits"),
+    [([30, 0, 10], True), ([40, 0, 0], True), ([30, 0, 9], False), ([30.5, 0, 9.5], False), ([50, -10, 0], False)],
+)
+@pytest.mark.parametrize("max_ratio", [0.0, RATIO])
+def test_label_counts_add_up_to_the_number_of_samples(counts: list[float], fits: bool, max_ratio: float) -> None:
+    """They are whole numbers from 0 on; `max-update-ratio`, which is about parameters, does not bound them."""
+    sent = {LABEL_COUNTS: np.zeros(3, np.float32)}
+    bounds = bounds_of({"labels": Reduction.EACH}, max_ratio=max_ratio, shared={}, per_client={0: sent})
+    results = [ClientResult(client=0, num_examples=40, metrics={"personalized-accuracy": 0.5})]
+    arrays = {0: {LABEL_COUNTS: np.array(counts, np.float32)}}
+    answer = TrainingReply(report=Report(results=results), arrays={}, per_client=arrays)
+    if fits:
+        bounds.check(answer)
+    else:
+        with pytest.raises(ValueError, match=r"the label counts of client 0 must be whole numbers .* 40 training"):
+            bounds.check(answer)

@@ -41,8 +41,8 @@ class Encoding:
     """Fixed-point encoding of the arrays of a step; equal on all nodes and on the server.
 
     Args:
-        received: The arrays that all clients of the step received, float32 or float64.
-        reductions: Reduction of each shared group; PER_CLIENT is impossible.
+        received: The arrays that all clients of the step received and send back, float32 or float64.
+        reductions: Reduction of each shared group; each must be summed.
         num_clients: Number N of clients in the step.
         max_examples: Number of training samples with the weight 1, where samples are weights.
         range: Range of an array's change, relative to the array that was received.
@@ -51,7 +51,7 @@ class Encoding:
         num_nodes: Number n of nodes in the step; only used with noise.
 
     Raises:
-        ValueError: If an array is not of floats or not finite, a group is per client, or there are too many clients;
+        ValueError: If an array is not of floats or not finite, a group is not summed, or there are too many clients;
             with noise also if clients have different weights.
     """
 
@@ -71,7 +71,7 @@ class Encoding:
         for key, value in self.received.items():
             if value.dtype.kind != "f":
                 raise ValueError(f"{key} has type {value.dtype}; only floating point arrays can be summed")
-            if self._reduction(key) is Reduction.PER_CLIENT:
+            if not self._reduction(key).is_summed:
                 raise ValueError(f"{key} is sent to the server for each client alone, so it cannot be summed")
             if self.noise and self._reduction(key) is not Reduction.MEAN:
                 raise ValueError(f"{key} is no mean with equal weights, so noise on the sum does not protect clients")
