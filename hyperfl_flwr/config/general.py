@@ -65,6 +65,12 @@ class FederationConfig(Section):
     fraction_train: Annotated[float, Field(gt=0, le=1)] = setting(
         1.0, "Share of the clients that a round trains; the last round trains all."
     )
+    target_accuracy: Share = setting(
+        0.0,
+        "Mean test accuracy of which the run reports the first round that reaches it, for personalized and for "
+        "aggregate accuracy (`rounds_to_target` in summary.json). It does not end the run. 0: none is reported.",
+        resumable=True,
+    )
 
     @field_validator("method")
     @classmethod

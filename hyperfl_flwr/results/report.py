@@ -38,6 +38,10 @@ GLOBAL_ACCURACIES = {
     "global_test_accuracy": "personalized accuracy on all test data of the data set",
     "global_test_accuracy_aggregate": "aggregate accuracy on all test data of the data set",
 }
+ROUNDS_TO_TARGET = {
+    "rounds_to_target": "first round with a mean personalized accuracy of {} %",
+    "rounds_to_target_aggregate": "first round with a mean aggregate accuracy of {} %",
+}
 
 
 def write_report(path: Path, output: Path | None = None) -> Path:
@@ -129,6 +133,10 @@ def _accuracies(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterabl
     for key, name in GLOBAL_ACCURACIES.items():
         if summary[key] is not None:
             yield name, percent(summary[key])
+    if target := float(read_manifest(path)["settings"].get("target-accuracy", 0)):
+        for key, name in ROUNDS_TO_TARGET.items():
+            number = summary[key]
+            yield name.format(f"{100 * target:g}"), "none" if number is None else str(number)
     for (way, corruption), found in means(read_novel(path)).items():
         name = f"novel clients, {way}" + ("" if corruption == "none" else f", {corruption}")
         yield name, f"{found} %".replace("+-", "±")

@@ -1,7 +1,8 @@
 """Summarise the result of a run in a few numbers, computed from its records."""
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +47,7 @@ def summarise(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has no finished round")
     last = rounds[-1]["round"]
     settings = manifest["settings"]
+    target = float(settings.get("target-accuracy", 0))  # manifests of earlier versions lack it
     is_secure = has_secure_sums(manifest)
     own = _Spread.opened(rounds[-1]) if is_secure else _Spread.of(_per_client(records, last, settings["num-clients"]))
     aggregate = [record for record in records if record["kind"] == "aggregate" and record["round"] == last]
@@ -66,6 +68,8 @@ def summarise(path: Path) -> dict[str, Any]:
         "test_accuracy_num_clients": own.num_clients,
         "global_test_accuracy": rounds[-1].get("personalized_global_accuracy"),
         "global_test_accuracy_aggregate": aggregate[-1].get("aggregate_global_accuracy") if aggregate else None,
+        "rounds_to_target": _first_round(records, "train", "personalized_accuracy", target),
+        "rounds_to_target_aggregate": _first_round(records, "aggregate", "aggregate_accuracy", target),
         "seconds_per_round": _median(rounds, "seconds"),
         "bytes_up_per_client_round": int(_median(rounds, "bytes_up_per_client")),
         "bytes_down_per_client_round": int(_median(rounds, "bytes_down_per_client")),
@@ -77,6 +81,22 @@ def summarise(path: Path) -> dict[str, Any]:
         **(_opening_costs(rounds) if is_secure else {}),
         **flat_means(read_novel(path)),
     }
+
+
+def target_text(target: float, summary: Mapping[str, Any]) -> str:
+    """Describe when a run reached its target accuracy, in one line; empty without a target.
+
+    Args:
+        target: Setting `target-accuracy`, a share.
+        summary: Content of summary.json.
+    """
+    if not target:
+        return ""
+    found = {"personalized": summary["rounds_to_target"], "aggregate": summary["rounds_to_target_aggregate"]}
+    return "; ".join(
+        f"{name} accuracy reached {100 * target:g} % in {'no round' if number is None else f'round {number}'}"
+        for name, number in found.items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +149,17 @@ def _client_state_bytes(path: Path, *, is_simulated: bool) -> int | None:
 
 def _median(rounds: Sequence[Record], name: str) -> float:
     return float(statistics.median(record[name] for record in rounds))
+
+
+def _first_round(records: Sequence[Record], kind: str, name: str, target: float) -> int | None:
+    """Return the first round of which a mean accuracy is at least `target`; None if there is none, or no target.
+
+    An aggregate accuracy has the round of the state that it is of, although clients measure it one round later.
+    """
+    reached = (
+        record["round"] for record in records if record["kind"] == kind and record.get(name, -math.inf) >= target
+    )
+    return min(reached, default=None) if target else None
 
 
 def _per_client(records: Sequence[Record], number: int, num_clients: int) -> list[float | None]:

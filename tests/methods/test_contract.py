@@ -35,7 +35,7 @@ from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics
 SUMMARY = {
     "method", "dataset", "num_clients", "num_nodes", "rounds", "test_accuracy", "test_accuracy_aggregate",
     "test_accuracy_worst", "test_accuracy_worst_decile", "test_accuracy_std", "test_accuracy_per_client",
-    "seconds_per_round", "bytes_up_per_client_round",
+    "rounds_to_target", "rounds_to_target_aggregate", "seconds_per_round", "bytes_up_per_client_round",
     "bytes_down_per_client_round", "bytes_on_wire_per_round",
     "server_state_bytes", "client_state_bytes", "peak_memory_mb", "privacy",
 }  # fmt: skip

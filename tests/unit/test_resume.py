@@ -38,7 +38,8 @@ ALLOWED: Settings = {
     "max-failed-rounds": 9, "max-update-ratio": 9.0, "min-nodes": 9, "node-timeout": 1.0,
     "novel.a-distance-learning-rate": 9.0, "novel.a-distance-rounds": 9,
     "novel.corruptions": "blur", "novel.delta": 0.5, "novel.epsilons": "9", "novel.samples": "9",
-    "num-rounds": 99, "output": "/elsewhere", "resume": "/here", "round-timeout": 1.0, "threads": 4,
+    "num-rounds": 99, "output": "/elsewhere", "resume": "/here", "round-timeout": 1.0, "target-accuracy": 0.5,
+    "threads": 4,
 }  # fmt: skip
 
 
