@@ -1,4 +1,4 @@
-"""SCAFFOLD: the server's state is always the mean of the clients', and what would break that is refused."""
+"""SCAFFOLD and FedDyn: the server's state is always the mean of the clients', and what would break that is refused."""
 
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ def of_server(run: Path, method: str, number: int) -> np.ndarray:
     return np.concatenate([arrays[name].ravel() for name in names])
 
 
-@pytest.mark.parametrize("method", ["scaffold"])
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 def test_the_servers_state_is_the_mean_of_the_clients(
     method: str, federate: Federate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -75,7 +75,7 @@ def test_the_servers_state_is_the_mean_of_the_clients(
         np.testing.assert_allclose(server, mean, rtol=0, atol=1e-5 * np.abs(server).max())
 
 
-@pytest.mark.parametrize("method", ["scaffold"])
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
