@@ -19,10 +19,13 @@ class ProtectedUpload:
     Attributes:
         context: The client's context.
         shared: Names of the shared groups, and the reduction of each on the server.
+        may_clip: Whether an upload may differ from what the client has computed (`privacy.clip-norm`). False if the
+            client keeps a part of its upload, which must be what the server has received.
     """
 
     context: ClientContext
     shared: ClassVar[Mapping[str, Reduction]] = {}
+    may_clip: ClassVar[bool] = True
 
     @classmethod
     def reductions(cls, config: RunConfig) -> Mapping[str, Reduction]:

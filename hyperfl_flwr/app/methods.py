@@ -115,8 +115,20 @@ def check_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
 
     Nodes check this, too: an epsilon that they record must not depend on the server's checks.
     """
+    _check_clipping(config)
     _check_noisy_steps(config, input_shape, num_classes)
     _check_client_privacy(config, input_shape, num_classes)
+
+
+def _check_clipping(config: RunConfig) -> None:
+    """Refuse to clip uploads of which the clients keep a part."""
+    if config.privacy.clip_norm and not client_of(config.method).may_clip:
+        able = ", ".join(name for name in METHODS if client_of(name).shared and client_of(name).may_clip)
+        raise ConfigError(
+            f"privacy.clip-norm must be 0 with {config.method}, got {config.privacy.clip_norm:g}: server and client "
+            f"must add the same upload to their states, so that it may be neither clipped nor noised; take one of "
+            f"{able}"
+        )
 
 
 def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -216,8 +228,9 @@ def _groups(config: RunConfig) -> Mapping[str, Reduction]:
 
 
 def _is_mean(config: RunConfig) -> bool:
-    found = set(client_of(config.method).reductions(config).values())
-    return found - {Reduction.DOWN} == {Reduction.MEAN}
+    client_class = client_of(config.method)
+    found = set(client_class.reductions(config).values()) - {Reduction.DOWN}
+    return client_class.may_clip and found == {Reduction.MEAN}
 
 
 def _is_summed(config: RunConfig) -> bool:

@@ -1,6 +1,7 @@
 """A group of arrays that holds one vector with an entry for each parameter of a network."""
 
 from collections.abc import Iterable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,12 @@ class Vector(nn.Module, SelfInitialised):
         super().__init__()
         if size:
             self.register_buffer("theta", torch.empty(size, dtype=dtype, device="meta"))
+
+    @classmethod
+    def like_parameters(cls, module: nn.Module) -> Self:
+        """Return a vector with an entry for each parameter of a network, in their type."""
+        parameters = list(module.parameters())
+        return cls(num_parameters(module), parameters[0].dtype)
 
     def draw_values(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Return a vector of zeros on the CPU."""

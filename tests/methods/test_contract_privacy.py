@@ -106,6 +106,8 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     stored = {name: data for name, data in files_below(run).items() if name.startswith("clients/client-")}
     private: dict[str, bytes] = {}
     for file, arrays in private_arrays(run).items():
+        if method == "scaffold" and file.endswith("round-000001.npz"):
+            continue  # c_i is 0 at first, so its first change, which is sent, is c_i
         for key, value in arrays.items():
             private[f"{file}:{key}"] = value.tobytes()
             assert common_window(value.tobytes(), stored[f"clients/{file}"])  # the search finds it in its own file
@@ -120,7 +122,7 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     secrets = {number for arrays in private_arrays(run).values() for value in arrays.values() for number in value.flat}
     told = {number for record in read_metrics(run) for number in record.values() if isinstance(number, float)}
     assert told
-    assert not told & secrets  # no parameter travels as a metric
+    assert not told & secrets - {0.0}  # no parameter travels as a metric
     large = {key: value for key, value in last_checkpoint(run)[0].items() if value.nbytes >= WINDOW}
     for key, value in large.items():
         # After the last round PRIV-HFL's clients are sent the mean change instead of S.
