@@ -60,6 +60,7 @@ class Method:
         title: Description in one line.
         paper: Citation.
         sends: Description of the data that a client sends in a round.
+        keeps: Description of the parameters that stay with a client.
         uploads: The same data in a form that the attacks match on.
         learning_rate: Value of `learning-rate` = `auto`: one that suits all data sets, chosen on held-back training
             data (`hyperfl study tuning`).
@@ -72,6 +73,7 @@ class Method:
     title: str
     paper: str
     sends: str
+    keeps: str
     uploads: tuple[Upload, ...]
     learning_rate: float
     client: str

@@ -7,6 +7,7 @@ METHOD = Method(
     title="federated averaging of the whole model",
     paper="McMahan et al., AISTATS 2017",
     sends="the whole model",
+    keeps="nothing",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.05,
     client="clients.fedavg:FedAvgClient",

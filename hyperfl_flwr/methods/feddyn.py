@@ -24,6 +24,7 @@ METHOD = Method(
     title="federated averaging; each local loss gets a linear term and a pull, so that their minima agree",
     paper="Acar et al., ICLR 2021",
     sends="the whole model",
+    keeps="a linear term of its loss",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.03,
     client="clients.feddyn:FedDynClient",

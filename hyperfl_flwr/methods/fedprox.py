@@ -24,6 +24,7 @@ METHOD = Method(
     title="federated averaging; local training is pulled towards the received model",
     paper="Li et al., MLSys 2020",
     sends="the whole model",
+    keeps="nothing",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.05,
     client="clients.fedprox:FedProxClient",

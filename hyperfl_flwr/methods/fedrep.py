@@ -26,6 +26,7 @@ METHOD = Method(
     title="averaging of the feature extractor; the classifier stays private",
     paper="Collins et al., ICML 2021",
     sends="the feature extractor",
+    keeps="the classifier",
     uploads=(Upload(part="extractor", form="values"),),
     learning_rate=0.1,
     client="clients.fedrep:FedRepClient",

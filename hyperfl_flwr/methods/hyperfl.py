@@ -46,6 +46,7 @@ METHOD = Method(
     title="averaging of a hypernetwork; classifier and embedding stay private",
     paper="Guo et al., AAAI 2025",
     sends="the hypernetwork",
+    keeps="the classifier and the embedding",
     uploads=(Upload(part="hypernetwork", form="values"),),
     learning_rate=0.003,
     client="clients.hyperfl:HyperFLClient",

@@ -8,6 +8,7 @@ METHOD = Method(
     title="HyperFL with one frozen embedding for all: the generated feature extractor is averaged",
     paper="Guo et al., AAAI 2025",
     sends="the generated feature extractor",
+    keeps="the classifier",
     uploads=(Upload(part="extractor", form="values"),),
     learning_rate=0.003,
     client="clients.hyperfl_frozen:HyperFLFrozenClient",

@@ -58,6 +58,7 @@ METHOD = Method(
     title="pFedHN with an encoder that computes a client's embedding from its unlabelled data",
     paper="IT-PFL, under review at ICLR 2022",
     sends="the change of the generated model, the encoder, and a descriptor of the data",
+    keeps="nothing",
     uploads=(
         Upload(part="model", form="decrease", separate_start=True),
         Upload(part="encoder", form="values", is_sent=_trains_encoder),

@@ -24,6 +24,7 @@ METHOD = Method(
     title="local-only training",
     paper="baseline",
     sends="nothing",
+    keeps="the model",
     uploads=(),
     learning_rate=0.1,
     client="clients.local:LocalClient",

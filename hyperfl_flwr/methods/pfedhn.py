@@ -60,6 +60,7 @@ METHOD = Method(
     title="a hypernetwork on the server generates every client's model",
     paper="Shamsian et al., ICML 2021",
     sends="the change of the generated model",
+    keeps="nothing",
     uploads=(Upload(part="model", form="decrease", separate_start=True),),
     learning_rate=0.03,
     client="clients.pfedhn:PFedHNClient",

@@ -8,6 +8,7 @@ METHOD = Method(
     title="a hypernetwork on the server generates feature extractors; the classifier stays private",
     paper="Shamsian et al., ICML 2021",
     sends="the change of the generated feature extractor",
+    keeps="the classifier",
     uploads=(Upload(part="extractor", form="decrease", separate_start=True),),
     learning_rate=0.03,
     client="clients.pfedhn:PFedHNPCClient",

@@ -22,6 +22,7 @@ METHOD = Method(
     title="averaging of the whole model; a private classifier is added to the common one",
     paper="Bietti et al., ICML 2022",
     sends="the whole model, without the private classifier",
+    keeps="a classifier that is added to the model's",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.05,
     client="clients.ppsgd:PPSGDClient",

@@ -83,6 +83,7 @@ METHOD = Method(
     title="consensus by dual variables: every client keeps a private model",
     paper="Najafi et al., PRIV-HFL",
     sends="the change of the client's model; with distillation a gradient of the common generator, too",
+    keeps="its model and dual variables",
     uploads=(
         Upload(part="kept-model", form="increase", separate_start=True),
         Upload(part="generator", form="gradient", is_sent=_distils),

@@ -24,6 +24,7 @@ METHOD = Method(
     title="federated averaging; control variates remove the drift of local training",
     paper="Karimireddy et al., ICML 2020",
     sends="the whole model, and the change of the client's control variate",
+    keeps="its control variate",
     uploads=(Upload(part="model", form="values"), Upload(part="control", form="gradient")),
     learning_rate=0.05,
     client="clients.scaffold:ScaffoldClient",

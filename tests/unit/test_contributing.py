@@ -151,6 +151,7 @@ METHOD = Method(
     title="FedAvg with longer steps",
     paper="none",
     sends="the whole model",
+    keeps="nothing",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.0625,
     client="clients.mine:MyClient",
