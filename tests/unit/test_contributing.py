@@ -67,6 +67,7 @@ def test_every_file_to_be_made_has_its_folder_and_likes_of_it() -> None:
     patterns = sorted({text for text in quoted() if re.fullmatch(r"[\w./-]*/NAME\.\w+", text)})
     assert patterns == [
         "clients/NAME.py",
+        "docs/methods/NAME.md",
         "experiments/expected/NAME.csv",
         "experiments/studies/NAME.toml",
         "hyperfl_flwr/attacks/NAME.py",
