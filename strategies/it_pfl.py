@@ -22,6 +22,7 @@ from hyperfl_flwr.core.errors import ConfigError, RunDirectoryError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.methods.it_pfl import ITPFLConfig
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initialisation import rectifier_parameters
 from hyperfl_flwr.models.server_hypernetwork import ServerRates
@@ -92,11 +93,16 @@ class ITPFL(PFedHN):
 
     @classmethod
     def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
-        """Refuse noise on descriptors that contain maxima.
+        """Refuse noise on descriptors that contain maxima, and several target networks.
 
         Raises:
-            ConfigError: If descriptors are to be noised and `it-pfl.pooling` is not `mean`.
+            ConfigError: If descriptors are to be noised and `it-pfl.pooling` is not `mean`, or `pfedhn.targets` is set.
         """
+        if names := config.section(PFedHNConfig).targets:
+            raise ConfigError(
+                f"pfedhn.targets must be empty with it-pfl, got {names}: its encoder has the layers of one network, "
+                f"and a descriptor does not choose a network; set target, or take pfedhn"
+            )
         novel, pooling = config.novel, config.section(ITPFLConfig).pooling
         if novel.clients and any(novel.budgets) and pooling != "mean":
             raise ConfigError(

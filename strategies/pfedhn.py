@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, resolved_number
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
@@ -42,12 +43,15 @@ class PFedHN(BaseStrategy):
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
         config, method = context.config, context.config.section(PFedHNConfig)
-        network = DeepHypernetwork(
-            self.generated(self.new_target()),
-            embedding_dim=method.dimension(config.num_clients),
-            hidden_width=method.hidden_width,
-            hidden_layers=method.hidden_layers,
-        )
+        networks = {
+            name: DeepHypernetwork(
+                self.generated(self.new_target(name)),
+                embedding_dim=method.dimension(config.num_clients),
+                hidden_width=method.hidden_width,
+                hidden_layers=method.hidden_layers,
+            )
+            for name in config.targets
+        }
         rates = ServerRates(
             learning_rate=resolved_number(method.server_learning_rate),
             momentum=method.server_momentum,
@@ -58,7 +62,8 @@ class PFedHN(BaseStrategy):
             embedding_weight_decay=resolved_number(method.embedding_weight_decay),
         )
         self.server = ServerHypernetwork(
-            network,
+            networks,
+            config.targets,
             config.num_clients,
             rates,
             torch_generator(config.seed, "pfedhn"),
@@ -78,6 +83,25 @@ class PFedHN(BaseStrategy):
             "pfedhn.embedding-weight-decay": _first(rates.embedding_weight_decay, decay),
             "pfedhn.embedding-std": cls.embedding_std,
         }
+
+    @classmethod
+    def check(cls, config: RunConfig, input_shape: Sequence[int]) -> None:
+        """Refuse more target networks than clients, and several of them with novel clients.
+
+        Raises:
+            ConfigError: If `pfedhn.targets` is such a list.
+        """
+        number = len(config.targets)
+        if number > config.num_clients:
+            raise ConfigError(
+                f"pfedhn.targets must have at most one network for each of the {config.num_clients} clients, got "
+                f"{number}; shorten the list, or raise num-clients"
+            )
+        if config.novel.clients and len(set(config.targets)) > 1:
+            raise ConfigError(
+                f"novel.clients must be 0 with several networks in pfedhn.targets, got {config.novel.clients}: a novel "
+                f"client is assessed with the models of all training clients, which must be of one network"
+            )
 
     def generated(self, target: Target) -> nn.Module:
         """Return the part of the target network that the hypernetwork generates."""

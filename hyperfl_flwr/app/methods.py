@@ -88,15 +88,20 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
 
 def _check_target(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:
     """Refuse a target network that cannot take the data, or that the method cannot train."""
+    for name in dict.fromkeys(config.targets):
+        _check_one_target(config, name, input_shape, num_classes)
+
+
+def _check_one_target(config: RunConfig, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
     try:
-        target = build_target(config.target, input_shape, num_classes)
+        target = build_target(name, input_shape, num_classes)
     except ValueError as error:
         raise ConfigError(f"{error}; choose another target or other data") from None
-    if is_factory(config.target):
-        check_custom(config.target, input_shape, num_classes)
+    if is_factory(name):
+        check_custom(name, input_shape, num_classes)
     if has_statistics(target) and client_of(config.method).is_generated:
         raise ConfigError(
-            f"target = {config.target} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
+            f"target = {name} has running statistics (BatchNorm), which a hypernetwork cannot generate; "
             f"with {config.method} take cnn, lenet, mlp or mlp-500"
         )
 

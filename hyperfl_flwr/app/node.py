@@ -109,7 +109,7 @@ class NodeApp:
 
         def make_client(client: int) -> BaseClient:
             state = PrivateState(states, request.experiment, client)
-            setting = client_setting(self.config, data, client, self.device, state, key)
+            setting = client_setting(self.config.of_client(client), data, client, self.device, state, key)
             budget = budget_of(self.node, record, request.experiment, client) if keeps_record else None
             return client_class(replace(setting, round=request.round, keeps_model=self.keeps_model, budget=budget))
 

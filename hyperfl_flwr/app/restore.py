@@ -1,7 +1,7 @@
 """Restore the server's side of a run from its last checkpoint; nothing in the run's folder is changed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.app import ArrayRecord
@@ -60,6 +60,10 @@ class Restored:
         if self.round == self.config.num_rounds:
             return ()
         return (f"{self.run} has only reached round {self.round} of {self.config.num_rounds}",)
+
+    def recipe_of(self, client: int | None) -> TargetRecipe:
+        """Return the recipe of a client's model; None for that of a model that is the same for all clients."""
+        return self.recipe if client is None else replace(self.recipe, target=self.config.of_client(client).target)
 
 
 def method_of(run: Path) -> str:

@@ -18,6 +18,7 @@ from hyperfl_flwr.attacks.base import AttackSettings, IntArray, Reconstruction
 from hyperfl_flwr.attacks.optimiser_loop import Optimisation, Progress
 from hyperfl_flwr.attacks.registry import ATTACKS, Attack, attacks_on
 from hyperfl_flwr.attacks.scoring import Comparison, compare
+from hyperfl_flwr.audit.by_network import check_knowledge, run_by_network
 from hyperfl_flwr.audit.history import ObservationHistory, require_history
 from hyperfl_flwr.audit.neighbour_view import attackable_clients
 from hyperfl_flwr.audit.record_round import (
@@ -132,7 +133,7 @@ def make_target(settings: Mapping[str, Scalar], options: Options, trained: Path 
     target = AttackedRound(
         config=config, clients=clients, trained=trained, summed=options.summed, by_neighbours=options.by_neighbours
     )
-    target.knowledge()  # loads the data, so that missing data are reported before anything starts
+    check_knowledge(target)  # loads the data, so that missing data are reported before anything starts
     return target
 
 
@@ -214,8 +215,7 @@ def audit(
         progress: Returns the progress callback for an attack's name.
     """
     names = chosen_attacks(options.attacks, target)
-    needs_history = any(ATTACKS[name].needs_history for name in names)
-    if needs_history:
+    if needs_history := any(ATTACKS[name].needs_history for name in names):
         require_history(target)
     labels = [images_of(target, client)[1] for client in target.clients] if options.labels_known else None
     findings = {}
@@ -241,7 +241,7 @@ def audit(
 def attack(target: AttackedRound, row: Attack, settings: AttackSettings, seen: View) -> AttackResult:
     """Run one attack on what the server sees, and score its result against the clients' images."""
     truth = [images_of(target, client) for client in target.clients]
-    results = row.run(seen.observations, seen.knowledge, settings)
+    results = run_by_network(target, row, settings, seen)
     found, private = [result.images for result in results], [images for images, _ in truth]
     if target.summed:  # results of a sum come in any order: score all clients together
         found, private = [np.concatenate(found)], [np.concatenate(private)]

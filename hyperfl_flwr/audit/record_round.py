@@ -90,8 +90,8 @@ class AttackedRound:
         """Return the federation's data."""
         return load_federated_data(self.config.data_settings())
 
-    def knowledge(self) -> PublicKnowledge:
-        """Return what the server knows without any message.
+    def knowledge(self, client: int | None = None) -> PublicKnowledge:
+        """Return what the server knows of a client, or of the first attacked one, without any message.
 
         Raises:
             ConfigError: If no attack of this project applies to the data or to the target network.
@@ -100,7 +100,7 @@ class AttackedRound:
         check_run(self.config, dataset.input_shape, dataset.num_classes)
         try:
             return public_knowledge(
-                self.config,
+                self.config.of_client(self.clients[0] if client is None else client),
                 input_shape=dataset.input_shape,
                 num_classes=dataset.num_classes,
                 mean=dataset.mean,

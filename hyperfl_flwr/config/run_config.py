@@ -7,9 +7,9 @@ but not its types; `RunConfig.from_flat` checks everything and reports all probl
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pydantic import ValidationError, create_model
+from pydantic import ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from hyperfl_flwr.config.general import FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfig
@@ -21,7 +21,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.settings import Section, Setting, declared
 from hyperfl_flwr.core.similar_names import nearest
 from hyperfl_flwr.data.sample_format import SampleFormat, parse_classes, parse_normalisation, parse_shape
-from hyperfl_flwr.methods import method_sections
+from hyperfl_flwr.methods import METHODS, method_sections
 
 if TYPE_CHECKING:
     from hyperfl_flwr.data.federated_data import DataSettings
@@ -112,6 +112,29 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
         if not isinstance(found, kind):
             raise TypeError(f"the section {kind.key} is of the type {type(found).__name__}, not {kind.__name__}")
         return found
+
+    @model_validator(mode="after")
+    def _known_targets(self) -> Self:
+        names = METHODS[self.method].targets(self)
+        if names:
+            from hyperfl_flwr.models.targets import TARGETS  # deferred: imports torch
+
+            for name in names:
+                if name not in TARGETS:
+                    raise ValueError(
+                        f"pfedhn.targets must list names among {', '.join(TARGETS)}, separated by commas; got "
+                        f"{name!r}{nearest(name, TARGETS)}"
+                    )
+        return self
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """Names of the clients' target networks: client i trains the one at position i modulo their number."""
+        return METHODS[self.method].targets(self) or [self.target]
+
+    def of_client(self, client: int) -> "RunConfig":
+        """Return the settings as they hold for one client: `target` is the network that it trains."""
+        return self.model_copy(update={"target": self.targets[client % len(self.targets)]})
 
     @property
     def hosted_clients(self) -> int:

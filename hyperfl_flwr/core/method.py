@@ -1,6 +1,6 @@
 """Description of a method: its names, its clients' uploads, and its client and strategy classes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -67,6 +67,8 @@ class Method:
         client: The client class as `package.module:Class`; a `clients.engine.base.BaseClient`.
         strategy: The strategy class as `package.module:Class`; a `strategies.engine.base.BaseStrategy`.
         settings: Sections of settings that belong to the method; methods may share one.
+        targets: Returns the names of the clients' target networks, by client id modulo their number; empty if all
+            clients train `target`.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Method:
     client: str
     strategy: str
     settings: tuple[type[Section], ...] = ()
+    targets: Callable[[Settings], Sequence[str]] = lambda settings: ()
 
     def active_uploads(self, settings: Settings, server_round: int) -> list[Upload]:
         """Return the uploads that are sent with some settings, in a round from 1 on."""

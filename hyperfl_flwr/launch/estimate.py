@@ -71,6 +71,8 @@ class Estimate:
 def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     """Estimate a planned run by training one client for one epoch and for two; the results are discarded.
 
+    If clients have different target networks, all are taken for clients of the largest one.
+
     Args:
         planned: A plan of `hyperfl_flwr.launch.planning.plan`.
         num_cores: Number of usable cores.
@@ -80,7 +82,10 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     data = load_federated_data(config.data_settings())
     federation = _federation(config, planned, data)
     strategy = new_strategy(config, federation, experiment="", run_directory="")
-    common, per_client = unpack_arrays(strategy.initial_arrays()), strategy.per_client_arrays([0]).get(0, {})
+    common = unpack_arrays(strategy.initial_arrays())
+    of_targets = [strategy.per_client_arrays([client]).get(client, {}) for client in range(len(config.targets))]
+    number = max(range(len(of_targets)), key=lambda client: num_bytes(of_targets[client]))
+    per_client = of_targets[number]
     arrays = {**common, **per_client}
     shared, of_one = num_bytes(common), num_bytes(per_client)
     reductions = strategy.context.reductions
@@ -93,8 +98,9 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
     with tempfile.TemporaryDirectory() as folder:
         seconds = []
         for epochs in (1, 1, 2):  # the first is a warm-up: libraries load, memory is mapped
-            short = config.model_copy(update={"local_epochs": epochs})
-            client = client_of(config.method)(client_setting(short, data, 0, device, PrivateState(Path(folder), "", 0)))
+            short = config.of_client(number).model_copy(update={"local_epochs": epochs})
+            state_of_client = PrivateState(Path(folder), "", number)
+            client = client_of(config.method)(client_setting(short, data, number, device, state_of_client))
             parameters = [arrays[name] for name in client.keys()]  # noqa: SIM118 - a client is no dict
             _, _, metrics = client.fit(parameters, {"round": 1, "version": 0, "kept-version": 0})
             seconds.append(float(metrics["seconds"]))

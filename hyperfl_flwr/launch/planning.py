@@ -75,9 +75,13 @@ def _laid_out(config: RunConfig, data: FederatedData, num_nodes: int | None, eng
         # The choice is for a usual round, which trains a sample of the clients; the last round trains all of them.
         clients = max(1, round(config.fraction_train * config.num_clients))
         state = PrivateState(Path(), "", 0)
-        client = client_of(config.method)(client_setting(resolved(config), data, 0, device, state))
+        members = [
+            client_of(config.method)(client_setting(resolved(config).of_client(client), data, client, device, state))
+            for client in range(len(config.targets))
+        ]
+        largest = max(member.shared_bytes() for member in members)
         threads = 1 if config.threads == "auto" else config.threads
-        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, client.shared_bytes(), threads))
+        num_nodes = suitable_for_sums(config, suitable_nodes(machine, clients, largest, threads))
     if config.threads != "auto":
         threads = config.threads
     else:  # in one process, threads slow each other down when other programs use the same cores

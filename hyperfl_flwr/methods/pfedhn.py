@@ -1,8 +1,9 @@
 """pFedHN: a hypernetwork on the server generates every client's model."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from hyperfl_flwr.core.method import Method, Upload
+from hyperfl_flwr.core.method import Method, Settings, Upload
 from hyperfl_flwr.core.setting_types import Combine
 from hyperfl_flwr.core.settings import (
     Auto,
@@ -49,10 +50,27 @@ class PFedHNConfig(Section):
         "auto", "Standard deviation of the embeddings' initial values. `auto`: 1, for `it-pfl` 0.1."
     )
     combine: Combine = setting("mean", "How the clients of a round are combined into one step of the server.")
+    targets: str = setting(
+        "",
+        "Target networks of the clients, separated by commas: client i trains the one at position i modulo their "
+        "number. Clients of one network share heads of the hypernetwork; all share its body. Empty: all clients "
+        "train `target`.",
+        values="names of built-in networks, as of `target`",
+    )
 
     def dimension(self, num_clients: int) -> int:
         """Return the length of an embedding in a federation of `num_clients` clients."""
         return 1 + num_clients // 4 if self.embedding_dim == "auto" else self.embedding_dim
+
+    @property
+    def target_names(self) -> Sequence[str]:
+        """The names in `targets`, in their order; empty if all clients train the run's `target`."""
+        return [name.strip() for name in self.targets.split(",")] if self.targets else []
+
+
+def targets(settings: Settings) -> Sequence[str]:
+    """Return the names of the clients' target networks, see `hyperfl_flwr.core.method.Method.targets`."""
+    return settings.section(PFedHNConfig).target_names
 
 
 METHOD = Method(
@@ -66,4 +84,5 @@ METHOD = Method(
     client="clients.pfedhn:PFedHNClient",
     strategy="strategies.pfedhn:PFedHN",
     settings=(PFedHNConfig,),
+    targets=targets,
 )

@@ -1,7 +1,7 @@
 """pFedHN-PC: a hypernetwork on the server generates feature extractors, classifiers stay on the clients."""
 
 from hyperfl_flwr.core.method import Method, Upload
-from hyperfl_flwr.methods.pfedhn import PFedHNConfig
+from hyperfl_flwr.methods.pfedhn import PFedHNConfig, targets
 
 METHOD = Method(
     name="pfedhn-pc",
@@ -14,4 +14,5 @@ METHOD = Method(
     client="clients.pfedhn:PFedHNPCClient",
     strategy="strategies.pfedhn:PFedHNPC",
     settings=(PFedHNConfig,),
+    targets=targets,
 )

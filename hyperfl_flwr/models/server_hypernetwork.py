@@ -9,7 +9,7 @@ delta_i = theta_i - theta_i'. Taking the client's steps for one gradient step on
 up to the client's step size. These are vector-Jacobian products, for which the server needs neither data nor loss.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.core.setting_types import Combine
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.models.initialisation import ordinary_parameters
+
+HEADS = ("head_weight", "head_bias")
+"""Names of a hypernetwork's parameters that belong to one target network; all others are its body's."""
 
 MOMENTUM = "momentum/"
 """Prefix of the momentum buffers in `ServerHypernetwork.state`."""
@@ -87,43 +90,75 @@ class ServerHypernetwork:
     As in the public code the embeddings are one table under one optimiser: weight decay and momentum also act on the
     rows of clients that were not sampled.
 
+    Clients may have different target networks (in the paper, not in its public code). The body is one
+    for all; each network has heads of its own. In a round in which no client of a network took part, its heads do not
+    move: neither weight decay nor momentum acts on them.
+
     Args:
-        hypernetwork: Hypernetwork on the meta device; it gets torch's default initial values of linear layers, heads
-            included.
+        hypernetworks: A hypernetwork for each target network, by its name, on the meta device; their bodies have equal
+            shapes. They get torch's default initial values of linear layers, heads included, and the first one's body.
+        targets: Names of the clients' target networks: client i has the one at position i modulo their number.
         num_clients: Number of clients N, rows of the table.
         rates: See `ServerRates`.
         generator: CPU generator of the initial values.
         embedding_std: Standard deviation of the embeddings' initial values, which are normal; 1 is torch's for an
             embedding layer.
+
+    Attributes:
+        hypernetwork: The hypernetwork of the first target network, with the body of all.
     """
 
     def __init__(
         self,
-        hypernetwork: DeepHypernetwork,
+        hypernetworks: Mapping[str, DeepHypernetwork],
+        targets: Sequence[str],
         num_clients: int,
         rates: ServerRates,
         generator: torch.Generator,
         embedding_std: float = 1.0,
     ) -> None:
-        self.hypernetwork, self.rates = hypernetwork, rates
+        self._hypernetworks, self._targets, self.rates = dict(hypernetworks), list(targets), rates
+        self.hypernetwork = hypernetwork = self._hypernetworks[self._targets[0]]
         body = {f"body.{name}": value for name, value in ordinary_parameters(hypernetwork.body, generator).items()}
         bound = 1 / hypernetwork.head_weight.shape[0] ** 0.5
-        heads = {
-            name: torch.empty(getattr(hypernetwork, name).shape).uniform_(-bound, bound, generator=generator)
-            for name in ("head_weight", "head_bias")
-        }
-        # `assign` replaces the meta tensors; copying into them would have no effect.
-        hypernetwork.load_state_dict({**heads, **body}, assign=True)
+        for each in self._hypernetworks.values():
+            heads = {
+                name: torch.empty(getattr(each, name).shape).uniform_(-bound, bound, generator=generator)
+                for name in HEADS
+            }
+            # `assign` replaces the meta tensors; copying into them would have no effect.
+            each.load_state_dict({**heads, **body}, assign=True)
+            each.body = hypernetwork.body
         drawn = torch.randn(num_clients, hypernetwork.embedding_dim, generator=generator)
         self.embeddings = nn.Parameter(drawn * embedding_std)
-        self._parameters = {"embeddings": self.embeddings, **dict(hypernetwork.named_parameters())}
+        common = self._common_parameters()
+        self._parameters = {"embeddings": self.embeddings, **common}
         embeddings: dict[str, Any] = {"params": [self.embeddings], **rates.of_embeddings()}
         self._optimiser = SGD(
-            [embeddings, {"params": list(hypernetwork.parameters())}],
+            [embeddings, {"params": list(common.values())}],
             lr=rates.learning_rate,
             momentum=rates.momentum,
             weight_decay=rates.weight_decay,
         )
+
+    def _common_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of body and heads by name; the heads of several networks have the network's name."""
+        if len(self._hypernetworks) == 1:
+            return dict(self.hypernetwork.named_parameters())
+        heads = {
+            f"{target}/{name}": parameter
+            for target, each in self._hypernetworks.items()
+            for name, parameter in each.named_parameters()
+            if name in HEADS
+        }
+        return heads | {f"body.{name}": parameter for name, parameter in self.hypernetwork.body.named_parameters()}
+
+    def _parts(self, clients: Sequence[int]) -> Iterator[tuple[DeepHypernetwork, list[int]]]:
+        """Yield the hypernetwork of each target network that some clients have, and the clients' positions."""
+        names = [self._targets[client % len(self._targets)] for client in clients]
+        for target, hypernetwork in self._hypernetworks.items():
+            if rows := [row for row, name in enumerate(names) if name == target]:
+                yield hypernetwork, rows
 
     @torch.no_grad()
     def generate(self, clients: Sequence[int], inputs: Tensor | None = None) -> dict[int, dict[str, Tensor]]:
@@ -133,11 +168,13 @@ class ServerHypernetwork:
             clients: Ids of the clients [B].
             inputs: Inputs [B, d] of the hypernetwork that replace the clients' embeddings.
         """
-        thetas = self.hypernetwork(self.embeddings[list(clients)] if inputs is None else inputs)
-        return {
-            client: {name: value.clone() for name, value in self.hypernetwork.split(theta).items()}
-            for client, theta in zip(clients, thetas, strict=True)
-        }
+        found = {}
+        for hypernetwork, rows in self._parts(clients):
+            some = [clients[row] for row in rows]
+            thetas = hypernetwork(self.embeddings[some] if inputs is None else inputs[rows])
+            for client, theta in zip(some, thetas, strict=True):
+                found[client] = {name: value.clone() for name, value in hypernetwork.split(theta).items()}
+        return {client: found[client] for client in clients}
 
     def update(self, changes: Mapping[int, Mapping[str, Tensor]], inputs: Tensor | None = None) -> None:
         """Take one step along the vector-Jacobian products of the clients' changes.
@@ -149,14 +186,16 @@ class ServerHypernetwork:
                 The step then updates the hypernetwork alone, and the table of embeddings does not change.
         """
         clients = list(changes)
-        deltas = torch.stack(
-            [torch.cat([changes[client][name].flatten() for name in self.hypernetwork.shapes]) for client in clients]
-        )
-        if self.rates.combine == "mean":
-            deltas = deltas / len(clients)
         self._optimiser.zero_grad()
-        # `backward` with the changes as the outputs' gradient computes the products of equation 2.
-        self.hypernetwork(self.embeddings[clients] if inputs is None else inputs.detach()).backward(deltas)
+        for hypernetwork, rows in self._parts(clients):
+            some = [clients[row] for row in rows]
+            deltas = torch.stack(
+                [torch.cat([changes[client][name].flatten() for name in hypernetwork.shapes]) for client in some]
+            )
+            if self.rates.combine == "mean":
+                deltas = deltas / len(clients)
+            # `backward` with the changes as the outputs' gradient computes the products of equation 2.
+            hypernetwork(self.embeddings[some] if inputs is None else inputs.detach()[rows]).backward(deltas)
         if self.rates.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), self.rates.clip_norm)
         self._optimiser.step()

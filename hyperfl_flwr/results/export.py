@@ -159,7 +159,7 @@ def restored_client(found: Restored, client: int) -> BaseClient:
     )  # fmt: skip
     return client_of(found.config.method)(
         ClientContext(
-            config=found.config,
+            config=found.config.of_client(client),
             client=client,
             data=data,
             device=torch.device("cpu"),
@@ -182,7 +182,7 @@ def _exported(
 ) -> Exported:
     return Exported(
         tensors=tensors,
-        recipe=found.recipe,
+        recipe=found.recipe_of(client),
         client=client,
         state=state,
         round=server_round,

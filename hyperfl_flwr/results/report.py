@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.config.run_config import default_settings
+from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.sample_format import shape_text
 from hyperfl_flwr.methods import METHODS
@@ -22,6 +22,7 @@ from hyperfl_flwr.runs.run_directory import (
     is_simulation,
     read_failures,
     read_manifest,
+    settings_of,
     trained_settings,
 )
 from hyperfl_flwr.runs.summary import NOT_KNOWN, summarise
@@ -75,6 +76,7 @@ def write_report(path: Path, output: Path | None = None) -> Path:
         secure_sums=_secure_sums(manifest, summary) if has_secure_sums(manifest) else "",
         privacy=statement_text(summary["privacy"]),
         data=_described(data),
+        networks=_networks(RunConfig.from_flat(settings_of(path))),
         figures=_figures(path, summary),
         labels_figure=_labels(manifest),
         accuracies=list(_accuracies(path, summary, unknown=NOT_KNOWN if has_secure_sums(manifest) else "none")),
@@ -125,6 +127,16 @@ def _described(data: RunData) -> str:
     if data.num_classes is None or data.input_shape is None or str(data.num_classes) in data.title:
         return data.title
     return f"{data.title}, {data.num_classes} classes, {shape_text(data.input_shape)}"
+
+
+def _networks(config: RunConfig) -> str:
+    """Return which clients train which target network; empty if all train the same."""
+    clients: dict[str, list[int]] = {}
+    for client in range(config.num_clients):
+        clients.setdefault(config.of_client(client).target, []).append(client)
+    if len(clients) == 1:
+        return ""
+    return "; ".join(f"{name}: clients {', '.join(map(str, some))}" for name, some in clients.items())
 
 
 def _accuracies(path: Path, summary: Mapping[str, Any], unknown: str) -> Iterable[tuple[str, str]]:

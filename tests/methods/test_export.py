@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Scalar]] = {
     **{name: {"method": name} for name in METHODS},
     "chain": {"method": "priv-hfl", "priv-hfl.realisation": "chain"},
     "mixing": {"method": "priv-hfl", "priv-hfl.mixing": True},
+    "networks": {"method": "pfedhn", "pfedhn.targets": "cnn,mlp"},
     "frozen": {"method": "hyperfl", "hyperfl.embedding": "common-frozen"},
     "sampled": {"method": "hyperfl", "fraction-train": 0.4, "num-rounds": 3},
     "statistics": {

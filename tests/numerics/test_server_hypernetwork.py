@@ -28,7 +28,7 @@ def server(**changes):
     """Return a server in float64."""
     network = DeepHypernetwork(generated(), embedding_dim=3, hidden_width=6, hidden_layers=2)
     settings = {"learning_rate": 0.3, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0} | changes
-    made = ServerHypernetwork(network, NUM_CLIENTS, ServerRates(**settings), torch_generator(0, "pfedhn"))
+    made = ServerHypernetwork({"a": network}, ["a"], NUM_CLIENTS, ServerRates(**settings), torch_generator(0, "pfedhn"))
     for parameter in (made.embeddings, *network.parameters()):
         parameter.data = parameter.data.double()
     return made
@@ -87,7 +87,7 @@ def test_initial_values_are_torchs():
     """By their moments, embeddings are standard normal and linear layers uniform in +-1/sqrt(fan-in)."""
     network = DeepHypernetwork(build_target("cnn", (1, 8, 8), 10), embedding_dim=50, hidden_width=100, hidden_layers=3)
     rates = ServerRates(learning_rate=0.1, momentum=0.0, weight_decay=0.0, clip_norm=0.0)
-    state = ServerHypernetwork(network, 200, rates, torch_generator(0, "pfedhn")).state()
+    state = ServerHypernetwork({"cnn": network}, ["cnn"], 200, rates, torch_generator(0, "pfedhn")).state()
     assert float(state["embeddings"].std()) == pytest.approx(1, rel=0.02)
     for name, fan_in in (("head_weight", 100), ("head_bias", 100), ("body.0.weight", 50), ("body.6.weight", 100)):
         assert float(state[name].abs().max()) <= 1 / math.sqrt(fan_in)
@@ -121,6 +121,71 @@ def test_two_rounds_with_momentum_and_decay():
         loss = RATE * sum(loss_of(generate(values, client), client) for client in clients) / len(clients)
         values = optimiser.step(values, loss, list(values))
     assert_equal(values_of(one), {name: value.detach() for name, value in values.items()})
+
+
+def small():
+    """Return a network with four inputs and three classes, and parameters of other names and shapes."""
+    with torch.device("meta"):
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+def hetero(**changes):
+    """Return a server in float64: clients 0 and 2 have the network `generated`, clients 1 and 3 `small`."""
+    networks = {
+        name: DeepHypernetwork(network, embedding_dim=3, hidden_width=6, hidden_layers=2)
+        for name, network in (("large", generated()), ("small", small()))
+    }
+    settings = {"learning_rate": 0.3, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0} | changes
+    rates = ServerRates(**settings)
+    made = ServerHypernetwork(networks, ["large", "small"], NUM_CLIENTS, rates, torch_generator(0, "pfedhn"))
+    for parameter in made._parameters.values():
+        parameter.data = parameter.data.double()
+    return made
+
+
+def generate_flat(values, client):
+    """Return a client's flat network under the common body and the heads of its network, written out."""
+    hidden, name = values["embeddings"][client], ("large", "small")[client % 2]
+    for layer in (0, 2, 4):
+        hidden = values[f"body.{layer}.weight"] @ hidden + values[f"body.{layer}.bias"]
+        hidden = hidden.clamp(min=0) if layer < 4 else hidden
+    return hidden @ values[f"{name}/head_weight"] + values[f"{name}/head_bias"]
+
+
+def flat(tensors):
+    return torch.cat([value.flatten() for value in tensors.values()])
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+@pytest.mark.parametrize("clients", [[3, 0, 1], [1], [2, 0]])
+def test_networks_of_two_kinds_share_a_body(clients, combine):
+    """Two rounds along the products <delta_i, theta_i> of all clients: clipped together, with momentum and decay.
+
+    The heads of a network that no client of a round has do not change, nor does their momentum.
+    """
+    one = hetero(combine=combine, momentum=0.9, weight_decay=0.01, clip_norm=0.5)
+    values, optimiser = values_of(one), Sgd(0.3, 0.9, 0.01, 0.5)
+    for asked in (clients, [0, 3]):
+        changes = {}
+        for client, tensors in one.generate(asked).items():
+            torch.testing.assert_close(flat(tensors), generate_flat(values, client), rtol=1e-9, atol=1e-12)
+            draw = torch_generator(client, "change")
+            changes[client] = {
+                name: torch.randn(value.shape, generator=draw, dtype=torch.float64) for name, value in tensors.items()
+            }
+        before = {name: value.clone() for name, value in one.state().items()}
+        one.update(changes)
+        values = {name: value.detach().requires_grad_() for name, value in values.items()}
+        product = sum(generate_flat(values, client) @ flat(delta) for client, delta in changes.items())
+        idle = [f"{name}/" for row, name in enumerate(("large", "small")) if row not in {c % 2 for c in asked}]
+        moving = [name for name in values if not name.startswith(tuple(idle))]
+        values |= optimiser.step(values, product / len(asked) if combine == "mean" else product, moving)
+        values = {name: value.detach() for name, value in values.items()}
+        assert_equal(values_of(one), values)
+        after = one.state()
+        for name in before:
+            still = any(name.removeprefix("momentum/").startswith(prefix) for prefix in idle)
+            assert torch.equal(after[name], before[name]) == still, name
 
 
 def test_a_loaded_state_goes_on_exactly():
