@@ -75,6 +75,8 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with constant shared groups.
 
+        All modules are in evaluation mode, so that running statistics stay; a method switches those that it trains.
+
         Raises:
             ValueError: If the method's clients cannot join (`can_join` is false).
         """
@@ -142,7 +144,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
             context.budget.spend(config["round"], release)
         metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate(self.received_predictor))
         evaluated = time.perf_counter()
-        self._set_mode(training=True)
+        self.set_mode(training=True)
         path = (context.client, config["round"])
         # One stream per purpose, client and round: neither the hosting node nor a resume changes the results.
         seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
@@ -263,14 +265,14 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         """Return all modules that are switched between training and evaluation; by default the groups' modules."""
         return list(self.groups.values())
 
-    def _set_mode(self, *, training: bool) -> None:
+    def set_mode(self, *, training: bool) -> None:
         """Switch BatchNorm between batch (training) and running statistics, and Dropout on (training) or off."""
         for module in self.networks():
             module.train(training)
 
     def _evaluate(self, predictor: Callable[[], Predict]) -> ClassificationSums:
         data = self.context.data
-        self._set_mode(training=False)
+        self.set_mode(training=False)
         return evaluate(predictor(), data.test_images, data.test_labels)
 
     def _global_accuracy(self, kind: str, predictor: Callable[[], Predict]) -> dict[str, Scalar]:

@@ -22,7 +22,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
-from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.dataset import Dataset
@@ -31,6 +31,7 @@ from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat, title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
@@ -192,10 +193,14 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         member.receive(shared.arrays, INITIAL)
     except ValueError as error:
         raise StateError(f"the shared parameters do not fit a {shared.config.target} network: {error}") from None
+    # What is shared must stay, running statistics among it; `join` switches what it trains.
+    member.set_mode(training=False)
+    seed_dropout(member.networks(), torch_generator(shared.config.seed, "joining"))
     before = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
     began = time.perf_counter()
     member.join(rounds, numpy_generator(shared.config.seed, "joining"))
     seconds = time.perf_counter() - began
+    member.set_mode(training=False)
     after = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
     output.mkdir(mode=0o700, parents=True, exist_ok=True)
     about: dict[str, Any] = {

@@ -68,6 +68,17 @@ def test_what_is_shared_stays(run: Path, mine: Path, call: Call) -> None:
     assert float((values["head_weight"].T.double() @ z - theta).abs().max()) < 1e-5
 
 
+@pytest.mark.parametrize("target", ["own_networks:with_batchnorm", "own_networks:build"])
+def test_shared_layers_with_other_modes_stay(target: str, mine: Path, tmp_path: Path, call: Call) -> None:
+    """Joining updates no running statistics of a shared BatchNorm, and a shared Dropout is off."""
+    run = trained(small_settings(method="fedrep", target=target, num_rounds=1, output=str(tmp_path / "fedrep")))
+    assert call("join", run, "--data", f"npz:{mine}", "-o", "joined", "--device", "cpu")[0] == 0
+    model = load_file("joined/model.safetensors")
+    kept = {key.replace("extractor/", "extractor."): torch.tensor(v) for key, v in shared_of(run).arrays.items()}
+    assert len(kept) > 3
+    assert [name for name, value in kept.items() if not torch.equal(model[name], value)] == []
+
+
 def test_the_operators_file_gives_the_same(run: Path, mine: Path, call: Call) -> None:
     """A file of the shared parameters, which contains no paths, gives the same bits as the run's folder."""
     code, out, err = call("export", run, "--shared", "-o", "shared.safetensors")
