@@ -62,13 +62,17 @@ that of the engine."""
 of_every_method = pytest.mark.parametrize("method", METHODS)
 of_representatives = pytest.mark.parametrize("method", REPRESENTATIVES)
 
+OF_METHOD: Mapping[str, Settings] = {"fedbn": {"target": "own_networks:with_batchnorm"}}
+"""Settings that a method needs besides `SMALL`."""
+
 TIMES = {"seconds", "client_seconds", "train_seconds", "peak_memory_mb"}
 """Fields in which two equal runs may differ."""
 
 
 def small_settings(**changes: Scalar) -> Settings:
     """Return the settings of a small federation; `num_rounds` stands for `num-rounds`."""
-    return default_settings() | SMALL | {key.replace("_", "-"): value for key, value in changes.items()}
+    of_method = OF_METHOD.get(str(changes.get("method")), {})
+    return default_settings() | SMALL | of_method | {key.replace("_", "-"): value for key, value in changes.items()}
 
 
 def plain_grid(num_nodes: int, settings: Settings) -> InProcessGrid:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
+from clients.engine.own_models import OwnModels
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
+from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.target import Target
@@ -32,7 +34,7 @@ CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
 
 
-class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
+class BaseClient(ReportedMetrics, LocalTraining, OwnModels, ProtectedUpload, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -57,10 +59,10 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     def build_groups(self) -> dict[str, nn.Module]:
         """Return a module for each group; its values are ignored and may be on the meta device.
 
-        The default knows the target network, `model`, and its two parts, `extractor` and `classifier`.
+        The default knows the target network and its parts, see `hyperfl_flwr.models.groups.groups_of`.
         """
         self.model = self.new_target()
-        parts = {"model": self.model, "extractor": self.model.extractor, "classifier": self.model.classifier}
+        parts = groups_of(self.model)
         return {group: parts[group] for group in (*self.shared, *self.private) if group in parts}
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
@@ -75,34 +77,12 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with constant shared groups.
 
+        All modules are in evaluation mode, so that running statistics stay; a method switches those that it trains.
+
         Raises:
             ValueError: If the method's clients cannot join (`can_join` is false).
         """
         raise ValueError(f"clients of {self.context.config.method} cannot join by training private groups alone")
-
-    def predictor(self) -> Predict:
-        """Return the client's current model, as a function from samples to logits."""
-        return self.model
-
-    def received_predictor(self) -> Predict:
-        """Return the model that the metrics `aggregate` are of, before local training; by default the client's."""
-        return self.predictor()
-
-    def target_state(self) -> Mapping[str, Tensor]:
-        """Return the client's current model: values of the whole target network by name, on the device."""
-        return self.model.state_dict()
-
-    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Return the client's model after its last local training, as `target_state` does.
-
-        Args:
-            stored: The private groups of that round, keyed `group/name`.
-
-        Returns:
-            The model; None if the private groups alone cannot rebuild it.
-        """
-        per_client = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
-        return per_client or None
 
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the arrays to upload, in the order of the uploaded groups; by default the trained ones, protected."""
@@ -142,7 +122,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
             context.budget.spend(config["round"], release)
         metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate(self.received_predictor))
         evaluated = time.perf_counter()
-        self._set_mode(training=True)
+        self.set_mode(training=True)
         path = (context.client, config["round"])
         # One stream per purpose, client and round: neither the hosting node nor a resume changes the results.
         seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
@@ -267,14 +247,14 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         """Return all modules that are switched between training and evaluation; by default the groups' modules."""
         return list(self.groups.values())
 
-    def _set_mode(self, *, training: bool) -> None:
+    def set_mode(self, *, training: bool) -> None:
         """Switch BatchNorm between batch (training) and running statistics, and Dropout on (training) or off."""
         for module in self.networks():
             module.train(training)
 
     def _evaluate(self, predictor: Callable[[], Predict]) -> ClassificationSums:
         data = self.context.data
-        self._set_mode(training=False)
+        self.set_mode(training=False)
         return evaluate(predictor(), data.test_images, data.test_labels)
 
     def _global_accuracy(self, kind: str, predictor: Callable[[], Predict]) -> dict[str, Scalar]:

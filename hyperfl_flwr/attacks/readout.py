@@ -149,7 +149,7 @@ def read_out(observation: Observation, knowledge: PublicKnowledge) -> Readout:
         raise ValueError("the reply equals the broadcast: the client has learned nothing to attack")
     if "hypernetwork/head_weight" in means:
         return _hypernetwork_readout(observation.received, means, observation, knowledge)
-    prefixes = {"model/": "", f"{EXTRACTOR}/": f"{EXTRACTOR}."}
+    prefixes = {"model/": "", "layers/": "", **{f"{part}/": f"{part}." for part in (EXTRACTOR, CLASSIFIER)}}
     names = {key: next((new + key[len(old):] for old, new in prefixes.items() if key.startswith(old)), "")
              for key in means}  # fmt: skip
     if unknown := [key for key, name in names.items() if not name]:

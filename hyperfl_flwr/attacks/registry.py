@@ -81,7 +81,7 @@ ATTACKS: Mapping[str, Attack] = {
     "idlg": Attack(
         title="Label recovery",
         source="Zhao et al., 2020",
-        needs=("model",),
+        needs=("model", "layers", "classifier"),
         run=idlg.idlg,
         finds_images=False,
     ),

@@ -6,7 +6,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.method import Part
 from hyperfl_flwr.methods import METHODS
 
-TRAINED: tuple[Part, ...] = ("model", "kept-model", "extractor", "hypernetwork")
+TRAINED: tuple[Part, ...] = ("model", "kept-model", "layers", "extractor", "classifier", "hypernetwork")
 """Parts of an upload that train the client's model."""
 
 

@@ -8,14 +8,16 @@ from hyperfl_flwr.core.settings import Section
 
 S = TypeVar("S", bound=Section)
 
-Part = Literal["model", "kept-model", "extractor", "hypernetwork", "encoder", "generator", "control"]
+Part = Literal[
+    "model", "kept-model", "layers", "extractor", "classifier", "hypernetwork", "encoder", "generator", "control"
+]
 """Part of the model or state that an upload describes.
 
 `model`: the whole target network, from parameters that the server has sent. `kept-model`: the whole target network that
-a client keeps from round to round; the server has not sent it. `extractor`: its feature extractor. `hypernetwork`:
-it generates the extractor from the client's embedding. `encoder`: it computes a descriptor of the client's samples.
-`generator`: it generates samples. `control`: a mean gradient of the whole target network, minus one that the server has
-sent."""
+a client keeps from round to round; the server has not sent it. `layers`: the whole target network without its
+normalisation layers. `extractor`: its feature extractor. `classifier`: its last layer. `hypernetwork`: it generates the
+extractor from the client's embedding. `encoder`: it computes a descriptor of the client's samples. `generator`: it
+generates samples. `control`: a mean gradient of the whole target network, minus one that the server has sent."""
 
 Form = Literal["values", "increase", "decrease", "gradient"]
 """Form of an upload: parameters after local training; after minus before; before minus after; or the gradient of the

@@ -4,10 +4,11 @@ A run measures two states of a client's model (docs/concepts.md). Either can be 
 
 - `personalized`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
   `personalized_accuracy` of that round, which is the version of the private state in the last checkpoint. The private
-  state of `hyperfl`, `local` and `priv-hfl` contains this model; a node stores it for every method
+  state of `hyperfl`, `local`, `priv-hfl` and `ditto` contains this model; a node stores it for every method
   (`hyperfl_flwr.node.saved_models`).
-- `aggregate`: the shared parameters of the last checkpoint, with the client's private parts. Its accuracy is the
-  `aggregate_accuracy` after the last round. Every run folder of a simulation contains it.
+- `aggregate`: the model that the client receives: the shared parameters of the last checkpoint, with private parts
+  where they are not a whole model. Its accuracy is the `aggregate_accuracy` after the last round. Every run folder of a
+  simulation contains it.
 """
 
 import math
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
-from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.app.methods import client_of, strategy_of
 from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.rng import seed_for
@@ -33,7 +34,6 @@ from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import file_names, write_model
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.node.saved_models import KeptModel
-from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 State = Literal["personalized", "aggregate"]
@@ -118,14 +118,13 @@ def model_of_run(
                 f"only a SuperNode keeps it; leave out --state personalized"
             )
         member.receive(found.strategy.evaluated(found.arrays, client), version)
-        return _exported(found, client, "aggregate", found.round, member.target_state())
+        return _exported(found, client, "aggregate", found.round, member.received_state())
     return _exported(found, client, "personalized", version, own)
 
 
 def _global_model(found: Restored, state: State | None) -> Exported:
     """Return the model that is the same for all clients."""
-    client = client_of(found.config.method)
-    if client.private or Reduction.PER_CLIENT in client.shared.values():
+    if "global" not in strategy_of(found.config.method).novel_modes:
         raise RunDirectoryError(
             f"{found.config.method} has no model that is the same for all clients; name one with --client, "
             f"0 to {found.config.num_clients - 1}"
@@ -134,7 +133,7 @@ def _global_model(found: Restored, state: State | None) -> Exported:
         raise RunDirectoryError("--state personalized requires a client; give --client, or leave out --state")
     member = restored_client(found, 0)
     member.receive(found.strategy.evaluated(found.arrays, 0), INITIAL)
-    return _exported(found, None, "aggregate", found.round, member.target_state())
+    return _exported(found, None, "aggregate", found.round, member.received_state())
 
 
 def _refuse_absent(found: Restored, client: int) -> None:

@@ -22,7 +22,7 @@ from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
-from hyperfl_flwr.core.rng import numpy_generator
+from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
 from hyperfl_flwr.data.dataset import Dataset
@@ -31,6 +31,7 @@ from hyperfl_flwr.data.registry import load_dataset
 from hyperfl_flwr.data.sample_format import SampleFormat, title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
+from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import write_model
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
@@ -39,9 +40,8 @@ from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
 INHERITED = (
     "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
-    "hyperfl.", "fedrep.", "ppsgd.",
 )  # fmt: skip
-"""Settings that a joining client takes from the run: names, and sections that end with a dot. No paths are among them,
+"""Settings that a joining client takes from the run, besides the sections of the run's method. No paths are among them,
 since they belong to the operator's machine."""
 
 
@@ -50,7 +50,7 @@ class Shared:
     """Shared parameters of a run, with all that a new client needs to join it.
 
     Attributes:
-        config: The run's settings in `INHERITED`; all other settings have their defaults.
+        config: The settings that a joining client takes from the run; all others have their defaults.
         arrays: Arrays of the shared groups, keyed `group/name`.
         recipe: Network, input and classes of the models.
         experiment: Identity of the run.
@@ -114,14 +114,15 @@ def _refuse_others(found: Restored) -> None:
         )
 
 
-def _is_inherited(key: str) -> bool:
-    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in INHERITED)
+def _inherited(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings of a run that a joining client takes from it."""
+    sections = {section.key for section in METHODS[str(settings["method"])].settings}
+    return {key: value for key, value in settings.items() if key in INHERITED or key.partition(".")[0] in sections}
 
 
 def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
-    """Return the settings of a joining client: the run's settings in `INHERITED`, and defaults for all others."""
-    taken = {key: value for key, value in settings.items() if _is_inherited(key)}
-    return resolved(RunConfig.from_flat(default_settings() | taken))
+    """Return the settings of a joining client: those that it takes from the run, and defaults for all others."""
+    return resolved(RunConfig.from_flat(default_settings() | _inherited(settings)))
 
 
 def write_shared(shared: Shared, output: Path) -> None:
@@ -133,7 +134,7 @@ def write_shared(shared: Shared, output: Path) -> None:
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"
         raise RunDirectoryError(f"the output {output} {problem}; choose another file")
-    settings = {key: value for key, value in shared.config.flat().items() if _is_inherited(key)}
+    settings = _inherited(shared.config.flat())
     entries = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
     tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
     data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in entries.items()}})
@@ -192,10 +193,14 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         member.receive(shared.arrays, INITIAL)
     except ValueError as error:
         raise StateError(f"the shared parameters do not fit a {shared.config.target} network: {error}") from None
+    # What is shared must stay, running statistics among it; `join` switches what it trains.
+    member.set_mode(training=False)
+    seed_dropout(member.networks(), torch_generator(shared.config.seed, "joining"))
     before = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
     began = time.perf_counter()
     member.join(rounds, numpy_generator(shared.config.seed, "joining"))
     seconds = time.perf_counter() - began
+    member.set_mode(training=False)
     after = evaluate(member.predictor(), data.test_images, data.test_labels).accuracy
     output.mkdir(mode=0o700, parents=True, exist_ok=True)
     about: dict[str, Any] = {

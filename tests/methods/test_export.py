@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import NUM_CLIENTS, small_settings, trained
+from federations import NUM_CLIENTS, exact, last_checkpoint, small_settings, trained
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Scalar]] = {
 }
 """Settings of every method, and of variants of some methods."""
 
-STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing")
+STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto")
 """Kinds for which the private state determines the model after local training."""
 
 USED = ("hyperfl", "fedavg", "pfedhn", "statistics")
@@ -138,15 +138,14 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
 
 
 def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
-    """FedAvg and FedProx export the checkpoint's model without a client; other methods refuse and ask for a client."""
-    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox"):
+    """They export the checkpoint's model without a client; other methods refuse and ask for a client."""
+    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox", "ppsgd", "ditto"):
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
         return
-    found, of_client = model_of_run(run, None), model_of_run(run, 1)
+    found, checkpoint = model_of_run(run, None), last_checkpoint(run)[0]
     assert (found.client, found.accuracy) == (None, None)
-    for name, value in of_client.tensors.items():
-        assert torch.equal(found.tensors[name], value)
+    assert exact({f"model/{name}": value.numpy() for name, value in found.tensors.items()}) == exact(checkpoint)
 
 
 def test_what_is_not_there_is_said(kind: str, run: Path, tmp_path: Path) -> None:

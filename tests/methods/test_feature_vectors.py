@@ -64,11 +64,14 @@ def losses(run: Path) -> list[float]:
     return [row[kind] for row in read_metrics(run) for kind in ("personalized_loss", "aggregate_loss") if kind in row]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedbn"])
 def test_every_method_trains_on_them_with_dropout(
     method: str, digits: Callable[[int], Settings], federate: Federate
 ) -> None:
-    """Two rounds (one per phase with it-pfl) give a complete run with finite losses."""
+    """Two rounds (one per phase with it-pfl) give a complete run with finite losses.
+
+    FedBN refuses the built-in perceptrons, which have no normalisation layers.
+    """
     settings = digits(180) | {"target": "mlp-500"}
     run = federate(method, **settings)
     assert np.isfinite(losses(run)).all()

@@ -15,7 +15,7 @@ from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.results.join import shared_of
 
 
-@pytest.fixture(scope="module", params=["hyperfl", "hyperfl-frozen", "fedrep", "ppsgd"])
+@pytest.fixture(scope="module", params=["hyperfl", "hyperfl-frozen", "fedrep", "ppsgd", "ditto"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of each method that supports joining, on scikit-learn's digits 0 to 9."""
     return trained(small_settings(method=request.param, output=str(tmp_path_factory.mktemp("runs") / request.param)))
@@ -50,10 +50,16 @@ def test_a_client_joins(run: Path, mine: Path, call: Call) -> None:
 
 
 def test_what_is_shared_stays(run: Path, mine: Path, call: Call) -> None:
-    """The joined extractor is the shared one, or with HyperFL z H + c of the run's head for some z >= 0."""
+    """The joined extractor is the shared one, or with HyperFL z H + c of the run's head for some z >= 0.
+
+    Ditto's client trains a whole model from the shared one.
+    """
     assert call("join", run, "--data", f"npz:{mine}", "-o", "joined", "--device", "cpu")[0] == 0
     shared, model = shared_of(run), load_file("joined/model.safetensors")
     values = {key.partition("/")[2]: torch.tensor(value) for key, value in shared.arrays.items()}
+    if shared.config.method == "ditto":
+        assert all(0 < (model[name] - value).abs().max() < 1 for name, value in values.items())
+        return
     if shared.config.method != "hyperfl":
         names = {name: name if name in model else f"extractor.{name}" for name in values}
         kept = {name: value for name, value in values.items() if names[name].startswith("extractor.")}
@@ -66,6 +72,17 @@ def test_what_is_shared_stays(run: Path, mine: Path, call: Call) -> None:
     z = torch.linalg.lstsq(values["head_weight"].T.double(), theta.double()).solution
     assert float(z.min()) > -1e-4
     assert float((values["head_weight"].T.double() @ z - theta).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("target", ["own_networks:with_batchnorm", "own_networks:build"])
+def test_shared_layers_with_other_modes_stay(target: str, mine: Path, tmp_path: Path, call: Call) -> None:
+    """Joining updates no running statistics of a shared BatchNorm, and a shared Dropout is off."""
+    run = trained(small_settings(method="fedrep", target=target, num_rounds=1, output=str(tmp_path / "fedrep")))
+    assert call("join", run, "--data", f"npz:{mine}", "-o", "joined", "--device", "cpu")[0] == 0
+    model = load_file("joined/model.safetensors")
+    kept = {key.replace("extractor/", "extractor."): torch.tensor(v) for key, v in shared_of(run).arrays.items()}
+    assert len(kept) > 3
+    assert [name for name, value in kept.items() if not torch.equal(model[name], value)] == []
 
 
 def test_the_operators_file_gives_the_same(run: Path, mine: Path, call: Call) -> None:
@@ -89,7 +106,9 @@ def test_other_methods_cannot_be_joined(mine: Path, tmp_path: Path, call: Call) 
         code, _, err = call(*words)
         assert code == 2
         assert "is a run of fedavg, which a client cannot join" in err
-        assert "use a run of fedrep, hyperfl, hyperfl-frozen, ppsgd" in err
+        able = err.split("use a run of ")[1].split()
+        assert {"ditto,", "fedrep,", "hyperfl,", "hyperfl-frozen,"} <= set(able)
+        assert "fedavg," not in able
 
 
 def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mine: Path, call: Call) -> None:

@@ -6,21 +6,14 @@ import numpy as np
 import pytest
 import torch
 from federations import exact, last_checkpoint, metrics, small_settings, trained
+from members import client, initial_model, rounds
 from plain import random_samples
 
-from clients.engine.context import ClientContext
 from clients.fedavg import FedAvgClient
 from clients.fedprox import FedProxClient
 from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.data.federated_data import ClientData
-from hyperfl_flwr.models.initialisation import initial_state
-from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, train_epochs
-
-SHAPE, CLASSES = (1, 8, 8), 10
-KEYS = {"round": 1, "version": 0, "kept-version": 0}
 
 
 def descend(part, loss, steps, *, momentum=0.0, weight_decay=0.0):
@@ -108,38 +101,11 @@ def test_a_strong_pull_leads_to_the_optimum_of_the_mean_loss():
     assert abs(fixed_point(0.0, 0.05) - optimum) > 0.02
 
 
-def client(kind, folder, changes, target="cnn"):
-    """Return a client with thirty samples, and the parameters and buffers that it receives."""
-    train, test = random_samples(30, SHAPE, CLASSES), random_samples(7, SHAPE, CLASSES, seed=1)
-    data = ClientData(
-        train_images=train.train_images.to(torch.get_default_dtype()),
-        train_labels=train.train_labels,
-        test_images=test.train_images.to(torch.get_default_dtype()),
-        test_labels=test.train_labels,
-        augmentation=None,
-        num_classes=CLASSES,
-    )
-    config = RunConfig.from_flat(
-        default_settings() | {"device": "cpu", "learning-rate": 0.1, "target": target} | changes
-    )
-    member = kind(
-        ClientContext(
-            config=config,
-            client=0,
-            data=data,
-            device=torch.device("cpu"),
-            state=PrivateState(folder, "experiment", 0),
-        )
-    )
-    values = initial_state(member.model, torch_generator(0, "model"))
-    return member, {name: values[name] for name in member.model.state_dict()}
-
-
 def fitted(kind, folder, changes, target="cnn"):
     """Return the model's arrays after one round."""
-    member, values = client(kind, folder, changes, target)
-    arrays, _, _ = member.fit([value.numpy().copy() for value in values.values()], KEYS)
-    return dict(zip(values, arrays, strict=True))
+    member = client(kind, folder, changes, target)
+    found, _ = rounds(member, initial_model(member))
+    return {key.removeprefix("model/"): value for key, value in found.items()}
 
 
 @pytest.mark.parametrize("target", ["cnn", "own_networks:with_batchnorm"])
@@ -150,7 +116,8 @@ def test_a_round_is_sgd_on_the_loss_with_the_proximal_term(target, tmp_path):
     """
     mu, changes = 2.0, {"batch-size": 30, "local-epochs": 6, "momentum": 0.5, "weight-decay": 0.02}
     found = fitted(FedProxClient, tmp_path, changes | {"fedprox.mu": mu}, target)
-    member, values = client(FedAvgClient, tmp_path, changes, target)
+    member = client(FedAvgClient, tmp_path, changes, target)
+    values = initial_model(member)
     model, data = member.model, member.context.data
     model.load_state_dict({name: value.clone() for name, value in values.items()}, assign=True)
     model.train()

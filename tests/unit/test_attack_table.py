@@ -16,6 +16,10 @@ FIRST_ROUND = 1
 ON_UPLOADS: dict[str, Sequence[str]] = {
     "local": (),
     "fedavg": ("ig", "head-gradient", "idlg"),
+    "ditto": ("ig", "head-gradient", "idlg"),
+    "fedper": ("head-gradient",),
+    "lg-fedavg": ("idlg",),
+    "fedbn": ("idlg",),
     "ppsgd": ("ig", "head-gradient", "idlg"),
     "fedrep": ("head-gradient",),
     "hyperfl": ("ig-paper", "head-gradient"),
@@ -29,6 +33,10 @@ ON_UPLOADS: dict[str, Sequence[str]] = {
 ON_SUMS: dict[str, Sequence[str]] = {
     "local": (),
     "fedavg": ("head-gradient",),
+    "ditto": ("head-gradient",),
+    "fedper": ("head-gradient",),
+    "lg-fedavg": (),
+    "fedbn": (),
     "ppsgd": ("head-gradient",),
     "fedrep": ("head-gradient",),
     "hyperfl": ("head-gradient", "channels-known", "channels-ica"),

@@ -1,0 +1,62 @@
+"""Base of clients that share the whole model and keep a second one."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from clients.engine.base import BaseClient
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.messages import Reduction
+from hyperfl_flwr.training.local_sgd import Predict
+
+
+class PersonalClient(BaseClient):
+    """Client with the shared group `model` and the private group `personal`, another target network.
+
+    The metrics `aggregate` are of the received model alone, `personalized` of the private one. A client that is sent
+    the model without having been trained, because it joins a finished run or has no labels, uses the received model.
+    """
+
+    shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}
+    private: ClassVar[tuple[str, ...]] = ("personal",)
+
+    def build_groups(self) -> dict[str, nn.Module]:
+        """Return the groups `model` and `personal`."""
+        groups = super().build_groups()
+        self.personal = self.new_target()
+        return {**groups, "personal": self.personal}
+
+    def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return FedAvg's initial model, from which the private models of all clients start."""
+        return {"personal": initial_state(self.personal, torch_generator(self.context.config.seed, "model"))}
+
+    def receive(self, received: SharedArrays, version: int) -> None:
+        """Load the received model, and the private one; without a version of it, the received model in its place."""
+        super().receive(received, version)
+        if version == INITIAL:
+            values = {f"personal/{name}": value.clone() for name, value in self.model.state_dict().items()}
+            self.load_group("personal", values)
+
+    def predictor(self) -> Predict:
+        """Return the private model."""
+        return self.personal
+
+    def received_predictor(self) -> Predict:
+        """Return the received model."""
+        return self.model
+
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return the private model."""
+        return self.personal.state_dict()
+
+    def received_state(self) -> Mapping[str, Tensor]:
+        """Return the received model."""
+        return self.model.state_dict()
+
+    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Return the private model after the client's last round."""
+        return {key.partition("/")[2]: value for key, value in stored.items()}

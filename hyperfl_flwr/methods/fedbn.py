@@ -1,0 +1,15 @@
+"""FedBN: all layers but those that normalise are averaged."""
+
+from hyperfl_flwr.core.method import Method, Upload
+
+METHOD = Method(
+    name="fedbn",
+    title="averaging of all layers; those that normalise stay private",
+    paper="Li et al., ICLR 2021",
+    sends="all layers but those that normalise",
+    keeps="the normalisation layers",
+    uploads=(Upload(part="layers", form="values"),),
+    learning_rate=0.05,
+    client="clients.fedbn:FedBNClient",
+    strategy="strategies.fedbn:FedBN",
+)
