@@ -12,3 +12,4 @@ class FedAvgClient(BaseClient):
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}
     has_noisy_steps: ClassVar[bool] = True
+    has_global_model: ClassVar[bool] = True

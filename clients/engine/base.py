@@ -10,6 +10,7 @@ from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clients.engine.client_model import ClientModel
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
@@ -20,8 +21,6 @@ from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.layers.dropout import seed_dropout
-from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
@@ -32,7 +31,7 @@ CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
 
 
-class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
+class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -41,12 +40,14 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     Attributes:
         shared: Names of the shared groups, and the reduction of each on the server.
         private: Names of the groups that never leave the node.
+        copies_of_uploads: Those of them that hold what the client itself has uploaded, before clipping and noise.
         is_generated: Whether a hypernetwork generates parameters of the target network.
         can_join: Whether a client that joins later can train its private groups alone, see `join`.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
     private: ClassVar[tuple[str, ...]] = ()
+    copies_of_uploads: ClassVar[tuple[str, ...]] = ()
     is_generated: ClassVar[bool] = False
     can_join: ClassVar[bool] = False
 
@@ -80,38 +81,9 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
         """
         raise ValueError(f"clients of {self.context.config.method} cannot join by training private groups alone")
 
-    def predictor(self) -> Predict:
-        """Return the client's current model, as a function from samples to logits."""
-        return self.model
-
-    def received_predictor(self) -> Predict:
-        """Return the model that the metrics `aggregate` are of, before local training; by default the client's."""
-        return self.predictor()
-
-    def target_state(self) -> Mapping[str, Tensor]:
-        """Return the client's current model: values of the whole target network by name, on the device."""
-        return self.model.state_dict()
-
-    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Return the client's model after its last local training, as `target_state` does.
-
-        Args:
-            stored: The private groups of that round, keyed `group/name`.
-
-        Returns:
-            The model; None if the private groups alone cannot rebuild it.
-        """
-        per_client = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
-        return per_client or None
-
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the arrays to upload, in the order of `keys`; by default the trained ones, protected."""
         return self.protected(received, trained)
-
-    def new_target(self) -> Target:
-        """Return the target network for the client's data, on the meta device."""
-        data = self.context.data
-        return build_target(self.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -155,7 +127,7 @@ class BaseClient(ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
             metrics |= self._global_accuracy("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
         self._store(config["round"], {config["version"], config["kept-version"]})
-        if context.keeps_model:
+        if context.keeps_model and self.is_network:
             keep_model(context, self.target_state(), config["round"], metrics)
         arrays = [_to_numpy(t) for group in self.exchanged_groups() for t in self.groups[group].state_dict().values()]
         metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}

@@ -4,7 +4,7 @@ A run measures two states of a client's model (docs/concepts.md). Either can be 
 
 - `personalized`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
   `personalized_accuracy` of that round, which is the version of the private state in the last checkpoint. The private
-  state of `hyperfl`, `local` and `priv-hfl` contains this model; a node stores it for every method
+  state of `hyperfl`, `local`, `moon` and `priv-hfl` contains this model; a node stores it for every method
   (`hyperfl_flwr.node.saved_models`).
 - `aggregate`: the shared parameters of the last checkpoint, with the client's private parts. Its accuracy is the
   `aggregate_accuracy` after the last round. Every run folder of a simulation contains it.
@@ -33,7 +33,6 @@ from hyperfl_flwr.models.model_spec import TargetRecipe
 from hyperfl_flwr.models.standalone import file_names, write_model
 from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.node.saved_models import KeptModel
-from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.runs.run_directory import read_metrics
 
 State = Literal["personalized", "aggregate"]
@@ -106,6 +105,7 @@ def model_of_run(
     if not 0 <= client < found.config.num_clients:
         raise RunDirectoryError(f"--client must be 0 to {found.config.num_clients - 1} for {run}, got {client}")
     _refuse_absent(found, client)
+    _refuse_more_than_a_network(found, client)
     member = restored_client(found, client)
     version = found.strategy.progress.versions[client]
     # Only private state can contain the model after local training; the server never receives it.
@@ -118,14 +118,13 @@ def model_of_run(
                 f"only a SuperNode keeps it; leave out --state personalized"
             )
         member.receive(found.strategy.evaluated(found.arrays, client), version)
-        return _exported(found, client, "aggregate", found.round, member.target_state())
+        return _exported(found, client, "aggregate", found.round, member.received_state())
     return _exported(found, client, "personalized", version, own)
 
 
 def _global_model(found: Restored, state: State | None) -> Exported:
     """Return the model that is the same for all clients."""
-    client = client_of(found.config.method)
-    if client.private or Reduction.PER_CLIENT in client.shared.values():
+    if not client_of(found.config.method).has_global_model:
         raise RunDirectoryError(
             f"{found.config.method} has no model that is the same for all clients; name one with --client, "
             f"0 to {found.config.num_clients - 1}"
@@ -134,7 +133,7 @@ def _global_model(found: Restored, state: State | None) -> Exported:
         raise RunDirectoryError("--state personalized requires a client; give --client, or leave out --state")
     member = restored_client(found, 0)
     member.receive(found.strategy.evaluated(found.arrays, 0), INITIAL)
-    return _exported(found, None, "aggregate", found.round, member.target_state())
+    return _exported(found, None, "aggregate", found.round, member.received_state())
 
 
 def _refuse_absent(found: Restored, client: int) -> None:
@@ -147,6 +146,15 @@ def _refuse_absent(found: Restored, client: int) -> None:
         )
     if private and found.strategy.progress.versions.get(client, INITIAL) == INITIAL:
         raise RunDirectoryError(f"client {client} has not been trained up to round {found.round}; resume the run")
+
+
+def _refuse_more_than_a_network(found: Restored, client: int) -> None:
+    """Refuse a client whose predictions are not those of the target network alone."""
+    if not client_of(found.config.method).is_network:
+        raise RunDirectoryError(
+            f"the model of client {client} of {found.config.method} cannot be exported: its predictions also need the "
+            f"client's training samples; export the global network, without --client"
+        )
 
 
 def restored_client(found: Restored, client: int) -> BaseClient:

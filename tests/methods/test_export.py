@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Scalar]] = {
 }
 """Settings of every method, and of variants of some methods."""
 
-STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing")
+STORED = ("hyperfl", "frozen", "sampled", "local", "moon", "priv-hfl", "chain", "mixing")
 """Kinds for which the private state determines the model after local training."""
 
 
@@ -128,13 +128,20 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
     assert [line.split()[0] for line in done.stdout.splitlines()] == [found.recipe.classes[label] for label in labels]
 
 
-def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
-    """FedAvg and FedProx export the checkpoint's model without a client; other methods refuse and ask for a client."""
-    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox"):
+def test_methods_whose_clients_receive_one_whole_model_have_a_global_one() -> None:
+    """A private group does not matter if it has no part in the received model."""
+    found = {name for name in METHODS if client_of(name).has_global_model}
+    assert found >= {"fedavg", "fedprox", "moon"}
+    assert not found & {"fedrep", "hyperfl", "it-pfl", "local", "pfedhn", "ppsgd", "priv-hfl"}
+
+
+def test_the_global_model_is_that_of_every_client(kind: str, run: Path) -> None:
+    """It is the checkpoint's model as each client evaluates it; methods without one refuse and ask for a client."""
+    if not client_of(RunConfig.from_flat(settings_of(run)).method).has_global_model:
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
         return
-    found, of_client = model_of_run(run, None), model_of_run(run, 1)
+    found, of_client = model_of_run(run, None), model_of_run(run, 1, "aggregate")
     assert (found.client, found.accuracy) == (None, None)
     for name, value in of_client.tensors.items():
         assert torch.equal(found.tensors[name], value)

@@ -89,7 +89,7 @@ def test_other_methods_cannot_be_joined(mine: Path, tmp_path: Path, call: Call) 
         code, _, err = call(*words)
         assert code == 2
         assert "is a run of fedavg, which a client cannot join" in err
-        assert "use a run of fedrep, hyperfl, hyperfl-frozen, ppsgd" in err
+        assert "hyperfl, hyperfl-frozen" in err
 
 
 def test_a_place_where_nothing_can_be_made_is_told_before_training(run: Path, mine: Path, call: Call) -> None:

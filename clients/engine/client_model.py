@@ -1,0 +1,68 @@
+"""The models of a client: the one that it uses, the one that it received, and the one that can be exported."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from clients.engine.context import ClientContext
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
+from hyperfl_flwr.protocol.messages import group_of
+from hyperfl_flwr.training.local_sgd import Predict
+
+
+class ClientModel:
+    """The target network of a client as predictor and as exported values.
+
+    Attributes:
+        context: The client's context.
+        model: The target network; a client without it overrides the methods that use it.
+        has_global_model: Whether the model of `received_state` is the same for all clients.
+        is_network: Whether `predictor` is the target network with the values of `target_state`, and nothing else.
+    """
+
+    context: ClientContext
+    model: Target
+    has_global_model: ClassVar[bool] = False
+    is_network: ClassVar[bool] = True
+
+    def predictor(self) -> Predict:
+        """Return the client's current model, as a function from samples to logits."""
+        return self.model
+
+    def received_predictor(self) -> Predict:
+        """Return the model that the metrics `aggregate` are of, before local training; by default the client's."""
+        return self.predictor()
+
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return the client's current model: values of the whole target network by name, on the device."""
+        return self.model.state_dict()
+
+    def received_state(self) -> Mapping[str, Tensor]:
+        """Return the model of `received_predictor`, as `target_state` does; by default the client's current model."""
+        return self.target_state()
+
+    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Return the client's model after its last local training, as `target_state` does.
+
+        Args:
+            stored: The private groups of that round, keyed `group/name`.
+
+        Returns:
+            The model; None if the private groups alone cannot rebuild it.
+        """
+        per_client = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
+        return per_client or None
+
+    def new_target(self) -> Target:
+        """Return the target network for the client's data, on the meta device."""
+        data = self.context.data
+        return build_target(self.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
+
+    def copied_model(self) -> Target:
+        """Return a copy of the target network with its current values."""
+        values = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        copy = self.new_target()
+        copy.load_state_dict(values, assign=True)
+        return copy
