@@ -54,9 +54,6 @@ class PPSGDClient(FedAvgClient):
         groups, classifier = super().build_groups(), self.model.classifier
         bias = classifier.bias is not None
         offset = nn.Linear(classifier.in_features, classifier.out_features, bias=bias, device="meta")
-        # Zeros, not meta tensors: a novel client uses the shared model without having received private groups.
-        zeros = {name: value.to(self.context.device) for name, value in _zeros(offset).items()}
-        offset.load_state_dict(zeros, assign=True)
         self.network = WithOffset(self.model, offset)
         return {**groups, "offset": offset}
 
