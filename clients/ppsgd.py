@@ -53,9 +53,6 @@ class PPSGDClient(FedAvgClient):
         groups, classifier = super().build_groups(), self.model.classifier
         bias = classifier.bias is not None
         offset = nn.Linear(classifier.in_features, classifier.out_features, bias=bias, device="meta")
-        # Zeros, not meta tensors: a novel client uses the shared model without having received private groups.
-        zeros = {name: value.to(self.context.device) for name, value in _zeros(offset).items()}
-        offset.load_state_dict(zeros, assign=True)
         self.network = WithOffset(self.model, offset)
         return {**groups, "offset": offset}
 
@@ -71,12 +68,12 @@ class PPSGDClient(FedAvgClient):
         """
         dp = self.context.config.dp
         noised = dp.epsilon and dp.heads == "noised"
-        companion = Companion(part=self._offset(), like=list(self.model.classifier.parameters()) if noised else None)
+        companion = Companion(part=self.offset_set(), like=list(self.model.classifier.parameters()) if noised else None)
         return self.train_sets(self.network, self.parameter_sets(), rng, [companion])
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private classifier in place; the shared model is constant."""
-        epochs, rate = self.epochs(), self._offset().learning_rate
+        epochs, rate = self.epochs(), self.offset_set().learning_rate
         self.model.requires_grad_(False)
         passes = replace(epochs, epochs=rounds * epochs.epochs)
         join_classifier(self.network, self.network.offset, rate, self.context.data, passes, rng)
@@ -92,7 +89,8 @@ class PPSGDClient(FedAvgClient):
             name: value + offset[name] if name in offset else value for name, value in self.model.state_dict().items()
         }
 
-    def _offset(self) -> ParameterSet:
+    def offset_set(self) -> ParameterSet:
+        """Return the parameters of the private classifier, and their rate."""
         rate = self.context.config.section(PPSGDConfig).head_learning_rate
         return ParameterSet(parameters=list(self.network.offset.parameters()), learning_rate=rate)
 

@@ -10,9 +10,9 @@ from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clients.engine.client_model import ClientModel
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
-from clients.engine.own_models import OwnModels
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
 from hyperfl_flwr.config.run_config import RunConfig
@@ -22,8 +22,6 @@ from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.layers.dropout import seed_dropout
-from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
@@ -34,7 +32,7 @@ CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
 
 
-class BaseClient(ReportedMetrics, LocalTraining, OwnModels, ProtectedUpload, NumPyClient):
+class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -43,12 +41,14 @@ class BaseClient(ReportedMetrics, LocalTraining, OwnModels, ProtectedUpload, Num
     Attributes:
         shared: Names of the shared groups, and the reduction of each on the server.
         private: Names of the groups that never leave the node.
+        copies_of_uploads: Those of them that hold what the client itself has uploaded, before clipping and noise.
         is_generated: Whether a hypernetwork generates parameters of the target network.
         can_join: Whether a client that joins later can train its private groups alone, see `join`.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
     private: ClassVar[tuple[str, ...]] = ()
+    copies_of_uploads: ClassVar[tuple[str, ...]] = ()
     is_generated: ClassVar[bool] = False
     can_join: ClassVar[bool] = False
 
@@ -87,11 +87,6 @@ class BaseClient(ReportedMetrics, LocalTraining, OwnModels, ProtectedUpload, Num
     def reply(self, received: list[NDArray[Any]], trained: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the arrays to upload, in the order of the uploaded groups; by default the trained ones, protected."""
         return self.protected(received, trained)
-
-    def new_target(self) -> Target:
-        """Return the target network for the client's data, on the meta device."""
-        data = self.context.data
-        return build_target(self.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -135,7 +130,7 @@ class BaseClient(ReportedMetrics, LocalTraining, OwnModels, ProtectedUpload, Num
             metrics |= self._global_accuracy("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
         self._store(config["round"], {config["version"], config["kept-version"]})
-        if context.keeps_model:
+        if context.keeps_model and self.is_network:
             keep_model(context, self.target_state(), config["round"], metrics)
         uploaded = self.uploaded_groups()
         arrays = [_to_numpy(t) for group in uploaded for t in self.groups[group].state_dict().values()]

@@ -13,7 +13,7 @@ from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.spent import noisy_steps
-from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, TrainingData, train_epochs
 from hyperfl_flwr.training.private_sgd import (
     Companion,
     NoisyEpochs,
@@ -94,6 +94,10 @@ class LocalTraining:
         """Return what local training minimises; None, by default, for the cross-entropy of the network's logits."""
         return None
 
+    def training_data(self) -> TrainingData:
+        """Return the samples that the local steps train on; by default all training samples of the client."""
+        return self.context.data
+
     def step_noise(self) -> StepNoise | None:
         """Return clipping and noise of the local steps that `dp.*` protects; None for plain steps.
 
@@ -127,7 +131,7 @@ class LocalTraining:
         Returns:
             The metrics `train-loss` and, of noisy steps, their number `private-steps`.
         """
-        data, epochs, noise = self.context.data, self.epochs(), self.step_noise()
+        data, epochs, noise = self.training_data(), self.epochs(), self.step_noise()
         if noise is None:
             every = [*sets, *(companion.part for companion in companions)]
             return {"train-loss": train_epochs(network, every, data, epochs, rng, self.objective())}

@@ -143,7 +143,7 @@ def _logits(member: BaseClient, stacked: SharedArrays, images: Tensor) -> Iterat
     for number in range(len(next(iter(stacked.values())))):
         member.load_group("model", {key: torch.tensor(value[number]) for key, value in stacked.items()})
         member.groups["model"].eval()
-        predict = member.received_predictor()
+        predict = member.groups["model"]
         yield torch.cat([predict(batch) for batch in torch.split(images, BATCH)])
 
 

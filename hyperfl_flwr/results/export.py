@@ -4,7 +4,7 @@ A run measures two states of a client's model (docs/concepts.md). Either can be 
 
 - `personalized`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
   `personalized_accuracy` of that round, which is the version of the private state in the last checkpoint. The private
-  state of `hyperfl`, `local`, `priv-hfl` and `ditto` contains this model; a node stores it for every method
+  state of `hyperfl`, `local`, `priv-hfl`, `ditto` and `moon` contains this model; a node stores it for every method
   (`hyperfl_flwr.node.saved_models`).
 - `aggregate`: the model that the client receives: the shared parameters of the last checkpoint, with private parts
   where they are not a whole model. Its accuracy is the `aggregate_accuracy` after the last round. Every run folder of a
@@ -106,6 +106,7 @@ def model_of_run(
     if not 0 <= client < found.config.num_clients:
         raise RunDirectoryError(f"--client must be 0 to {found.config.num_clients - 1} for {run}, got {client}")
     _refuse_absent(found, client)
+    _refuse_more_than_a_network(found, client)
     member = restored_client(found, client)
     version = found.strategy.progress.versions[client]
     # Only private state can contain the model after local training; the server never receives it.
@@ -146,6 +147,15 @@ def _refuse_absent(found: Restored, client: int) -> None:
         )
     if private and found.strategy.progress.versions.get(client, INITIAL) == INITIAL:
         raise RunDirectoryError(f"client {client} has not been trained up to round {found.round}; resume the run")
+
+
+def _refuse_more_than_a_network(found: Restored, client: int) -> None:
+    """Refuse a client whose predictions are not those of the target network alone."""
+    if not client_of(found.config.method).is_network:
+        raise RunDirectoryError(
+            f"the model of client {client} of {found.config.method} cannot be exported: its predictions also need the "
+            f"client's training samples; export the global network, without --client"
+        )
 
 
 def restored_client(found: Restored, client: int) -> BaseClient:

@@ -40,8 +40,13 @@ KINDS: dict[str, dict[str, Scalar]] = {
 }
 """Settings of every method, and of variants of some methods."""
 
-STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto")
+STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto", "moon")
 """Kinds for which the private state determines the model after local training."""
+
+WITHOUT_GLOBAL_MODEL = (
+    "fedbn", "fedper", "fedrep", "hyperfl", "hyperfl-frozen", "it-pfl", "lg-fedavg", "local", "pfedhn", "pfedhn-pc", "priv-hfl",
+)  # fmt: skip
+"""Methods whose clients do not all receive the same whole model."""
 
 USED = ("hyperfl", "fedavg", "pfedhn", "statistics")
 """Kinds of which the exported program is run."""
@@ -139,7 +144,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
 
 def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
     """They export the checkpoint's model without a client; other methods refuse and ask for a client."""
-    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox", "ppsgd", "ditto"):
+    if RunConfig.from_flat(settings_of(run)).method in WITHOUT_GLOBAL_MODEL:
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
         return

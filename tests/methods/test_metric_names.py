@@ -33,6 +33,8 @@ class ReadingGrid(InProcessGrid):
     [
         ("fedavg", {"data.global-test": True}),
         ("fedprox", {}),
+        ("fedrod", {}),
+        ("moon", {}),
         ("ppsgd", {}),
         ("fedrep", {}),
         ("hyperfl-frozen", {}),

@@ -1,22 +1,29 @@
-"""The models of a client that are evaluated and exported."""
+"""The models of a client: the one that it uses, the one that it received, and the one that can be exported."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
+from clients.engine.context import ClientContext
 from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.training.local_sgd import Predict
 
 
-class OwnModels:
-    """The client's model, and the one that the metrics `aggregate` are of.
+class ClientModel:
+    """The target network of a client as predictor and as exported values.
 
     Attributes:
-        model: The target network.
+        context: The client's context.
+        model: The target network; a client without it overrides the methods that use it.
+        is_network: Whether `predictor` is the target network with the values of `target_state`, and nothing else.
     """
 
+    context: ClientContext
     model: Target
+    is_network: ClassVar[bool] = True
 
     def predictor(self) -> Predict:
         """Return the client's current model, as a function from samples to logits."""
@@ -31,7 +38,7 @@ class OwnModels:
         return self.model.state_dict()
 
     def received_state(self) -> Mapping[str, Tensor]:
-        """Return the model that the metrics `aggregate` are of, as `target_state` does; by default the client's."""
+        """Return the model of `received_predictor`, as `target_state` does; by default the client's current model."""
         return self.target_state()
 
     def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
@@ -45,3 +52,15 @@ class OwnModels:
         """
         per_client = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
         return per_client or None
+
+    def new_target(self) -> Target:
+        """Return the target network for the client's data, on the meta device."""
+        data = self.context.data
+        return build_target(self.context.config.target, tuple(data.train_images.shape[1:]), data.num_classes)
+
+    def copied_model(self) -> Target:
+        """Return a copy of the target network with its current values."""
+        values = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        copy = self.new_target()
+        copy.load_state_dict(values, assign=True)
+        return copy
