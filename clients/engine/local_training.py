@@ -11,7 +11,7 @@ from clients.engine.protected_upload import client_release
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import noisy_steps
 from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, train_epochs
 from hyperfl_flwr.training.private_sgd import (

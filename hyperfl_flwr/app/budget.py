@@ -63,6 +63,8 @@ def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]
     client_class = client_of(config.method)
     if not client_class.shared:
         return
+    if config.weight_epsilon:
+        return
     for_records = config.dp.epsilon > 0 and not (client_class.private and config.dp.heads == "published")
     noise = config.privacy
     if noise.protects_clients and noise.noise == "sum" and not _knows_nodes(node):

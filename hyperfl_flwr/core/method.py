@@ -65,6 +65,8 @@ class Method:
         client: The client class as `package.module:Class`; a `clients.engine.base.BaseClient`.
         strategy: The strategy class as `package.module:Class`; a `strategies.engine.base.BaseStrategy`.
         settings: Sections of settings that belong to the method; methods may share one.
+        weight_epsilon: Returns the epsilon of local differential privacy of each number of an upload, with some
+            settings; None for a method whose clients do not randomise the numbers that they send.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Method:
     client: str
     strategy: str
     settings: tuple[type[Section], ...] = ()
+    weight_epsilon: Callable[[Settings], float] | None = None
 
     def active_uploads(self, settings: Settings, server_round: int) -> list[Upload]:
         """Return the uploads that are sent with some settings, in a round from 1 on."""

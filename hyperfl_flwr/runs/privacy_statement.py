@@ -6,12 +6,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import default_settings, randomises_weights
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
-from hyperfl_flwr.privacy.coverage import ACCOUNTANTS, NEVER_COVERED, OWN_MODEL, RECORD_ACCOUNTANT, TRUSTED
-from hyperfl_flwr.runs.releases import FILE, read_releases
+from hyperfl_flwr.privacy.coverage import (
+    ACCOUNTANTS,
+    NEVER_COVERED,
+    OWN_MODEL,
+    PROMISES_NOTHING,
+    RECORD_ACCOUNTANT,
+    TRUSTED,
+    WEIGHT_ACCOUNTANT,
+)
+from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases
 from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 
 REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
@@ -41,6 +49,8 @@ class PrivacyStatement:
         accountant: Name of the method that computes epsilon.
         horizon: Number of releases so far (client), or of rounds of the run, with repeated ones (record).
         crowd: Least number of clients in a sum that had the noise, of honest ones with `sum`; None at record level.
+        weights: Number of numbers in an upload, if clients randomise each of them; otherwise None.
+        weight_epsilon: Epsilon of one of these numbers in one release; None without them.
         not_covered: What epsilon says nothing about.
         reason: Why no epsilon holds; None if one does.
     """
@@ -53,6 +63,8 @@ class PrivacyStatement:
     accountant: str | None = None
     horizon: int | None = None
     crowd: int | None = None
+    weights: int | None = None
+    weight_epsilon: float | None = None
     not_covered: tuple[str, ...] = ()
     reason: str | None = None
 
@@ -68,6 +80,8 @@ class PrivacyStatement:
             StateError: If the record of its releases is damaged.
         """
         settings = default_settings() | trained_settings(manifest)
+        if randomises_weights(str(settings["method"])):
+            return _of_weights(run)
         if settings["privacy.unit"] == "client":
             return _of_clients(run, settings)
         return _of_records(run, manifest, settings) if settings["dp.epsilon"] else _of_none(settings)
@@ -87,31 +101,11 @@ def statement_text(entry: Mapping[str, Any]) -> str:
     if entry["epsilon"] is None:
         return f"no epsilon {about}{crowd}: {entry['reason']}"
     stated = f"epsilon {entry['epsilon']:.2f} at delta {entry['delta']:g}"
-    return f"{stated} {about}{crowd}; not covered: {'; '.join(entry['not_covered'])}"
-
-
-def planned(config: RunConfig) -> list[str]:
-    """Return what a run is about to spend, in a line, and warnings about it; empty without a unit."""
-    privacy, rounds, found = config.privacy, config.num_rounds, math.inf
-    if privacy.protects_clients:
-        unit, delta = "client", privacy.delta
-        if privacy.noise_multiplier:
-            found = client_epsilon(privacy.noise_multiplier, rounds, delta, privacy.noise)
-    elif config.dp.epsilon and config.dp.heads == "published" and config.method not in WITHOUT_HEADS:
-        return [f"privacy: no epsilon of records holds: {OF_PUBLISHED_HEADS}"]
-    elif config.dp.epsilon:
-        unit, delta, found = "record", config.dp.delta, config.dp.epsilon
-    else:
-        return []
-    lines = [f"privacy: planned epsilon {found:.2f} at delta {delta:g} of {unit}s over {rounds} rounds"]
-    if not math.isfinite(found):
-        lines.append("warning: the planned epsilon is infinite; set a larger privacy.noise-multiplier")
-    if unit == "client" and delta > 1 / config.num_clients:
-        lines.append(
-            f"warning: privacy.delta = {delta:g} is above 1 / {config.num_clients} clients, which allows one client to "
-            f"be published whole; set a smaller one"
+    if entry.get("weights"):
+        about += (
+            f" ({entry['weight_epsilon']:g} for each of {entry['weights']} weights and release; {PROMISES_NOTHING})"
         )
-    return lines
+    return f"{stated} {about}{crowd}; not covered: {'; '.join(entry['not_covered'])}"
 
 
 def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
@@ -125,7 +119,27 @@ def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
     )
 
 
-def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
+def _of_weights(run: Path) -> PrivacyStatement:
+    releases = _counted_releases(run)
+    return PrivacyStatement(
+        unit="client",
+        epsilon=sum(release.weights * release.weight_epsilon for release in releases),
+        delta=0.0,
+        accountant=WEIGHT_ACCOUNTANT,
+        horizon=len(releases),
+        crowd=min((release.crowd for release in releases), default=None),
+        weights=max((release.weights for release in releases), default=None),
+        weight_epsilon=max((release.weight_epsilon for release in releases), default=None),
+        not_covered=(*NEVER_COVERED, OWN_MODEL),
+    )
+
+
+def _counted_releases(run: Path) -> list[SumRelease]:
+    """Return a run's releases.
+
+    Raises:
+        StateError: If there are fewer than rounds in which clients were trained.
+    """
     releases = read_releases(run)
     trained = sum(row["kind"] == "train" and row["clients"] > 0 for row in read_metrics(run))
     if trained > len(releases):
@@ -133,6 +147,11 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
             f"{run / FILE} has {len(releases)} releases, but clients were trained in {trained} rounds, so that the "
             f"run's epsilon is unknown; restore the file from a copy"
         )
+    return releases
+
+
+def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
+    releases = _counted_releases(run)
     multiplier, noise = float(settings["privacy.noise-multiplier"]), cast("Noise", settings["privacy.noise"])
     delta = float(settings["privacy.delta"])
     epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf

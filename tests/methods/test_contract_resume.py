@@ -21,7 +21,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(method: str, federate: 
     """
     plan: dict[str, Any] = {"num_rounds": 6, "fraction_train": 0.5, "checkpoint_every": 2}
     straight = federate(method, **plan)
-    for in_round, checkpoint in ((1, 0), (4, 2), (6, 5)):
+    every = METHODS[method].weight_epsilon is not None  # each repeated round spends more
+    for in_round, checkpoint in ((1, 0), (4, 3 if every else 2), (6, 5)):
         killed = straight.parent / f"run-99{in_round}"
         with pytest.raises(KilledError):
             federate(method, grid=partial(KilledGrid, in_round=in_round), **plan, output=str(killed))

@@ -34,7 +34,8 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
-from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, Release, read_record
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, read_record
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import spent
 from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.run_directory import settings_of

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from federations import Call
 
-from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, Release
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget
+from hyperfl_flwr.privacy.release import Release
 
 RECORD = ("dp", "--samples", "600", "--batch", "50")
 CLIENT = ("dp", "--unit", "client", "--rounds", "10")
