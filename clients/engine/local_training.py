@@ -35,13 +35,13 @@ class LocalTraining:
     Attributes:
         context: The client's context.
         model: The target network; a client without it overrides the methods that use it.
-        private: Names of the groups that never leave the node.
+        heads: Names of the private groups that `dp.heads` is about: classifiers that it may leave without noise.
         has_noisy_steps: Whether the method's local training can take noisy steps, see `step_noise`.
     """
 
     context: ClientContext
     model: Target
-    private: ClassVar[tuple[str, ...]]
+    heads: ClassVar[tuple[str, ...]] = ()
     has_noisy_steps: ClassVar[bool] = False
 
     @classmethod
@@ -170,7 +170,7 @@ class LocalTraining:
             if not self.has_noisy_steps:
                 return None
             # A private group that is trained without noise moves the gradients of all samples.
-            if self.private and self.context.config.dp.heads == "published":
+            if self.heads and self.context.config.dp.heads == "published":
                 return None
             size = len(self.context.data.train_labels)
             return Release(

@@ -65,7 +65,8 @@ def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]
         return
     if config.weight_epsilon:
         return
-    for_records = config.dp.epsilon > 0 and not (client_class.private and config.dp.heads == "published")
+    has_plain_heads = bool(client_class.heads) and config.dp.heads == "published"
+    for_records = config.dp.epsilon > 0 and client_class.has_noisy_steps and not has_plain_heads
     noise = config.privacy
     if noise.protects_clients and noise.noise == "sum" and not _knows_nodes(node):
         raise RefusalError(NEEDS_PEERS)

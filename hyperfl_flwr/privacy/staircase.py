@@ -117,7 +117,8 @@ class Staircase:
         """Return the number of the nearest point, from 0 to D - 1, of each value; NaN counts as the centre."""
         scaled = np.rint((np.asarray(values, np.float64) - self.centre) * 10.0**self.precision)
         bounded = np.clip(np.nan_to_num(scaled, nan=0.0, posinf=np.inf, neginf=-np.inf), -self.half, self.half)
-        return bounded.astype(np.int64) + self.half
+        found: NDArray[np.int64] = bounded.astype(np.int64) + self.half
+        return found
 
     def point_at(self, nearest: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the points that have some places, from 0, in the order by distance from `nearest` points."""
@@ -125,8 +126,7 @@ class Staircase:
         paired = 2 * np.minimum(left, right)
         around = nearest + np.where(place % 2, -(place + 1) // 2, place // 2)
         beyond = np.where(left < right, place, self.size - 1 - place)
-        points: NDArray[np.int64] = np.where(place <= paired, around, beyond)
-        return points
+        return np.where(place <= paired, around, beyond)
 
     def places(self, count: int, bits: Bits | None = None) -> NDArray[np.int64]:
         """Return independent random places, from 0, in the order by distance.

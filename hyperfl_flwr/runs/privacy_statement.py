@@ -9,7 +9,13 @@ from typing import Any, cast
 from hyperfl_flwr.config.run_config import default_settings, randomises_weights
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
+from hyperfl_flwr.privacy.accounting import (
+    Noise,
+    central_limit_epsilon,
+    client_epsilon,
+    record_epsilon,
+    record_noise,
+)
 from hyperfl_flwr.privacy.coverage import (
     ACCOUNTANTS,
     NEVER_COVERED,
@@ -31,7 +37,7 @@ OF_PUBLISHED_HEADS = (
 )
 """Why no epsilon holds for methods that train their classifiers without noise."""
 
-WITHOUT_HEADS = ("fedavg", "fedprox")
+WITHOUT_HEADS = ("fedavg", "fedprox", "prifedsync")
 """Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
 
 
@@ -48,6 +54,9 @@ class PrivacyStatement:
         clip_norm: The clipping norm.
         accountant: Name of the method that computes epsilon.
         horizon: Number of releases so far (client), or of rounds of the run, with repeated ones (record).
+        epsilon_taken: Epsilon of the noisy steps so far, of the client with the largest share of its planned ones;
+            None unless all clients report their steps.
+        epsilon_central_limit: The same by the central limit of Gaussian differential privacy, which is no bound.
         crowd: Least number of clients in a sum that had the noise, of honest ones with `sum`; None at record level.
         weights: Number of numbers in an upload, if clients randomise each of them; otherwise None.
         weight_epsilon: Epsilon of one of these numbers in one release; None without them.
@@ -65,6 +74,8 @@ class PrivacyStatement:
     crowd: int | None = None
     weights: int | None = None
     weight_epsilon: float | None = None
+    epsilon_taken: float | None = None
+    epsilon_central_limit: float | None = None
     not_covered: tuple[str, ...] = ()
     reason: str | None = None
 
@@ -101,6 +112,11 @@ def statement_text(entry: Mapping[str, Any]) -> str:
     if entry["epsilon"] is None:
         return f"no epsilon {about}{crowd}: {entry['reason']}"
     stated = f"epsilon {entry['epsilon']:.2f} at delta {entry['delta']:g}"
+    if entry.get("epsilon_taken") is not None:
+        about += (
+            f" ({entry['epsilon_taken']:.2f} for the steps taken; the central limit says "
+            f"{entry['epsilon_central_limit']:.2f}, which is no bound)"
+        )
     if entry.get("weights"):
         about += (
             f" ({entry['weight_epsilon']:g} for each of {entry['weights']} weights and release; {PROMISES_NOTHING})"
@@ -193,6 +209,7 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
     if settings["dp.heads"] == "published" and settings["method"] not in WITHOUT_HEADS:
         reason = OF_PUBLISHED_HEADS
     is_counted = bool(reported) and reported.keys() == sizes.keys()
+    taken, limit = plan.of_taken(sizes, steps) if is_counted and not reason else (None, None)
     return PrivacyStatement(
         unit="record",
         epsilon=None if reason else epsilon,
@@ -201,6 +218,8 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
         clip_norm=float(settings["dp.clip-norm"]),
         accountant=RECORD_ACCOUNTANT,
         horizon=rounds,
+        epsilon_taken=taken,
+        epsilon_central_limit=limit,
         not_covered=(*NEVER_COVERED, *(() if is_counted else (REPEATED,))),
         reason=reason,
     )
@@ -239,6 +258,14 @@ class _Plan:
         if steps <= self.rounds * self.steps_of(size):
             return self.epsilon
         return max(self.epsilon, record_epsilon(self.noise(size), min(1.0, self.batch / size), steps, self.delta))
+
+    def of_taken(self, sizes: Mapping[int, int], steps: Mapping[int, int]) -> tuple[float, float]:
+        """Return the epsilon of the steps of the client with the largest share of its planned ones, in both ways."""
+        shares = {client: steps[client] / self.steps_of(size) for client, size in sizes.items()}
+        client = max(shares, key=lambda number: (shares[number], -sizes[number]))
+        size, taken = sizes[client], steps[client]
+        arguments = (self.noise(size), min(1.0, self.batch / size), taken, self.delta)
+        return record_epsilon(*arguments), central_limit_epsilon(*arguments)
 
 
 def _reported_steps(run: Path) -> tuple[dict[int, int], dict[int, int]]:

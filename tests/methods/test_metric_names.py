@@ -33,6 +33,7 @@ class ReadingGrid(InProcessGrid):
     [
         ("fedavg", {"data.global-test": True}),
         ("fedprox", {}),
+        ("prifedsync", {}),
         ("ppsgd", {}),
         ("fedrep", {}),
         ("hyperfl-frozen", {}),

@@ -49,7 +49,7 @@ def test_the_text_says_what_the_epsilon_means(call: Call) -> None:
     first, *others = out.splitlines()
     assert first == "noise multiplier  2.367"
     assert [line[:18].strip() for line in others] == [
-        "epsilon", "delta", "unit", "holds", "horizon", "accountant", "not covered",
+        "epsilon", "delta", "unit", "holds", "horizon", "accountant", "central limit", "not covered",
     ]  # fmt: skip
     for text in (
         "present or without effect; the number of records is public",
