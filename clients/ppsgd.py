@@ -46,6 +46,7 @@ class PPSGDClient(FedAvgClient):
     """Trains the shared model and the private classifier `offset` in the same steps, each at its own rate."""
 
     private: ClassVar[tuple[str, ...]] = ("offset",)
+    heads: ClassVar[tuple[str, ...]] = private
     can_join: ClassVar[bool] = True
 
     def build_groups(self) -> dict[str, nn.Module]:

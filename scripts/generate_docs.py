@@ -78,8 +78,14 @@ def methods_page() -> str:
     """Return the page of all methods, with its tables as the methods' rows, clients and strategies have them."""
     from hyperfl_flwr.methods import METHODS
 
-    rows = [f"| [`{name}`]({name}.md) | {row.sends} | {row.keeps} | {row.paper} |" for name, row in METHODS.items()]
-    head = ["| method | leaves a client | stays with a client, besides the data | paper |", "|---|---|---|---|"]
+    rows = [
+        f"| [`{name}`]({name}.md) | {row.sends} | {row.keeps} | {row.learning_rate:g} | {row.paper} |"
+        for name, row in METHODS.items()
+    ]
+    head = [
+        "| method | leaves a client | stays with a client, besides the data | rate | paper |",
+        "|---|---|---|---:|---|",
+    ]
     text = _with_table((ROOT / "docs" / "methods" / "index.md").read_text(), "methods", [*head, *rows])
     head = [
         "| method | secure sums | a client can join | model for clients without labels | attacks |",

@@ -11,7 +11,7 @@ from clients.engine.protected_upload import client_release
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
-from hyperfl_flwr.privacy.budget import Release
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import noisy_steps
 from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, TrainingData, train_epochs
 from hyperfl_flwr.training.private_sgd import (
@@ -35,13 +35,13 @@ class LocalTraining:
     Attributes:
         context: The client's context.
         model: The target network; a client without it overrides the methods that use it.
-        private: Names of the groups that never leave the node.
+        heads: Names of the private groups that `dp.heads` is about: classifiers that it may leave without noise.
         has_noisy_steps: Whether the method's local training can take noisy steps, see `step_noise`.
     """
 
     context: ClientContext
     model: Target
-    private: ClassVar[tuple[str, ...]]
+    heads: ClassVar[tuple[str, ...]] = ()
     has_noisy_steps: ClassVar[bool] = False
 
     @classmethod
@@ -174,7 +174,7 @@ class LocalTraining:
             if not self.has_noisy_steps:
                 return None
             # A private group that is trained without noise moves the gradients of all samples.
-            if self.private and self.context.config.dp.heads == "published":
+            if self.heads and self.context.config.dp.heads == "published":
                 return None
             size = len(self.context.data.train_labels)
             return Release(

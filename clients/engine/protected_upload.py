@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from clients.engine.context import ClientContext
 from hyperfl_flwr.config.privacy import PrivacyConfig
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.clip_and_noise import protect
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.protocol.messages import Reduction
 
 

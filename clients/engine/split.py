@@ -15,6 +15,7 @@ class SplitClient(BaseClient):
     """Client with the shared group `extractor` and the private group `classifier`."""
 
     private: ClassVar[tuple[str, ...]] = ("classifier",)
+    heads: ClassVar[tuple[str, ...]] = private
     has_noisy_steps: ClassVar[bool] = True
 
     def train_parts(self, rates: FedRepRates, rng: np.random.Generator) -> dict[str, float]:

@@ -63,7 +63,10 @@ def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]
     client_class = client_of(config.method)
     if not client_class.shared:
         return
-    for_records = config.dp.epsilon > 0 and not (client_class.private and config.dp.heads == "published")
+    if config.weight_epsilon:
+        return
+    has_plain_heads = bool(client_class.heads) and config.dp.heads == "published"
+    for_records = config.dp.epsilon > 0 and client_class.has_noisy_steps and not has_plain_heads
     noise = config.privacy
     if noise.protects_clients and noise.noise == "sum" and not _knows_nodes(node):
         raise RefusalError(NEEDS_PEERS)

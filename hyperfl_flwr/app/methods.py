@@ -122,6 +122,7 @@ def check_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: 
     """
     _check_clipping(config)
     _check_noisy_steps(config, input_shape, num_classes)
+    _check_randomised(config)
     _check_client_privacy(config, input_shape, num_classes)
 
 
@@ -154,6 +155,17 @@ def _check_noisy_steps(config: RunConfig, input_shape: tuple[int, ...], num_clas
             f"{given.format(f'target = {config.target}')}its BatchNorm mixes the samples of a batch, so that clipping "
             f"the gradient of one sample does not bound its effect; take cnn, lenet, mlp or mlp-500, or a network of "
             f"your own with GroupNorm"
+        )
+
+
+def _check_randomised(config: RunConfig) -> None:
+    """Refuse clipping and noise on uploads that the method's clients randomise themselves."""
+    privacy = config.privacy
+    if config.weight_epsilon and (privacy.protects_clients or privacy.clip_norm):
+        found = "privacy.unit = client" if privacy.protects_clients else f"privacy.clip-norm = {privacy.clip_norm:g}"
+        raise ConfigError(
+            f"{found} must not be set with {config.method}: its clients randomise each number that they send; set "
+            f"{config.method}.epsilon instead"
         )
 
 
@@ -233,6 +245,8 @@ def _groups(config: RunConfig) -> Mapping[str, Reduction]:
 
 
 def _is_mean(config: RunConfig) -> bool:
+    if config.weight_epsilon:
+        return False
     client_class = client_of(config.method)
     found = set(client_class.reductions(config).values()) - {Reduction.DOWN}
     return client_class.may_clip and found == {Reduction.MEAN}

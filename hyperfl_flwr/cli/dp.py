@@ -111,7 +111,7 @@ def _for_records(
     epsilon: float | None, noise_multiplier: float | None, delta: float, samples: int, batch: int, steps: int
 ) -> _Answer:
     """Return noise and epsilon of noisy steps on Poisson batches; one of the two is given."""
-    from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
+    from hyperfl_flwr.privacy.accounting import central_limit_epsilon, record_epsilon, record_noise
 
     if min(samples, batch, steps) < 1:
         raise ValueError(f"--samples, --batch and --steps must be at least 1, got {samples}, {batch} and {steps}")
@@ -126,6 +126,7 @@ def _for_records(
             "holds": "against all, also the server, for all parameters that the client sends in the run",
             "horizon": f"{steps} steps on Poisson batches with sample rate {rate:.4g}",
             "accountant": RECORD_ACCOUNTANT if rate < 1 else ACCOUNTANTS["local"],
+            "central limit": f"{_shown(central_limit_epsilon(noise, rate, steps, delta))}, which is no bound",
             "not covered": "; ".join((*NEVER_COVERED, REPEATED)),
         },
     )

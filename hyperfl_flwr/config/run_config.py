@@ -137,6 +137,12 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
         return self.model_copy(update={"target": self.targets[client % len(self.targets)]})
 
     @property
+    def weight_epsilon(self) -> float:
+        """Epsilon of local differential privacy of each number of an upload; 0 if clients do not randomise them."""
+        found = METHODS[self.method].weight_epsilon
+        return found(self) if found else 0.0
+
+    @property
     def hosted_clients(self) -> int:
         """Number of clients that nodes host: the N trained ones, with ids from 0, and after them the novel ones."""
         return self.num_clients + self.novel.clients
@@ -178,6 +184,11 @@ class RunConfig(FederationConfig, LocalTrainingConfig, MachineConfig, NodesConfi
             else:
                 flat[key] = value
         return {key: flat[key] for key in default_settings()}
+
+
+def randomises_weights(method: str) -> bool:
+    """Return whether the clients of a method, by its name, randomise each number that they send."""
+    return method in METHODS and METHODS[method].weight_epsilon is not None
 
 
 @cache

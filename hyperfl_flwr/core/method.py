@@ -71,6 +71,8 @@ class Method:
         settings: Sections of settings that belong to the method; methods may share one.
         targets: Returns the names of the clients' target networks, by client id modulo their number; empty if all
             clients train `target`.
+        weight_epsilon: Returns the epsilon of local differential privacy of each number of an upload, with some
+            settings; None for a method whose clients do not randomise the numbers that they send.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Method:
     strategy: str
     settings: tuple[type[Section], ...] = ()
     targets: Callable[[Settings], Sequence[str]] = lambda settings: ()
+    weight_epsilon: Callable[[Settings], float] | None = None
 
     def active_uploads(self, settings: Settings, server_round: int) -> list[Upload]:
         """Return the uploads that are sent with some settings, in a round from 1 on."""

@@ -44,11 +44,13 @@ def leak_warnings(config: RunConfig, samples: Sequence[int]) -> list[str]:
 
 
 def is_protected(config: RunConfig) -> bool:
-    """Return whether noise keeps the server from reconstructing images: that of the steps, or that of the uploads.
+    """Return whether noise keeps the server from reconstructing images: of the steps, on uploads, or of each weight.
 
     Noisy steps do with an epsilon of at most 10. Noise that the server adds does not. In a secure sum, the noise is
     measured against one client's upload.
     """
+    if config.weight_epsilon:
+        return True
     privacy, by_steps = config.privacy, 0 < config.dp.epsilon <= LARGEST_EPSILON
     if privacy.noise == "server":
         return by_steps

@@ -7,7 +7,8 @@ never removed. Several processes may write to one record.
 Composition is over all runs, for each client. The epsilon for one record composes the releases of both units: what
 protects a whole client also bounds one of its records, with twice the sensitivity, since a record moves the client's
 contribution within a ball of radius C, by at most 2 C. The epsilon for a whole client is infinite as soon as one
-release protects only records.
+release protects only records. Randomised response bounds every change of a client's data by the same epsilon, which is
+that of one number times how many numbers were randomised; it is added to the epsilon of the other releases.
 """
 
 import json
@@ -18,20 +19,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from hyperfl_flwr.core.append_only import append, locked
 from hyperfl_flwr.core.errors import RefusalError, StateError
 from hyperfl_flwr.privacy.accounting import Mechanism, NoisyStep, composed_epsilon
+from hyperfl_flwr.privacy.release import RANDOMISED, BoundedBy, Neighbours, Release, Unit
 
 FILE = "privacy.jsonl"
 """Name of the record in the node's state folder."""
-
-Unit = Literal["record", "client"]
-
-Neighbours = Literal["add-or-remove-one", "replace-one"]
-
-BoundedBy = Literal["client", "nodes", "server"]
 
 NOTHING = "nothing"
 """The value of `bounded_by` in a line of a release that no noise bounds."""
@@ -44,43 +40,8 @@ NEEDS_BOUND = (
 """Reason of the refusal of a run without noise, or with noise that the node cannot check; for the server, too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Release:
-    """What one upload releases about a client's data.
-
-    Attributes:
-        unit: What is protected: one record, or all that the client contributes.
-        mechanism: `sampled-gaussian` for noisy steps on Poisson batches, `gaussian` or `discrete-gaussian` for noise
-            on a vector or a sum.
-        noise_multiplier: Standard deviation of the noise in units of the sensitivity; 0 without noise.
-        sample_rate: Probability with which a record is in a batch.
-        steps: Number of steps.
-        neighbours: Which data sets are neighbours; `replace-one` if their size is the same, and public.
-        bounded_by: Who adds the noise that the bound needs: the `client` itself, the honest `nodes` of a secure sum,
-            or the `server`, which must then be trusted.
-
-    Raises:
-        ValueError: If a number is outside its range.
-    """
-
-    unit: Unit
-    mechanism: Mechanism
-    noise_multiplier: float
-    sample_rate: float = 1.0
-    steps: int = 1
-    neighbours: Neighbours = "add-or-remove-one"
-    bounded_by: BoundedBy = "client"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf or not 0 < self.sample_rate <= 1 or self.steps < 1:
-            raise ValueError(
-                f"a release needs a finite noise multiplier of at least 0, a sample rate in (0, 1] and at least one "
-                f"step, got {self.noise_multiplier}, {self.sample_rate} and {self.steps}"
-            )
-
-
 _WORDS = {
-    "unit": get_args(Unit), "mechanism": get_args(Mechanism),
+    "unit": get_args(Unit), "mechanism": (*get_args(Mechanism), RANDOMISED),
     "neighbours": get_args(Neighbours), "bounded_by": get_args(BoundedBy),
 }  # fmt: skip
 """The words that a line may have."""
@@ -108,6 +69,8 @@ class RecordedRelease:
         """Return the line of the record, with its line break."""
         facts = {"time": self.time, "experiment": self.experiment, "client": self.client, "round": self.round}
         bound = {"bounded_by": NOTHING} if self.release is None else asdict(self.release)
+        if not bound.get("epsilon"):
+            bound.pop("epsilon", None)  # of randomised response alone
         return (json.dumps(facts | bound) + "\n").encode()
 
     @classmethod
@@ -171,7 +134,7 @@ class PrivacyBudget:
             experiment=self.experiment,
             client=self.client,
             round=server_round,
-            release=release if release and release.noise_multiplier else None,
+            release=release if release and release.is_bounded else None,
         )
         try:
             with locked(self.path) as file:  # until the line is written: another process must not spend the same rest
@@ -223,13 +186,17 @@ def epsilon_of(releases: Iterable[Release | None], unit: Unit, delta: float) -> 
         The epsilon; infinite if a release does not protect the unit.
     """
     steps: Counter[NoisyStep] = Counter()
+    randomised = 0.0
     for release in releases:
         if release is None or (unit == "client" and release.unit == "record"):
             return math.inf
+        if release.mechanism == RANDOMISED:  # holds for any two values, so that no sensitivity counts
+            randomised += release.epsilon * release.steps
+            continue
         sensitivity = 2 if release.unit == "client" and unit == "record" else 1
         step = NoisyStep(release.mechanism, release.noise_multiplier / sensitivity, release.sample_rate)
         steps[step] += release.steps
-    return composed_epsilon(steps, delta)
+    return randomised + composed_epsilon(steps, delta)
 
 
 def counted_epsilon(releases: Iterable[Release | None], delta: float) -> tuple[Unit, float]:

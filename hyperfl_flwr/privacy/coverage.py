@@ -6,6 +6,12 @@ ACCOUNTANTS = {"local": "analytic Gaussian", "server": "analytic Gaussian", "sum
 RECORD_ACCOUNTANT = "privacy loss distributions"
 """Accountant of the record level."""
 
+WEIGHT_ACCOUNTANT = "sum over the weights"
+"""Accountant of randomised response of each weight."""
+
+PROMISES_NOTHING = "an epsilon above a few tens promises nothing"
+"""What is printed next to the epsilon of all weights together."""
+
 NEVER_COVERED = (
     "metrics and numbers of samples",
     "who takes part, failures and times",

@@ -33,8 +33,8 @@ from torch import Tensor
 from hyperfl_flwr.core.gaussian_noise import gaussian
 from hyperfl_flwr.core.setting_types import Pooling
 from hyperfl_flwr.models.encoder import BATCH, Encoder
-from hyperfl_flwr.privacy.budget import Release
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
+from hyperfl_flwr.privacy.release import Release
 
 _PROBES, _PROBE_TOLERANCE = 8, 1e-3
 """Number of random samples for testing whether features depend on one sample alone, and the tolerance of that test."""

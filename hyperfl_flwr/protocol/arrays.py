@@ -106,6 +106,11 @@ def num_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:
     return sum(value.nbytes for value in arrays.values())
 
 
+def num_elements(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """Return the number of elements of all arrays."""
+    return sum(value.size for value in arrays.values())
+
+
 def layout_problem(expected: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArray[Any]]) -> str | None:
     """Return how the names, shapes or types of arrays differ from the expected ones; None if they match."""
     if missing := sorted(set(expected) - set(actual)):

@@ -6,12 +6,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.run_config import default_settings, randomises_weights
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
-from hyperfl_flwr.privacy.accounting import Noise, client_epsilon, record_epsilon, record_noise
-from hyperfl_flwr.privacy.coverage import ACCOUNTANTS, NEVER_COVERED, OWN_MODEL, RECORD_ACCOUNTANT, TRUSTED
-from hyperfl_flwr.runs.releases import FILE, read_releases
+from hyperfl_flwr.privacy.accounting import (
+    Noise,
+    central_limit_epsilon,
+    client_epsilon,
+    record_epsilon,
+    record_noise,
+)
+from hyperfl_flwr.privacy.coverage import (
+    ACCOUNTANTS,
+    NEVER_COVERED,
+    OWN_MODEL,
+    PROMISES_NOTHING,
+    RECORD_ACCOUNTANT,
+    TRUSTED,
+    WEIGHT_ACCOUNTANT,
+)
+from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases
 from hyperfl_flwr.runs.run_directory import read_metrics, trained_settings
 
 REPEATED = "messages that were delivered twice, which only the nodes count (hyperfl dp --spent)"
@@ -23,7 +37,7 @@ OF_PUBLISHED_HEADS = (
 )
 """Why no epsilon holds for methods that train their classifiers without noise."""
 
-WITHOUT_HEADS = ("fedavg", "fedprox")
+WITHOUT_HEADS = ("fedavg", "fedprox", "prifedsync")
 """Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
 
 
@@ -40,7 +54,12 @@ class PrivacyStatement:
         clip_norm: The clipping norm.
         accountant: Name of the method that computes epsilon.
         horizon: Number of releases so far (client), or of rounds of the run, with repeated ones (record).
+        epsilon_taken: Epsilon of the noisy steps so far, of the client with the largest share of its planned ones;
+            None unless all clients report their steps.
+        epsilon_central_limit: The same by the central limit of Gaussian differential privacy, which is no bound.
         crowd: Least number of clients in a sum that had the noise, of honest ones with `sum`; None at record level.
+        weights: Number of numbers in an upload, if clients randomise each of them; otherwise None.
+        weight_epsilon: Epsilon of one of these numbers in one release; None without them.
         not_covered: What epsilon says nothing about.
         reason: Why no epsilon holds; None if one does.
     """
@@ -53,6 +72,10 @@ class PrivacyStatement:
     accountant: str | None = None
     horizon: int | None = None
     crowd: int | None = None
+    weights: int | None = None
+    weight_epsilon: float | None = None
+    epsilon_taken: float | None = None
+    epsilon_central_limit: float | None = None
     not_covered: tuple[str, ...] = ()
     reason: str | None = None
 
@@ -68,6 +91,8 @@ class PrivacyStatement:
             StateError: If the record of its releases is damaged.
         """
         settings = default_settings() | trained_settings(manifest)
+        if randomises_weights(str(settings["method"])):
+            return _of_weights(run)
         if settings["privacy.unit"] == "client":
             return _of_clients(run, settings)
         return _of_records(run, manifest, settings) if settings["dp.epsilon"] else _of_none(settings)
@@ -87,31 +112,16 @@ def statement_text(entry: Mapping[str, Any]) -> str:
     if entry["epsilon"] is None:
         return f"no epsilon {about}{crowd}: {entry['reason']}"
     stated = f"epsilon {entry['epsilon']:.2f} at delta {entry['delta']:g}"
-    return f"{stated} {about}{crowd}; not covered: {'; '.join(entry['not_covered'])}"
-
-
-def planned(config: RunConfig) -> list[str]:
-    """Return what a run is about to spend, in a line, and warnings about it; empty without a unit."""
-    privacy, rounds, found = config.privacy, config.num_rounds, math.inf
-    if privacy.protects_clients:
-        unit, delta = "client", privacy.delta
-        if privacy.noise_multiplier:
-            found = client_epsilon(privacy.noise_multiplier, rounds, delta, privacy.noise)
-    elif config.dp.epsilon and config.dp.heads == "published" and config.method not in WITHOUT_HEADS:
-        return [f"privacy: no epsilon of records holds: {OF_PUBLISHED_HEADS}"]
-    elif config.dp.epsilon:
-        unit, delta, found = "record", config.dp.delta, config.dp.epsilon
-    else:
-        return []
-    lines = [f"privacy: planned epsilon {found:.2f} at delta {delta:g} of {unit}s over {rounds} rounds"]
-    if not math.isfinite(found):
-        lines.append("warning: the planned epsilon is infinite; set a larger privacy.noise-multiplier")
-    if unit == "client" and delta > 1 / config.num_clients:
-        lines.append(
-            f"warning: privacy.delta = {delta:g} is above 1 / {config.num_clients} clients, which allows one client to "
-            f"be published whole; set a smaller one"
+    if entry.get("epsilon_taken") is not None:
+        about += (
+            f" ({entry['epsilon_taken']:.2f} for the steps taken; the central limit says "
+            f"{entry['epsilon_central_limit']:.2f}, which is no bound)"
         )
-    return lines
+    if entry.get("weights"):
+        about += (
+            f" ({entry['weight_epsilon']:g} for each of {entry['weights']} weights and release; {PROMISES_NOTHING})"
+        )
+    return f"{stated} {about}{crowd}; not covered: {'; '.join(entry['not_covered'])}"
 
 
 def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
@@ -125,7 +135,27 @@ def _of_none(settings: Mapping[str, Scalar]) -> PrivacyStatement:
     )
 
 
-def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
+def _of_weights(run: Path) -> PrivacyStatement:
+    releases = _counted_releases(run)
+    return PrivacyStatement(
+        unit="client",
+        epsilon=sum(release.weights * release.weight_epsilon for release in releases),
+        delta=0.0,
+        accountant=WEIGHT_ACCOUNTANT,
+        horizon=len(releases),
+        crowd=min((release.crowd for release in releases), default=None),
+        weights=max((release.weights for release in releases), default=None),
+        weight_epsilon=max((release.weight_epsilon for release in releases), default=None),
+        not_covered=(*NEVER_COVERED, OWN_MODEL),
+    )
+
+
+def _counted_releases(run: Path) -> list[SumRelease]:
+    """Return a run's releases.
+
+    Raises:
+        StateError: If there are fewer than rounds in which clients were trained.
+    """
     releases = read_releases(run)
     trained = sum(row["kind"] == "train" and row["clients"] > 0 for row in read_metrics(run))
     if trained > len(releases):
@@ -133,6 +163,11 @@ def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
             f"{run / FILE} has {len(releases)} releases, but clients were trained in {trained} rounds, so that the "
             f"run's epsilon is unknown; restore the file from a copy"
         )
+    return releases
+
+
+def _of_clients(run: Path, settings: Mapping[str, Scalar]) -> PrivacyStatement:
+    releases = _counted_releases(run)
     multiplier, noise = float(settings["privacy.noise-multiplier"]), cast("Noise", settings["privacy.noise"])
     delta = float(settings["privacy.delta"])
     epsilon = client_epsilon(multiplier, len(releases), delta, noise) if multiplier else math.inf
@@ -174,6 +209,7 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
     if settings["dp.heads"] == "published" and settings["method"] not in WITHOUT_HEADS:
         reason = OF_PUBLISHED_HEADS
     is_counted = bool(reported) and reported.keys() == sizes.keys()
+    taken, limit = plan.of_taken(sizes, steps) if is_counted and not reason else (None, None)
     return PrivacyStatement(
         unit="record",
         epsilon=None if reason else epsilon,
@@ -182,6 +218,8 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
         clip_norm=float(settings["dp.clip-norm"]),
         accountant=RECORD_ACCOUNTANT,
         horizon=rounds,
+        epsilon_taken=taken,
+        epsilon_central_limit=limit,
         not_covered=(*NEVER_COVERED, *(() if is_counted else (REPEATED,))),
         reason=reason,
     )
@@ -220,6 +258,14 @@ class _Plan:
         if steps <= self.rounds * self.steps_of(size):
             return self.epsilon
         return max(self.epsilon, record_epsilon(self.noise(size), min(1.0, self.batch / size), steps, self.delta))
+
+    def of_taken(self, sizes: Mapping[int, int], steps: Mapping[int, int]) -> tuple[float, float]:
+        """Return the epsilon of the steps of the client with the largest share of its planned ones, in both ways."""
+        shares = {client: steps[client] / self.steps_of(size) for client, size in sizes.items()}
+        client = max(shares, key=lambda number: (shares[number], -sizes[number]))
+        size, taken = sizes[client], steps[client]
+        arguments = (self.noise(size), min(1.0, self.batch / size), taken, self.delta)
+        return record_epsilon(*arguments), central_limit_epsilon(*arguments)
 
 
 def _reported_steps(run: Path) -> tuple[dict[int, int], dict[int, int]]:

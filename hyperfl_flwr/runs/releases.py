@@ -18,7 +18,7 @@ FILE = "privacy.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class SumRelease:
-    """One noisy sum of clients' changes.
+    """One noisy sum of clients' changes, or the uploads of a round, of which each number is randomised.
 
     Attributes:
         round: The federated round.
@@ -27,6 +27,8 @@ class SumRelease:
             the sum.
         clip_norm: The clipping norm.
         crowd: Least number of honest clients in the sum; 1 where the server sees single uploads.
+        weights: Number of randomised numbers of an upload; 0 if the noise is as above.
+        weight_epsilon: Epsilon of each of them.
     """
 
     round: int
@@ -34,6 +36,8 @@ class SumRelease:
     noise_multiplier: float
     clip_norm: float
     crowd: int
+    weights: int = 0
+    weight_epsilon: float = 0.0
 
 
 def record_release(run: Path, release: SumRelease) -> None:
@@ -45,7 +49,8 @@ def record_release(run: Path, release: SumRelease) -> None:
     with (run / FILE).open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # of a process that was killed while it wrote
-        file.write(json.dumps(asdict(release)).encode() + b"\n")
+        found = {name: value for name, value in asdict(release).items() if release.weights or "weight" not in name}
+        file.write(json.dumps(found).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

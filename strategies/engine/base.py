@@ -12,7 +12,15 @@ from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import SharedArrays, num_bytes, pack_arrays, per_client_key, select, unpack_arrays
+from hyperfl_flwr.protocol.arrays import (
+    SharedArrays,
+    num_bytes,
+    num_elements,
+    pack_arrays,
+    per_client_key,
+    select,
+    unpack_arrays,
+)
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -25,7 +33,7 @@ from hyperfl_flwr.protocol.sizes import content_bytes
 from hyperfl_flwr.runs.checkpoint import Progress
 from hyperfl_flwr.server.exchange import Exchange, match
 from hyperfl_flwr.server.handshake import Node
-from strategies.engine.client_privacy import applied, record
+from strategies.engine.client_privacy import applied, are_released, record
 from strategies.engine.context import ServerContext
 from strategies.engine.hooks import Hooks
 from strategies.engine.plain_step import PlainStep, Reduced
@@ -148,8 +156,8 @@ class BaseStrategy(Hooks, Strategy):
         if isinstance(self._step, UnsentStep):
             requests = []
         self._is_repeated = False
-        if trains and requests and self.context.config.privacy.noise == "local":
-            record(self.context, self.progress.round, self._step.crowd)  # a node that is asked releases its uploads
+        if trains and requests and are_released(self.context):  # a node that is asked releases its uploads
+            record(self.context, self.progress.round, self._step.crowd, num_elements(self._current))
         self._sent_clients = [list(request.clients) for _, request in requests]
         self._sent = [self._message(kind, arrays, node, request) for node, request in requests]
         return self._sent
@@ -167,8 +175,8 @@ class BaseStrategy(Hooks, Strategy):
         With noise of their own, that is a second release. One line suffices for any number of messages, since none is
         sent a third time.
         """
-        if self.context.config.privacy.noise == "local" and not self._is_repeated:
-            record(self.context, self.progress.round, self._step.crowd)
+        if are_released(self.context) and not self._is_repeated:
+            record(self.context, self.progress.round, self._step.crowd, num_elements(self._current))
         self._is_repeated = True
 
     def _request(self, clients: list[int], rounding: Mapping[str, int]) -> Request:

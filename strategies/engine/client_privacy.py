@@ -26,15 +26,32 @@ def adds_noise(context: ServerContext) -> bool:
     return privacy.protects_clients and privacy.noise == "server"
 
 
-def record(context: ServerContext, server_round: int, crowd: int) -> None:
+def are_released(context: ServerContext) -> bool:
+    """Return whether each client's upload is a release by itself, to a server that adds nothing to it."""
+    return context.config.weight_epsilon > 0 or context.config.privacy.noise == "local"
+
+
+def record(context: ServerContext, server_round: int, crowd: int, weights: int = 0) -> None:
     """Record a release of this round, before it happens; nothing in a run without privacy of clients.
 
     Args:
         context: The strategy's context.
         server_round: The federated round.
         crowd: Least number of honest clients in the sum.
+        weights: Number of numbers in an upload, which a method with `weight_epsilon` needs.
     """
-    privacy = context.config.privacy
+    privacy, weight_epsilon = context.config.privacy, context.config.weight_epsilon
+    if weight_epsilon:
+        randomised = SumRelease(
+            round=server_round,
+            noise="local",
+            noise_multiplier=0.0,
+            clip_norm=0.0,
+            crowd=crowd,
+            weights=weights,
+            weight_epsilon=weight_epsilon,
+        )
+        record_release(Path(context.run_directory), randomised)
     if privacy.protects_clients:
         release = SumRelease(
             round=server_round,

@@ -13,11 +13,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.metrics.memory import peak_memory
-from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.arrays import num_elements, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import ClientResult
 from hyperfl_flwr.runs import manifest
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
-from hyperfl_flwr.runs.privacy_statement import planned
+from hyperfl_flwr.runs.planned_privacy import planned
 from hyperfl_flwr.runs.run_directory import Record, RunDirectory, read_manifest
 from hyperfl_flwr.server.exchange import exchange
 from hyperfl_flwr.server.federation import Federation
@@ -103,7 +103,7 @@ class RecordedStrategy(Strategy):
             raise ValueError("evaluate_fn must be None: clients evaluate on their own data, the server holds none")
         for line in self.inner.warnings(self.inner.context.config):
             self.announce(f"warning: {line}")
-        for line in planned(self.inner.context.config):
+        for line in planned(self.inner.context.config, num_elements(unpack_arrays(initial_arrays))):
             self.announce(line)
         arrays = initial_arrays
         # Not Flower's own loop: every round must end with its records and, where due, a checkpoint.
@@ -165,10 +165,9 @@ class RecordedStrategy(Strategy):
         config = self.inner.context.config
         before_last = config.fraction_train < 1 and current == config.num_rounds - 1
         ends_phase = self.inner.phase(current) != self.inner.phase(current + 1)
-        if config.secagg.enabled or config.privacy.protects_clients:
-            return (
-                True  # a repeated round with another crowd tells the difference, and one with other noise spends more
-            )
+        # A repeated round with another crowd tells the difference, and one with other noise spends more.
+        if config.secagg.enabled or config.privacy.protects_clients or config.weight_epsilon:
+            return True
         return current % config.checkpoint_every == 0 or current == config.num_rounds or before_last or ends_phase
 
     def _abort_if_failing(self) -> None:

@@ -1,5 +1,6 @@
 """Fixtures: a finished run that serves models on demand, and a novel client's images."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 from federations import small_settings, trained
 from novel_owner import CLASSES, SIDE, N
 from PIL import Image
+
+from hyperfl_flwr.privacy.staircase import Staircase
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +41,17 @@ def photographs(tmp_path: Path, pixels: np.ndarray) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def repeatable_randomised_response(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In contract tests, randomised weights follow from the weights: otherwise no two runs of srr-fl would be equal."""
+    if "test_contract" not in request.module.__name__:
+        return
+    randomise = Staircase.randomise
+
+    def repeatable(self: Staircase, values: np.ndarray) -> np.ndarray:
+        rng = np.random.default_rng(list(hashlib.sha256(values.tobytes()).digest()))
+        return randomise(self, values, lambda count: rng.integers(0, 2**64, count, np.uint64))
+
+    monkeypatch.setattr(Staircase, "randomise", repeatable)

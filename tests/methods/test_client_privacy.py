@@ -22,7 +22,8 @@ from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.flower.messages import ErrorCode
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.privacy.accounting import client_epsilon
-from hyperfl_flwr.privacy.budget import Release, read_record
+from hyperfl_flwr.privacy.budget import read_record
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK

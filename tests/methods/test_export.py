@@ -44,7 +44,8 @@ STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing"
 """Kinds for which the private state determines the model after local training."""
 
 WITHOUT_GLOBAL_MODEL = (
-    "fedbn", "fedper", "fedrep", "hyperfl", "hyperfl-frozen", "it-pfl", "lg-fedavg", "local", "pfedhn", "pfedhn-pc", "priv-hfl",
+    "fedbn", "fedper", "fedrep", "hyperfl", "hyperfl-frozen", "it-pfl", "lg-fedavg", "local", "pfedhn", "pfedhn-pc",
+    "priv-hfl",
 )  # fmt: skip
 """Methods whose clients do not all receive the same whole model."""
 

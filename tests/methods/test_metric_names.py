@@ -35,6 +35,7 @@ class ReadingGrid(InProcessGrid):
         ("fedprox", {}),
         ("fedrod", {}),
         ("moon", {}),
+        ("prifedsync", {}),
         ("ppsgd", {}),
         ("fedrep", {}),
         ("hyperfl-frozen", {}),

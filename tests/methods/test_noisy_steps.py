@@ -34,15 +34,16 @@ from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
-from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, Release, read_record
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, read_record
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import spent
-from hyperfl_flwr.runs.privacy_statement import statement_text
+from hyperfl_flwr.runs.privacy_statement import WITHOUT_HEADS, statement_text
 from hyperfl_flwr.runs.run_directory import settings_of
 
 NOISY: dict[str, Any] = {"dp.epsilon": 8.0, "target": "mlp"}
 
 KINDS = [
-    ("fedavg", "noised"), ("fedprox", "noised"),
+    ("fedavg", "noised"), ("fedprox", "noised"), ("prifedsync", "noised"),
     *((method, heads) for method in ("fedrep", "hyperfl-frozen", "ppsgd") for heads in ("noised", "published")),
 ]  # fmt: skip
 """Methods with noisy steps, and ways to train their private classifiers."""
@@ -56,7 +57,9 @@ def member(config: RunConfig, folder: Path, client: int = 0, budget: PrivacyBudg
 
 
 def test_all_of_them_are_tested() -> None:
-    assert {method for method, _ in KINDS} == {name for name in METHODS if client_of(name).has_noisy_steps}
+    noisy = {name for name in METHODS if client_of(name).has_noisy_steps}
+    assert {method for method, _ in KINDS} == noisy
+    assert {name for name in noisy if not client_of(name).heads} == set(WITHOUT_HEADS)
 
 
 @pytest.mark.parametrize(("method", "heads"), KINDS)
@@ -66,7 +69,7 @@ def test_a_run_takes_the_stated_steps(method: str, heads: str, federate: Federat
     rows = [row for row in metrics(run) if row["kind"] == "client"]
     assert len(rows) == 2 * NUM_CLIENTS
     # All steps so far; only those of the round if nothing bounds what they release.
-    so_far = 2 if heads == "published" and client_of(method).private else 4
+    so_far = 2 if heads == "published" else 4
     assert {(row["round"], row["private_steps"]) for row in rows} == {(1, 2), (2, so_far)}
     assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
     plain = federate(method, target="mlp")

@@ -25,16 +25,9 @@ from hyperfl_flwr.core.errors import RefusalError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.data.federated_data import load_federated_data
 from hyperfl_flwr.node.private_state import PrivateState
-from hyperfl_flwr.privacy.budget import (
-    FILE,
-    NEEDS_BOUND,
-    PrivacyBudget,
-    RecordedRelease,
-    Release,
-    counted_epsilon,
-    read_record,
-)
+from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget, RecordedRelease, counted_epsilon, read_record
 from hyperfl_flwr.privacy.gaussian_mechanism import smallest_sigma
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import spent
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import ARRAYS, CLIENTS, CONFIG, Report, Request, record_of

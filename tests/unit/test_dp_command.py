@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from federations import Call
 
-from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, Release
+from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget
+from hyperfl_flwr.privacy.release import Release
 
 RECORD = ("dp", "--samples", "600", "--batch", "50")
 CLIENT = ("dp", "--unit", "client", "--rounds", "10")
@@ -48,7 +49,7 @@ def test_the_text_says_what_the_epsilon_means(call: Call) -> None:
     first, *others = out.splitlines()
     assert first == "noise multiplier  2.367"
     assert [line[:18].strip() for line in others] == [
-        "epsilon", "delta", "unit", "holds", "horizon", "accountant", "not covered",
+        "epsilon", "delta", "unit", "holds", "horizon", "accountant", "central limit", "not covered",
     ]  # fmt: skip
     for text in (
         "present or without effect; the number of records is public",

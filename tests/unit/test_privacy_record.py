@@ -21,11 +21,11 @@ from hyperfl_flwr.privacy.budget import (
     NEEDS_BOUND,
     PrivacyBudget,
     RecordedRelease,
-    Release,
     counted_epsilon,
     epsilon_of,
     read_record,
 )
+from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import noisy_steps, spent
 
 DELTA = 1e-5
@@ -34,6 +34,9 @@ SUM = Release(unit="client", mechanism="discrete-gaussian", noise_multiplier=3.0
 UPLOAD = Release(unit="client", mechanism="gaussian", noise_multiplier=3.0)
 TRUSTED = Release(unit="client", mechanism="gaussian", noise_multiplier=3.0, bounded_by="server")
 DESCRIPTOR = Release(unit="record", mechanism="gaussian", noise_multiplier=4.0, neighbours="replace-one")
+
+
+RANDOM = Release(unit="client", mechanism="randomised-response", noise_multiplier=0.0, epsilon=0.5, steps=4)
 
 
 def budget(folder: Path, client: int = 0, experiment: str = "a", limit: float | None = None) -> PrivacyBudget:
@@ -72,6 +75,30 @@ def test_a_line_is_what_was_released(tmp_path: Path) -> None:
 def test_clipping_without_noise_is_bounded_by_nothing(tmp_path: Path) -> None:
     budget(tmp_path).spend(1, replace(UPLOAD, noise_multiplier=0.0))
     assert read_record(tmp_path / FILE)[0].release is None
+
+
+def test_randomised_numbers_add_up(tmp_path: Path) -> None:
+    """Epsilon times how many there are, also for one record; other releases come on top. The line has both numbers."""
+    one = budget(tmp_path, limit=4.0)
+    one.spend(1, RANDOM)
+    line = json.loads(one.path.read_text())
+    assert (line["mechanism"], line["epsilon"], line["steps"], line["bounded_by"]) == (
+        "randomised-response", 0.5, 4, "client",
+    )  # fmt: skip
+    assert [entry.release for entry in read_record(one.path)] == [RANDOM]
+    assert epsilon_of([RANDOM] * 3, "client", DELTA) == epsilon_of([RANDOM] * 3, "record", DELTA) == 6.0
+    assert epsilon_of([RANDOM, UPLOAD], "client", DELTA) == 2.0 + epsilon_of([UPLOAD], "client", DELTA)
+    assert epsilon_of([RANDOM, UPLOAD], "record", DELTA) == 2.0 + epsilon_of([UPLOAD], "record", DELTA)
+    assert epsilon_of([RANDOM, STEPS], "client", DELTA) == math.inf
+    one.spend(2, RANDOM)
+    with pytest.raises(RefusalError, match=r"of client 0 for one client to 6 .* above max-epsilon = 4"):
+        one.spend(3, RANDOM)
+
+
+@pytest.mark.parametrize("changes", [{"epsilon": 0.0}, {"epsilon": math.inf}, {"mechanism": "gaussian"}, {"steps": 0}])
+def test_randomised_numbers_need_an_epsilon(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="a release needs"):
+        replace(RANDOM, **changes)  # type: ignore[arg-type]
 
 
 def test_the_line_is_on_disk_when_the_release_may_be_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
-from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, planned, statement_text
+from hyperfl_flwr.runs.planned_privacy import planned
+from hyperfl_flwr.runs.privacy_statement import PrivacyStatement, statement_text
 from hyperfl_flwr.runs.releases import FILE, SumRelease, read_releases, record_release
 
 
