@@ -16,6 +16,7 @@ from federations import (
     outcome,
 )
 
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.runs.checkpoint import Checkpoints
 
 
