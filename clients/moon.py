@@ -70,9 +70,9 @@ class MoonClient(FedAvgClient):
         def objective(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             features = model.extractor(images)
             with torch.no_grad():
-                teachers = [teacher.extractor(images) for teacher in (received, previous)]
+                near, far = received.extractor(images), previous.extractor(images)
             loss = functional.cross_entropy(model.classifier(features), labels)
-            return loss, settings.mu * contrast(features, *teachers, settings.temperature)
+            return loss, settings.mu * contrast(features, near, far, settings.temperature)
 
         return objective
 

@@ -35,6 +35,7 @@ class ReadingGrid(InProcessGrid):
         ("fedprox", {}),
         ("fedrod", {}),
         ("moon", {}),
+        ("per-fedavg", {}),
         ("ppsgd", {}),
         ("fedrep", {}),
         ("hyperfl-frozen", {}),
