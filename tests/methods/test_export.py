@@ -131,7 +131,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
 def test_methods_whose_clients_receive_one_whole_model_have_a_global_one() -> None:
     """A private group does not matter if it has no part in the received model."""
     found = {name for name in METHODS if client_of(name).has_global_model}
-    assert found >= {"fedavg", "fedprox", "fedrod", "moon", "per-fedavg"}
+    assert found >= {"fedavg", "fedprox", "fedrod", "knn-per", "moon", "per-fedavg"}
     assert not found & {"fedrep", "hyperfl", "it-pfl", "local", "pfedhn", "ppsgd", "priv-hfl"}
 
 

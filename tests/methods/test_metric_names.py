@@ -34,6 +34,7 @@ class ReadingGrid(InProcessGrid):
         ("fedavg", {"data.global-test": True}),
         ("fedprox", {}),
         ("fedrod", {}),
+        ("knn-per", {}),
         ("moon", {}),
         ("per-fedavg", {}),
         ("ppsgd", {}),
