@@ -24,7 +24,7 @@ from hyperfl_flwr.results.export import Exported, model_of_run, write_exported
 from hyperfl_flwr.runs.run_directory import read_manifest, read_metrics, settings_of
 
 KINDS: dict[str, dict[str, Scalar]] = {
-    **{name: {"method": name} for name in METHODS},
+    **{name: {"method": name} for name in METHODS if client_of(name).is_network},
     "chain": {"method": "priv-hfl", "priv-hfl.realisation": "chain"},
     "mixing": {"method": "priv-hfl", "priv-hfl.mixing": True},
     "networks": {"method": "pfedhn", "pfedhn.targets": "cnn,mlp"},

@@ -1,0 +1,95 @@
+"""Per-FedAvg's client: trains the model for the loss that it has after one gradient step on the client's data.
+
+Fallah, Mokhtari, Ozdaglar: "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach", NeurIPS 2020, algorithm 1. A local step divides its batch: B1 is the first half, B2 the rest. With
+u = w - alpha grad f(w; B1) it is w <- w - beta (1 - alpha H(w; B1)) grad f(u; B2), where `fo` leaves out the Hessian H.
+The paper's HF approximates the product with H by finite differences on a third batch; here it is exact. The server is
+FedAvg's.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+from clients.fedavg import FedAvgClient
+from hyperfl_flwr.methods.per_fedavg import PerFedAvgConfig
+from hyperfl_flwr.models.layers.batchnorm import preserve_running_statistics
+from hyperfl_flwr.models.target import Target
+from hyperfl_flwr.training.local_sgd import Objective, Predict
+from hyperfl_flwr.training.one_step import stepped
+
+
+class PerFedAvgClient(FedAvgClient):
+    """Uploads the start w; uses the model after one step from the received w on all of its training samples.
+
+    Attributes:
+        adapted: The model after that step; None before local training.
+    """
+
+    has_noisy_steps: ClassVar[bool] = False
+    adapted: Target | None = None
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Adapt a copy of the received model, and train the model in place; reports `train-loss`, that on B2 at u."""
+        self.adapted = self._adapted()
+        return super().train(rng)
+
+    def objective(self) -> Objective:
+        """Return the loss on B2 after a step on B1; in a batch of one sample, both are that sample."""
+        settings, model = self.context.config.section(PerFedAvgConfig), self.model
+        parameters = dict(model.named_parameters())
+
+        def objective(images: Tensor, labels: Tensor) -> tuple[Tensor, None]:
+            half = len(labels) // 2
+            first = slice(half or 1)
+
+            def inner(values: Mapping[str, Tensor]) -> Tensor:
+                with preserve_running_statistics(model):  # they are those of B2 at u alone
+                    return _loss(model, values, images[first], labels[first])
+
+            adapted = stepped(parameters, inner, settings.alpha, first_order=settings.mode == "fo")
+            return _loss(model, adapted, images[half:], labels[half:]), None
+
+        return objective
+
+    def _adapted(self) -> Target:
+        """Return the received model after one step on the mean loss of all training samples, in evaluation mode."""
+        data, size, adapted = self.context.data, self.context.config.batch_size, self.copied_model().eval()
+        alpha = self.context.config.section(PerFedAvgConfig).alpha
+        parameters = list(adapted.requires_grad_(True).parameters())
+        gradient = [torch.zeros_like(parameter) for parameter in parameters]
+        parts = zip(torch.split(data.train_images, size), torch.split(data.train_labels, size), strict=True)
+        for images, labels in parts if alpha and len(data.train_labels) else ():
+            share = len(labels) / len(data.train_labels)
+            loss = share * functional.cross_entropy(adapted(images), labels)
+            for total, part in zip(gradient, torch.autograd.grad(loss, parameters), strict=True):
+                total += part
+        with torch.no_grad():
+            for parameter, direction in zip(parameters, gradient, strict=True):
+                parameter -= alpha * direction
+        return adapted
+
+    def predictor(self) -> Predict:
+        """Return the adapted model; before local training, the received one."""
+        return self.adapted or self.model
+
+    def received_predictor(self) -> Predict:
+        """Return the received model."""
+        return self.model
+
+    def target_state(self) -> Mapping[str, Tensor]:
+        """Return the adapted model; before local training, the received one."""
+        return (self.adapted or self.model).state_dict()
+
+    def received_state(self) -> Mapping[str, Tensor]:
+        """Return the received model."""
+        return self.model.state_dict()
+
+
+def _loss(model: Target, values: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(functional_call(model, dict(values), (images,)), labels)
