@@ -71,7 +71,7 @@ class PerFedAvgClient(FedAvgClient):
                 total += part
         with torch.no_grad():
             for parameter, direction in zip(parameters, gradient, strict=True):
-                parameter -= alpha * direction
+                parameter.sub_(direction, alpha=alpha)
         return adapted
 
     def predictor(self) -> Predict:
