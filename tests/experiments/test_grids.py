@@ -1,6 +1,7 @@
 """Grids of a study: every row with each value, validation data only, and the best value in bold."""
 
 import json
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from experiments.collect import collect
 from experiments.runner import StudyManifest, open_study_folder, run_cells
 from experiments.study import load_study
 from experiments.tables import latex, markdown
+from hyperfl_flwr import ROOT
 from hyperfl_flwr.core.errors import RunFailedError
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3)
@@ -22,7 +24,9 @@ def test_a_grid_makes_a_row_for_each_value():
     assert [cell.config.learning_rate for cell in cells] == list(RATES)
     assert {cell.config.data.validation_fraction for cell in study.cells()} == {0.2}
     assert [cell.row for cell in study.cells(rows=["hyperfl@0.1"], columns=["cifar10"])] == ["hyperfl@0.1"]
-    assert len(study.cells()) == len(RATES) * 12 * 3
+    with (ROOT / "experiments" / "studies" / "tuning.toml").open("rb") as file:
+        declared = tomllib.load(file)
+    assert len(study.cells()) == len(RATES) * len(declared["rows"]) * len(declared["columns"])
 
 
 def test_a_row_may_change_in_one_column_only():
