@@ -88,8 +88,8 @@ def methods_page() -> str:
     ]
     text = _with_table((ROOT / "docs" / "methods" / "index.md").read_text(), "methods", [*head, *rows])
     head = [
-        "| method | secure sums | a client can join | model for clients without labels | attacks |",
-        "|---|---|---|---|---|",
+        "| method | secure sums | `dp.epsilon` | a client can join | model for clients without labels | attacks |",
+        "|---|---|---|---|---|---|",
     ]
     return _with_table(text, "capabilities", [*head, *map(_capabilities, METHODS)])
 
@@ -107,8 +107,9 @@ def _capabilities(name: str) -> str:
         for attack, row in ATTACKS.items()
         if row.applies_to(uploads) or row.applies_to(uploads, summed=True)
     ]
-    cells = ["yes" if _can_be_secure(name) else "no", "yes" if client_of(name).can_join else "no", modes or "no"]
-    return f"| [`{name}`]({name}.md) | {' | '.join(cells)} | {', '.join(attacks) or 'none'} |"
+    found = (_can_be_secure(name), client_of(name).has_noisy_steps, client_of(name).can_join)
+    cells = [*("yes" if each else "no" for each in found), modes or "no", ", ".join(attacks) or "none"]
+    return f"| [`{name}`]({name}.md) | {' | '.join(cells)} |"
 
 
 def _can_be_secure(name: str) -> bool:

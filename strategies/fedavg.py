@@ -29,3 +29,16 @@ class FedAvg(BaseStrategy):
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the target network's initial values, drawn with its usual initialisation."""
         return {"model": initial_state(self.new_target(), torch_generator(self.context.config.seed, "model"))}
+
+    def moved(self, means: SharedArrays, rate: float) -> SharedArrays:
+        """Return the group `model` after a share of the way from what was sent to the mean.
+
+        Args:
+            means: The reduced groups; without `model` if no client finished.
+            rate: The share, above 0; 1 is the mean without further rounding.
+        """
+        model = {key: mean for key, mean in means.items() if group_of(key) == "model"}
+        if rate == 1.0:
+            return model
+        sent = self.sent
+        return {key: (sent[key] + rate * (mean - sent[key])).astype(mean.dtype) for key, mean in model.items()}

@@ -14,7 +14,6 @@ from hyperfl_flwr.methods.scaffold import ScaffoldConfig
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.vector import Vector
 from hyperfl_flwr.protocol.arrays import SharedArrays
-from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.training.scaffold import next_control
 from strategies.fedavg import FedAvg
 
@@ -33,9 +32,6 @@ class Scaffold(FedAvg):
         """Return the model after a step of the rate eta_g, and c plus the changes' sum over the number N of clients."""
         if not means:
             return means
-        rate, sent = self.context.config.section(ScaffoldConfig).server_learning_rate, self.sent
-        model = {key: value for key, value in means.items() if group_of(key) == "model"}
-        if rate != 1.0:  # 1 takes the mean as it is, without further rounding
-            model = {key: (sent[key] + rate * (mean - sent[key])).astype(mean.dtype) for key, mean in model.items()}
-        control = next_control(sent[CONTROL], means[CONTROL], self.context.config.num_clients)
+        model = self.moved(means, self.context.config.section(ScaffoldConfig).server_learning_rate)
+        control = next_control(self.sent[CONTROL], means[CONTROL], self.context.config.num_clients)
         return {**model, CONTROL: control}

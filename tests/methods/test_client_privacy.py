@@ -274,7 +274,6 @@ def test_without_a_guarantee_epsilon_is_null_and_the_reason_is_given(
     [
         ("pfedhn", {}, "its model are not averaged"),
         ("pfedhn-pc", {}, "so noise on a mean does not protect them; take one of "),
-        ("pfedhn-pc", {}, "hyperfl, hyperfl-frozen"),
         ("it-pfl", {}, "privacy.unit must be none with it-pfl: its model, embedding"),
         ("priv-hfl", {}, "privacy.unit must be none with priv-hfl: its changes, force"),
         ("local", {}, "its clients upload nothing"),

@@ -76,6 +76,15 @@ def test_the_servers_state_is_the_mean_of_the_clients(
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_it_is_so_with_secure_sums(method: str, federate: Federate) -> None:
+    """Two rounds of five nodes; the difference is the rounding of the masked sums, and nothing is cut off."""
+    run = federate(method, NUM_CLIENTS, target="cnn", **{"secagg.enabled": True})
+    mean, server = of_clients(run, method, 2), of_server(run, method, 2)
+    assert np.abs(server).max() > 1e-5
+    np.testing.assert_allclose(server, mean, rtol=0, atol=1e-5 * np.abs(server).max())
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

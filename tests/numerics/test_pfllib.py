@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,23 @@ ROWS = [
         settings={"per-fedavg.alpha": RATE, "batch-size": BATCH},
         halves=True,
     ),
+    Row(
+        method="fedala",
+        theirs=("serverala", "FedALA"),
+        settings={"fedala.layers": 1, "fedala.rate": 1.0, "fedala.share": 1.0, "batch-size": 40},
+        arguments={"eta": 1.0, "rand_percent": 100, "layer_idx": 2, "batch_size": 40},
+        sizes=(40, 40, 40),
+        private=("personal", "model"),
+    ),
+    Row(
+        method="apfl",
+        theirs=("serverapfl", "APFL"),
+        settings={"apfl.adaptive": False},
+        arguments={"alpha": 0.5},
+        private=("personal", "model_per"),
+        tolerance=0.0,
+        remark="PFLlib takes the gradients of its private model in place of the mixture, which it then replaces",
+    ),
 ]
 """One row for each method that both have; rows of methods that this version does not have are left out."""
 
@@ -196,9 +214,9 @@ def pfllib(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     before = set(sys.modules)
 
     def build(row: Row, data: Sequence[Any], model: Split) -> Any:
+        reader = importlib.import_module("utils.data_utils")  # patched before other modules take the name from it
+        monkeypatch.setattr(reader, "read_client_data", lambda _, client, **__: data[client].pairs())
         module = importlib.import_module(f"flcore.servers.{row.theirs[0]}")
-        for name in ("flcore.servers.serverbase", "flcore.clients.clientbase"):
-            monkeypatch.setattr(sys.modules[name], "read_client_data", lambda _, client, **__: data[client].pairs())
         # Its participants are all clients; the sum then has our order.
         monkeypatch.setattr(random, "sample", lambda clients, _: list(clients))
         common = {
@@ -228,7 +246,9 @@ def train(row: Row, member: Any, samples: Any) -> None:
     for call, number in row.trains:
         batches = [samples.batch(index) for index in seen[number * part : (number + 1) * part]]
         member.load_train_data = lambda batch_size=None, batches=batches: Passes(batches, EPOCHS)
-        getattr(member, call)()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, on what is deprecated
+            getattr(member, call)()
 
 
 def vector(module: nn.Module) -> np.ndarray:
