@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Scalar]] = {
 }
 """Settings of every method, and of variants of some methods."""
 
-STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto")
+STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto", "fedala")
 """Kinds for which the private state determines the model after local training."""
 
 
@@ -55,7 +55,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def run(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run on scikit-learn's digits."""
     output = tmp_path_factory.mktemp("export") / kind
-    return trained(small_settings(output=str(output)) | KINDS[kind])
+    return trained(small_settings(**{"output": str(output)} | KINDS[kind]))
 
 
 def accuracy(run: Path, client: int, found: Exported) -> float:
@@ -130,7 +130,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
 
 def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
     """They export the checkpoint's model without a client; other methods refuse and ask for a client."""
-    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox", "ppsgd", "ditto"):
+    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "fedprox", "ppsgd", "ditto", "fedala", "apfl"):
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
         return
