@@ -1,8 +1,10 @@
 """Base of clients that share the whole model and keep a second one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from clients.engine.base import BaseClient
@@ -11,7 +13,7 @@ from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
-from hyperfl_flwr.training.local_sgd import Predict
+from hyperfl_flwr.training.local_sgd import ParameterSet, Predict, train_epochs
 
 
 class PersonalClient(BaseClient):
@@ -23,6 +25,7 @@ class PersonalClient(BaseClient):
 
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("personal",)
+    can_join: ClassVar[bool] = True
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `model` and `personal`."""
@@ -40,6 +43,21 @@ class PersonalClient(BaseClient):
         if version == INITIAL:
             values = {f"personal/{name}": value.clone() for name, value in self.model.state_dict().items()}
             self.load_group("personal", values)
+
+    def join(self, rounds: int, rng: np.random.Generator) -> None:
+        """Train the private model in place, from the received one."""
+        epochs = self.epochs()
+        self.personal.train()
+        passes = replace(epochs, epochs=rounds * epochs.epochs)
+        train_epochs(self.predictor(), [self.personal_set(self.as_received())], self.context.data, passes, rng)
+
+    def personal_set(self, received: Sequence[Tensor]) -> ParameterSet:
+        """Return the private model's parameters and their rate.
+
+        Args:
+            received: The received model's parameters.
+        """
+        return ParameterSet(parameters=list(self.personal.parameters()), learning_rate=self.steps.learning_rate)
 
     def predictor(self) -> Predict:
         """Return the private model."""

@@ -35,7 +35,7 @@ class Entries(nn.Module):
             if name in self.names:
                 yield prefix + name, parameter
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # noqa: ANN401
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's signature
         """Return the entries of the group by their names in the network."""
         values = self.network.state_dict(*args, **kwargs)
         return {name: value for name, value in values.items() if name in self.names}

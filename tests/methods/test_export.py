@@ -40,7 +40,9 @@ KINDS: dict[str, dict[str, Scalar]] = {
 }
 """Settings of every method, and of variants of some methods."""
 
-STORED = ("hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto", "moon", "prifedsync")
+STORED = (
+    "hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto", "fedala", "moon", "prifedsync",
+)  # fmt: skip
 """Kinds for which the private state determines the model after local training."""
 
 WITHOUT_GLOBAL_MODEL = (
