@@ -7,6 +7,7 @@ descriptors instead of their embeddings (equation 9). A copy of the hypernetwork
 for the clients of the federation.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from hyperfl_flwr.methods.it_pfl import ITPFLConfig
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
 from hyperfl_flwr.models.encoder import build_encoder
 from hyperfl_flwr.models.initialisation import rectifier_parameters
+from hyperfl_flwr.models.new_embedding import NewEmbedding
 from hyperfl_flwr.models.server_hypernetwork import ServerRates
 from hyperfl_flwr.protocol.arrays import SharedArrays, pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.queries import DESCRIPTOR, QuerySpec
@@ -156,6 +158,18 @@ class ITPFL(PFedHN):
             client: {f"{self.group}/{name}": value[None].numpy() for name, value in tensors.items()}
             for client, tensors in (self.server.generate(clients, rows) if clients else {}).items()
         }
+
+    def new_embedding(self, target: str) -> NewEmbedding:
+        """Return the embedding of a client that joins, under the hypernetwork that generates from embeddings.
+
+        After the second phase, that is the copy from the end of the first.
+        """
+        found = super().new_embedding(target)
+        if not self.kept:
+            return found
+        hypernetwork = copy.deepcopy(self.server.hypernetwork)
+        hypernetwork.load_state_dict(self.kept)
+        return NewEmbedding(hypernetwork, found.embedding, self.server.rates)
 
     def _targets(self, clients: Sequence[int]) -> Tensor:
         """Return the encoder's training targets in a round: the clients' embeddings [B, d], shifted by one vector.

@@ -15,6 +15,7 @@ from hyperfl_flwr.core.errors import ConfigError
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import Scalar, resolved_number
 from hyperfl_flwr.methods.pfedhn import PFedHNConfig
+from hyperfl_flwr.models.new_embedding import NewEmbedding
 from hyperfl_flwr.models.server_hypernetwork import DeepHypernetwork, ServerHypernetwork, ServerRates
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -30,11 +31,13 @@ class PFedHN(BaseStrategy):
         group: Name of the generated group.
         rates: Default step sizes of the server.
         embedding_std: Default standard deviation of the embeddings' initial values.
+        has_new_clients: Whether clients can join a finished run, see `strategies.novel.joining`.
         server: The hypernetwork, the embeddings and their optimiser.
     """
 
     novel_modes: ClassVar[tuple[str, ...]] = ("sampled", "ensemble", "nearest")
 
+    has_new_clients: ClassVar[bool] = True
     group: ClassVar[str] = "model"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=1e-2)
     """From the authors' public code."""
@@ -144,6 +147,14 @@ class PFedHN(BaseStrategy):
             self.inputs(list(per_client)),
         )
 
+    def new_embedding(self, target: str) -> NewEmbedding:
+        """Return the embedding of a client that joins, at the mean of the trained clients' embeddings.
+
+        Args:
+            target: Name of the client's target network, one of the run's.
+        """
+        return NewEmbedding(self.server.hypernetwork_of(target), self.server.embeddings.mean(dim=0), self.server.rates)
+
     def server_state(self) -> SharedArrays:
         """Return the hypernetwork, the embeddings and the momentum buffers."""
         return {name: value.numpy() for name, value in self.server.state().items()}
@@ -161,6 +172,7 @@ class PFedHNPC(PFedHN):
     """Generates the per-client group `extractor`; each client keeps a private classifier."""
 
     novel_modes: ClassVar[tuple[str, ...]] = ()
+    has_new_clients: ClassVar[bool] = False
 
     group: ClassVar[str] = "extractor"
     rates: ClassVar[ServerRates] = ServerRates(learning_rate=5e-2)

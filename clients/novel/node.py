@@ -62,7 +62,7 @@ class NovelNode:
                 epsilon=node.novel_epsilon,
                 delta=node.novel_delta,
                 device=resolve_device(node.device),
-                budget=_budget(node),
+                budget=budget_of_node(node, PERSONALIZE),
             ),
             partition=node.partition_id or 0,
             num_nodes=node.num_partitions or 1,
@@ -114,16 +114,20 @@ class NovelNode:
         return client.personalize(per_client[self.partition])
 
 
-def _budget(node: NodeConfig) -> PrivacyBudget:
+def budget_of_node(node: NodeConfig, kind: str) -> PrivacyBudget:
     """Return the record of a novel client: in its state folder, or without one in a simulation in its output folder.
 
-    The server's requests for a descriptor belong to no run of the client's: what they spend is counted together.
+    The server's requests belong to no run of the client's: what they spend is counted together.
+
+    Args:
+        node: The node's config.
+        kind: Type of the requests, which stands for a run.
     """
     in_output = node.simulated and not node.state_dir
     folder = Path(node.novel_output) if in_output else state_folder(node.state_dir, "", simulated=False)
     return PrivacyBudget(
         path=folder / RECORD,
-        experiment=PERSONALIZE,
+        experiment=kind,
         client=node.partition_id or 0,
         max_epsilon=node.max_epsilon,
         delta=node.max_epsilon_delta,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message
 
 from hyperfl_flwr.app.secure import introduction, refuse_plain, sends_sums_only, sessions_of
-from hyperfl_flwr.config.node_config import NOVEL_DATA, NodeConfig, is_simulated, state_folder
+from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_DATA, NodeConfig, is_simulated, state_folder
 from hyperfl_flwr.core.errors import RefusalError, for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.methods import METHODS
@@ -24,7 +24,7 @@ from hyperfl_flwr.node.ledger import Ledger
 from hyperfl_flwr.node.ledger_app import LedgerApp, LedgerHandle
 from hyperfl_flwr.node.secure_sums import release_shares
 from hyperfl_flwr.protocol.messages import CONFIG, Request, printable
-from hyperfl_flwr.protocol.queries import PERSONALIZE, PROBLEM, QUERIES
+from hyperfl_flwr.protocol.queries import JOIN, PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.protocol.secure_sums.messages import UNMASK
 from hyperfl_flwr.protocol.sizes import content_bytes
 
@@ -50,7 +50,8 @@ def ledger_for(message: Message, context: Context) -> LedgerHandle | None:
             return None
         folder = Request.of(message.content).run_directory
     # A novel client trains nothing: its descriptor is an it-pfl client's, whatever method the run's settings name.
-    name = ON_DEMAND if context.node_config.get(NOVEL_DATA) else str(context.run_config.get("method"))
+    on_demand = any(context.node_config.get(key) for key in (NOVEL_DATA, JOIN_DATA))
+    name = ON_DEMAND if on_demand else str(context.run_config.get("method"))
     return LedgerHandle(
         method=name,
         ledger=Ledger(state_folder(context.node_config.get("state-dir"), folder, simulated=simulated)),
@@ -114,7 +115,7 @@ def _cohort(message: Message, context: Context, node: NodeConfig) -> "Cohort":
     """
     from hyperfl_flwr.app.node import NodeApp
 
-    if node.novel_data:
+    if node.novel_data or node.join_data:
         raise RefusalError("this node is a novel client: it only receives a model on demand and does not train")
     return NodeApp(node, context.run_config).cohort(Request.of(message.content))
 
@@ -156,20 +157,38 @@ def personalize(message: Message, _: Context, node: NodeConfig) -> Message:
     raise RefusalError("this node is not a novel client and does not accept a model on demand")
 
 
+@app.query(JOIN.removeprefix("query."))
+@on_node
+def join(message: Message, _: Context, node: NodeConfig) -> Message:
+    """Train the model that the server has generated for a client that joins a finished run.
+
+    Raises:
+        RefusalError: If the node does not join a run.
+    """
+    from clients.novel.joining import JoiningNode
+
+    if joining := JoiningNode.of(node):
+        return joining.answer(message)
+    raise RefusalError("this node has no join-data and does not join a finished run")
+
+
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Answer the handshake with the properties of this node, or with the reason why it cannot take part."""
     from clients.engine import adapter
+    from clients.novel.joining import JoiningNode
     from clients.novel.node import NovelNode
     from hyperfl_flwr.app.node import NodeApp
 
     try:
         node = NodeConfig.of_context(context)
         refuse_plain(message, node, context.run_config)
-        if novel := NovelNode.of(node):
-            return novel.introduce(message)
+        if special := NovelNode.of(node) or JoiningNode.of(node):
+            return special.introduce(message)
         if context.run_config.get("personalize.run"):
-            raise RefusalError("the run makes models on demand, but this node's config has no novel-data")
+            raise RefusalError(
+                "the run serves new clients, but this node's config has neither novel-data nor join-data"
+            )
         properties = NodeApp(node, context.run_config).properties() | introduction(message, node)
     except Exception as error:
         number = context.node_config.get("partition-id")

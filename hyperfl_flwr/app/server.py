@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, client_of, new_strategy
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolution, resolution_text, resolved
@@ -45,17 +46,26 @@ def main(grid: Grid, context: Context) -> None:
         end_with_parent()
     config = RunConfig.from_flat(context.run_config)
     if config.personalize.run:
-        for line in personalize(grid, Path(config.personalize.run)):
+        for line in join_nodes(grid, config) if config.personalize.join_rounds else personalize(grid, config):
             log(logging.INFO, "%s", line)
     else:
         run(grid, config)
 
 
-def personalize(grid: Grid, trained: Path) -> Iterator[str]:
+def personalize(grid: Grid, config: RunConfig) -> Iterator[str]:
     """Create a model for each novel client of a grid with a run's hypernetwork; yields a line about each."""
-    source = open_run(trained)
+    source = open_run(Path(config.personalize.run))
     yield from source.notes
     for served in source.serve(grid):
+        yield f"novel client {served.client}: {served.seen()}"
+
+
+def join_nodes(grid: Grid, config: RunConfig) -> Iterator[str]:
+    """Let each joining node of a grid join a run; yields a line about each."""
+    settings = config.personalize
+    source = open_joinable(Path(settings.run), settings.join_target, settings.join_learning_rate or None)
+    yield from source.notes
+    for served in source.join(grid, settings.join_rounds):
         yield f"novel client {served.client}: {served.seen()}"
 
 

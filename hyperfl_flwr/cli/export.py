@@ -12,7 +12,9 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.launch.console import err, out
 
 if TYPE_CHECKING:
+    from hyperfl_flwr.launch.plans import Plan
     from hyperfl_flwr.results.export import Exported, State
+    from hyperfl_flwr.results.join_server import JoinedByServer
 
 exports = typer.Typer()
 
@@ -71,27 +73,89 @@ def _changes(data_root: Path | None) -> dict[str, Scalar]:
 @exports.command("join")
 def run_join(
     source: Annotated[Path, typer.Argument(help="Folder of a run, or a file of `hyperfl export --shared`.")],
-    data: Annotated[str, typer.Option(help="The new client's labelled data: npz:FILE or folder:PATH.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the result, new or empty.")],
-    rounds: Annotated[int, typer.Option(help="Number of local rounds.", min=1)] = 3,
+    data: Annotated[str, typer.Option(help="The new client's labelled data: npz:FILE or folder:PATH.")] = "",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result, new or empty.")] = None,
+    deployment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Let the nodes of this deployment with join-data join.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds; default: 3, with pfedhn and it-pfl 20.", min=1)
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Network of the new client, if the run has several (pfedhn.targets).")
+    ] = "",
+    embedding_rate: Annotated[
+        float | None,
+        typer.Option(help="Learning rate of the new embedding, with pfedhn and it-pfl; default: the run's.", min=0),
+    ] = None,
     data_root: Root = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:NUMBER.")] = "auto",
 ) -> None:
-    """Join a finished run as a new client with labelled data; trains only the client's private parameters."""
+    """Join a finished run as a new client with labelled data; trains its private parameters, or its embedding."""
     from hyperfl_flwr.core.device import resolve_device
     from hyperfl_flwr.results.join import join, shared_of
+    from hyperfl_flwr.results.join_server import join_with_server, joins_with_server
 
+    if deployment is not None:
+        if data or output or data_root or device != "auto":
+            raise ConfigError(
+                "with --deployment, the node.toml of each joining node sets its data, output and device; give only the "
+                "run's folder and the rounds, network and rate of the embeddings"
+            )
+        _join_nodes(deployment, source.absolute(), rounds or 20, model, embedding_rate or 0.0)
+        return
+    if output is None:
+        raise ConfigError("no output folder given; use --output, or --deployment DIR")
     kind, colon, path = data.partition(":")
     if kind not in ("npz", "folder") or not colon:
         raise ConfigError(f"--data must be npz:FILE or folder:PATH, got {data!r}")
     name = f"{kind}:{Path(path).expanduser().absolute()}"
-    shared = shared_of(source.absolute(), _changes(data_root))
-    done = join(shared, name, output.absolute(), rounds, resolve_device(device))
+    where, place = source.absolute(), resolve_device(device)
+    if joins_with_server(where):
+        _print_joined(
+            join_with_server(
+                where, name, output.absolute(), rounds or 20, place, target=model, rate=embedding_rate,
+                changes=_changes(data_root),
+            )
+        )  # fmt: skip
+        return
+    if model or embedding_rate is not None:
+        raise ConfigError("--model and --embedding-rate are for runs of pfedhn and it-pfl; leave them out")
+    done = join(shared_of(where, _changes(data_root)), name, output.absolute(), rounds or 3, place)
     out.print(
         f"accuracy {100 * done.accuracy_before:.2f} % before and {100 * done.accuracy_after:.2f} % after "
         f"{done.seconds:.1f} s of training on {done.train_examples} samples, of {done.test_examples} test samples",
         markup=False,
     )
+    for file in done.files:
+        out.print(str(file), markup=False)
+
+
+def _join_nodes(folder: Path, run: Path, rounds: int, model: str, rate: float) -> None:
+    from hyperfl_flwr.deploy.layout import Deployment
+    from hyperfl_flwr.deploy.personalize import personalize_nodes
+    from hyperfl_flwr.launch.progress import ShownProgress
+    from hyperfl_flwr.launch.subprocess_call import call_in_subprocess
+
+    deployment = Deployment.read(folder)
+    # In a subprocess: planning imports torch, which this process does not need to follow the run.
+    planned: Plan = call_in_subprocess("hyperfl_flwr.launch.planning:plan_joined", run, rounds, model, rate)
+    with ShownProgress("join") as observer:
+        seen = personalize_nodes(deployment, planned, observer)
+    for line in seen:
+        out.print(line, markup=False)
+
+
+def _print_joined(done: JoinedByServer) -> None:
+    for note in done.notes:
+        err.print(f"note: {note}", markup=False)
+    out.print(
+        f"accuracy {100 * done.accuracy_before:.2f} % of the model of the first embedding, "
+        f"{100 * done.accuracy_generated:.2f} % of the trained one and {100 * done.accuracy:.2f} % after local "
+        f"training; {done.seconds:.1f} s",
+        markup=False,
+    )
+    out.print(done.served.seen(), markup=False)
     for file in done.files:
         out.print(str(file), markup=False)
 

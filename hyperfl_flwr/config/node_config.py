@@ -38,6 +38,9 @@ NOVEL_DATA, NOVEL_OUTPUT = "novel-data", "novel-output"
 NOVEL_EPSILON, NOVEL_DELTA = "novel-epsilon", "novel-delta"
 """Keys of a novel client's node: its samples, the folder of its model, and the noise on its descriptor."""
 
+JOIN_DATA = "join-data"
+"""Key of the data of a node that joins a finished run."""
+
 
 def is_simulated(context: Context) -> bool:
     """Return whether a node is simulated, so that its data have no owner to protect."""
@@ -149,6 +152,11 @@ class NodeConfig(Section):
         values="number > 0",
     )
     novel_delta: Probability | None = setting(None, "Privacy parameter δ of that noise.", values="number in (0, 1)")
+    join_data: str = setting(
+        "",
+        "Labelled data of a client that joins a finished run of `pfedhn` or `it-pfl`; needs `novel-output`.",
+        values="`npz:FILE`, `folder:PATH`",
+    )
     simulated: bool = False
 
     @field_validator(
@@ -165,7 +173,7 @@ class NodeConfig(Section):
             raise ValueError("needs peers-file: otherwise all other keys could be the server's own")
         return value
 
-    @field_validator("data")
+    @field_validator("data", "join_data")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:
         if is_local_data(value):
@@ -245,7 +253,7 @@ class NodeConfig(Section):
     @property
     def has_one_client(self) -> bool:
         """Whether all of the node's data are one client's, under whatever number of the node."""
-        return self.has_local_data or bool(self.novel_data)
+        return self.has_local_data or bool(self.novel_data or self.join_data)
 
     def applied_to(self, run_config: Mapping[str, Scalar]) -> RunConfig:
         """Return the run's settings, overridden by the node's.

@@ -237,6 +237,19 @@ class PersonalizeConfig(Section):
         0.0, "Privacy budget ε of the noise on the novel client's descriptor, in a simulation only; 0: no noise."
     )
     delta: Probability = setting(0.01, "Privacy parameter δ of that noise.")
+    join_rounds: NonNegative = setting(
+        0,
+        "Rounds in which the server trains embeddings for nodes that join the run, which is then of `pfedhn` or "
+        "`it-pfl`. 0: it generates models on demand.",
+    )
+    join_target: str = setting(
+        "",
+        "Target network of the clients that join; empty if the run has only one.",
+        values="one of the run's networks",
+    )
+    join_learning_rate: NonNegativeFloat = setting(
+        0.0, "Learning rate of the embeddings of clients that join; 0: that of the run's embeddings."
+    )
 
     @field_validator("output")
     @classmethod

@@ -117,7 +117,10 @@ def _privacy_budget(node: NodeConfig) -> Iterator[Finding]:
 def _data(node: NodeConfig, sample_format: SampleFormat) -> Iterator[Finding]:
     """Check that the data can be read, and describe them."""
     if node.novel_data:
-        yield from _novel_data(Path(node.novel_data), node.novel_output)
+        yield from _novel_data("novel-data", Path(node.novel_data), node.novel_output)
+        return
+    if node.join_data:
+        yield from _novel_data("join-data", Path(node.join_data.partition(":")[2]), node.novel_output)
         return
     if not node.data:
         yield warning("data", f"not set in {FILE}; the node uses the data set of the run", f"set data in {FILE}")
@@ -134,13 +137,13 @@ def _data(node: NodeConfig, sample_format: SampleFormat) -> Iterator[Finding]:
     yield ok("data", f"{node.data}: {shape}, {dataset.num_classes} classes, {counts}")
 
 
-def _novel_data(data: Path, output: str) -> Iterator[Finding]:
+def _novel_data(key: str, data: Path, output: str) -> Iterator[Finding]:
     if not data.exists():
-        yield error("novel-data", f"{data} is missing", f"set novel-data in {FILE}")
+        yield error(key, f"{data} is missing", f"set {key} in {FILE}")
     elif not output:
-        yield error("novel-output", "not set, but novel-data needs a folder for results", f"set novel-output in {FILE}")
+        yield error("novel-output", f"not set, but {key} needs a folder for results", f"set novel-output in {FILE}")
     else:
-        yield ok("novel-data", f"{data} exists; whether the data fit depends on the run's settings")
+        yield ok(key, f"{data} exists; whether the data fit depends on the run's settings")
         yield from machine.writable("novel-output", Path(output))
 
 

@@ -120,6 +120,7 @@ def as_toml(value: Scalar) -> str:
 def _refuse_missing_files(folder: Path, node: "NodeConfig") -> None:
     paths = {
         "novel-data": node.novel_data,
+        "join-data": node.join_data.partition(":")[2],
         "data": node.data.partition(":")[2],
         "peers-file": node.peers_file,
         "identity-key-file": node.identity_key_file,

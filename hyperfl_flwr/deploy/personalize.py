@@ -40,6 +40,6 @@ def personalize_nodes(deployment: Deployment, planned: Plan, observer: RunCallba
         watch(superlink, run_id, replace(observer, on_log=listen))
     if not seen:
         raise RunFailedError(
-            "no novel client got a model; set novel-data and novel-output in the node.toml of its node"
+            "no client got a model; set novel-data or join-data, and novel-output, in the node.toml of its node"
         )
     return seen

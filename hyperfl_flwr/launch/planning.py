@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from clients.engine.context import client_setting
+from hyperfl_flwr.app.joining import open_joinable
 from hyperfl_flwr.app.methods import check_run, check_secure_sum, client_of, strategy_of
 from hyperfl_flwr.app.personalize import open_run
 from hyperfl_flwr.app.resolved import resolved
@@ -143,6 +144,32 @@ def plan_deployed(num_nodes: int, changes: Mapping[str, Scalar]) -> Plan:
         )
     warnings = strategy_of(config.method).warnings(resolved(config))
     return Plan(settings=config.flat(), source=travelling_source(config.target), warnings=warnings)
+
+
+def plan_joined(run: Path, rounds: int, target: str, rate: float) -> Plan:
+    """Check that clients can join a trained run, before the joining nodes of a deployment are contacted.
+
+    Args:
+        run: Folder of a pfedhn or it-pfl run; an absolute path.
+        rounds: Number of rounds.
+        target: Target network of the clients; empty if the run has only one.
+        rate: Learning rate of the embeddings; 0 for that of the run's.
+
+    Returns:
+        The plan for `hyperfl join`.
+
+    Raises:
+        HyperFLError: If clients cannot join the run.
+    """
+    notes = open_joinable(run, target).notes
+    asked: dict[str, Scalar] = {
+        "personalize.run": str(run),
+        "personalize.join-rounds": rounds,
+        "personalize.join-target": target,
+        "personalize.join-learning-rate": rate,
+    }
+    config = RunConfig.from_flat(default_settings() | asked)
+    return Plan(settings=config.flat(), warnings=notes)
 
 
 def plan_personalized(run: Path) -> Plan:

@@ -141,6 +141,10 @@ class ServerHypernetwork:
             weight_decay=rates.weight_decay,
         )
 
+    def hypernetwork_of(self, target: str) -> DeepHypernetwork:
+        """Return the hypernetwork of a target network, by its name."""
+        return self._hypernetworks[target]
+
     def _common_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of body and heads by name; the heads of several networks have the network's name."""
         if len(self._hypernetworks) == 1:

@@ -31,6 +31,14 @@ PERSONALIZE = "query.personalize"
 """Sends a novel node the model that was generated for it, `model/name`; the reply has no arrays. This message, and
 DESCRIBE to a novel node, hold the values of `hyperfl_flwr.models.model_spec.Recipe.values` in the record `RECIPE`."""
 
+JOIN = "query.join"
+"""Sends a node that joins a finished run the model that was generated for it, `model/name`; the reply holds the model's
+change by local training, under the same keys, and after the last step no arrays. The message also holds the record
+`RECIPE` and in `JOINING` a `JoiningStep`."""
+
+JOINING, JOINS = "joining", "joins"
+"""Name of that record, and of the handshake property that marks a node that joins a finished run."""
+
 RECIPE, NOVEL = "recipe", "novel"
 """Name of that record, and of the handshake property that marks a novel node: its client was never trained."""
 
@@ -46,6 +54,38 @@ CORRECT, ENSEMBLE = "correct/each", "correct/together"
 CLASSIFIERS, RATES = "classifiers/weight", "errors/rate"
 
 QUESTION = "question"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoiningStep:
+    """A step of a client that joins a finished run.
+
+    Attributes:
+        settings: Settings of the run that the client takes over, by key, as JSON.
+        number: Number of the step, from 1.
+        is_last: Whether the client keeps the trained model instead of sending its change.
+    """
+
+    settings: str
+    number: int
+    is_last: bool
+
+    def to_record(self) -> ConfigRecord:
+        """Pack into a record."""
+        return ConfigRecord({"settings": self.settings, "number": self.number, "is-last": self.is_last})
+
+    @classmethod
+    def of(cls, content: RecordDict) -> "JoiningStep":
+        """Return the step in a message's content.
+
+        Raises:
+            ValueError: If the record does not have the format of `to_record`.
+        """
+        values = dict(record_of(content, JOINING, ConfigRecord))  # untrusted: check types before use
+        settings, number, is_last = (values.get(key) for key in ("settings", "number", "is-last"))
+        if not (isinstance(settings, str) and type(number) is int and number > 0 and isinstance(is_last, bool)):
+            raise ValueError(f"a step must have settings (text), a number above 0 and is-last, got {values}")
+        return cls(settings=settings, number=number, is_last=is_last)
 
 
 @dataclass(frozen=True, kw_only=True)

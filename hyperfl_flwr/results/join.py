@@ -17,18 +17,18 @@ from safetensors.torch import save
 
 from clients.engine.base import BaseClient
 from clients.engine.context import ClientContext
+from clients.novel.labelled import labelled_data
 from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.restore import Restored, restored
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
+from hyperfl_flwr.config.joining import inherited, joining_config
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import HyperFLError, RunDirectoryError, StateError
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.core.storage import write_atomically
-from hyperfl_flwr.data.dataset import Dataset
-from hyperfl_flwr.data.federated_data import ClientData, normalised
-from hyperfl_flwr.data.registry import load_dataset
-from hyperfl_flwr.data.sample_format import SampleFormat, title_of
+from hyperfl_flwr.data.federated_data import ClientData
+from hyperfl_flwr.data.sample_format import title_of
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.metrics.classification import evaluate
 from hyperfl_flwr.models.layers.dropout import seed_dropout
@@ -38,19 +38,13 @@ from hyperfl_flwr.node.private_state import INITIAL, PrivateState
 from hyperfl_flwr.protocol.arrays import SharedArrays, unpack_arrays
 from hyperfl_flwr.runs.run_directory import refuse_used_directory
 
-INHERITED = (
-    "method", "seed", "target", "local-epochs", "batch-size", "learning-rate", "momentum", "weight-decay",
-)  # fmt: skip
-"""Settings that a joining client takes from the run, besides the sections of the run's method. No paths are among them,
-since they belong to the operator's machine."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
     """Shared parameters of a run, with all that a new client needs to join it.
 
     Attributes:
-        config: The settings that a joining client takes from the run; all others have their defaults.
+        config: The run's settings that a joining client takes over; all other settings have their defaults.
         arrays: Arrays of the shared groups, keyed `group/name`.
         recipe: Network, input and classes of the models.
         experiment: Identity of the run.
@@ -97,7 +91,7 @@ def shared_of(source: Path, changes: Mapping[str, Scalar] | None = None) -> Shar
     found = restored(source, changes)
     _refuse_others(found)
     return Shared(
-        config=_config_of(found.config.flat()),
+        config=resolved(joining_config(found.config.flat())),
         arrays=unpack_arrays(found.arrays),
         recipe=found.recipe,
         experiment=found.experiment,
@@ -114,17 +108,6 @@ def _refuse_others(found: Restored) -> None:
         )
 
 
-def _inherited(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings of a run that a joining client takes from it."""
-    sections = {section.key for section in METHODS[str(settings["method"])].settings}
-    return {key: value for key, value in settings.items() if key in INHERITED or key.partition(".")[0] in sections}
-
-
-def _config_of(settings: Mapping[str, Scalar]) -> RunConfig:
-    """Return the settings of a joining client: those that it takes from the run, and defaults for all others."""
-    return resolved(RunConfig.from_flat(default_settings() | _inherited(settings)))
-
-
 def write_shared(shared: Shared, output: Path) -> None:
     """Write the shared parameters of a run to one file, with all that a new client needs to join the run.
 
@@ -134,7 +117,7 @@ def write_shared(shared: Shared, output: Path) -> None:
     if output.suffix != ".safetensors" or output.exists():
         problem = "exists" if output.exists() else "does not end with .safetensors"
         raise RunDirectoryError(f"the output {output} {problem}; choose another file")
-    settings = _inherited(shared.config.flat())
+    settings = inherited(shared.config.flat())
     entries = {"settings": settings, "experiment": shared.experiment, "round": shared.round, **shared.recipe.values()}
     tensors = {key: torch.tensor(value) for key, value in shared.arrays.items()}
     data = save(tensors, metadata={"format": "pt", **{name: json.dumps(value) for name, value in entries.items()}})
@@ -151,7 +134,7 @@ def _read(path: Path) -> Shared:
             entries = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         return Shared(
-            config=_config_of(entries["settings"]),
+            config=resolved(joining_config(entries["settings"])),
             arrays=arrays,
             recipe=TargetRecipe.of({field.name: entries[field.name] for field in fields(TargetRecipe)}),
             experiment=str(entries["experiment"]),
@@ -187,7 +170,7 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         HyperFLError: If the data do not fit, or the folder is in use.
     """
     refuse_used_directory(output)
-    member = _member(shared, _data_of(shared, dataset), output, device)
+    member = _member(shared, labelled_data(dataset, shared.recipe), output, device)
     data = member.context.data
     try:
         member.receive(shared.arrays, INITIAL)
@@ -217,38 +200,6 @@ def join(shared: Shared, dataset: str, output: Path, rounds: int, device: torch.
         seconds=seconds,
         files=write_model(output, member.target_state(), shared.recipe, about),
     )
-
-
-def _data_of(shared: Shared, name: str) -> ClientData:
-    """Read the client's data with the classes, shape and normalisation of the run."""
-    recipe = shared.recipe
-    shape = recipe.input_shape
-    is_image = len(shape) == 3
-    sample_format = SampleFormat(
-        input_shape=(shape[0], shape[1], shape[2]) if is_image else None,
-        classes=recipe.classes,
-        normalisation=(recipe.mean, recipe.std),
-        has_owner=True,
-    )
-    dataset = load_dataset(name, None, sample_format)
-    if dataset.input_shape != shape:
-        raise StateError(
-            f"samples of {name} must have the shape {shape}, as those of the run, got {dataset.input_shape}"
-        )
-    return _as_one_client(dataset)
-
-
-def _as_one_client(dataset: Dataset) -> ClientData:
-    """Return all samples of a data set as the data of one client."""
-    (train, test) = (
-        normalised(part.scaled(torch.arange(len(part)).numpy()), dataset.mean, dataset.std)
-        for part in (dataset.train, dataset.test)
-    )
-    return ClientData(
-        train_images=train, train_labels=torch.tensor(dataset.train.labels),
-        test_images=test, test_labels=torch.tensor(dataset.test.labels),
-        augmentation=None, num_classes=dataset.num_classes,
-    )  # fmt: skip
 
 
 def _member(shared: Shared, data: ClientData, output: Path, device: torch.device) -> BaseClient:

@@ -17,7 +17,7 @@ from hyperfl_flwr.core.errors import RunFailedError
 from hyperfl_flwr.models.model_spec import Recipe
 from hyperfl_flwr.protocol.arrays import num_bytes, unpack_arrays
 from hyperfl_flwr.protocol.messages import Failure
-from hyperfl_flwr.protocol.queries import DESCRIPTOR, PERSONALIZE, RECIPE, QuerySpec
+from hyperfl_flwr.protocol.queries import DESCRIPTOR, JOINS, PERSONALIZE, RECIPE, QuerySpec
 from hyperfl_flwr.server.federation import Federation, greet
 from hyperfl_flwr.server.handshake import Node
 from strategies.engine.query_clients import Query, ask, descriptors_of
@@ -67,7 +67,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
         RunFailedError: If novel nodes are missing, or a node could not be served; the other nodes have their models.
     """
     # The federation of the training nodes is replaced: only novel nodes receive queries here.
-    context = replace(strategy.context, federation=Federation(_novel_nodes(grid, timeout)))
+    context = replace(strategy.context, federation=Federation(novel_nodes(grid, timeout, joins=False)))
     clients = [client for node in context.federation.nodes for client in node.clients]
     records = {RECIPE: ConfigRecord(recipe.values())}
     query = descriptors_of(clients, encoder, recipe.descriptor_length, QuerySpec())
@@ -79,7 +79,7 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     query = Query(kind=PERSONALIZE, clients=list(models), expected={}, per_client=models, records=records)
     personalized = ask(grid, context, strategy.progress.round, query)
     # Failures are raised last, so that one node cannot keep the others from their models.
-    _refuse_failures([*described.failures, *personalized.failures], len(clients))
+    refuse_failures([*described.failures, *personalized.failures], len(clients))
     return [
         PersonalizedModel(
             client=client,
@@ -93,9 +93,19 @@ def serve(grid: Grid, strategy: ITPFL, encoder: ArrayRecord, recipe: Recipe, tim
     ]
 
 
-def _novel_nodes(grid: Grid, timeout: float) -> list[Node]:
-    """Wait for all novel nodes, and check that the only client of each has the node's number."""
-    nodes = greet(grid, timeout, novel=True)
+def novel_nodes(grid: Grid, timeout: float, *, joins: bool) -> list[Node]:
+    """Wait for all novel nodes of a kind, and check that the only client of each has the node's number.
+
+    Args:
+        grid: Flower's grid.
+        timeout: Longest wait in seconds.
+        joins: True for nodes that join a finished run, False for those that receive models on demand.
+
+    Raises:
+        RunFailedError: If nodes are missing, or have wrong numbers.
+    """
+    found = greet(grid, timeout, novel=True)
+    nodes = [node for node in found if bool(node.properties.get(JOINS)) == joins]
     numbers = [node.partition for node in nodes]
     if len(set(numbers)) < len(numbers):
         raise RunFailedError(f"novel nodes have the numbers {numbers}; give each a different partition-id")
@@ -106,7 +116,8 @@ def _novel_nodes(grid: Grid, timeout: float) -> list[Node]:
     return nodes
 
 
-def _refuse_failures(failures: Sequence[Failure], number: int) -> None:
+def refuse_failures(failures: Sequence[Failure], number: int) -> None:
+    """Raise a RunFailedError that names the novel clients, out of a number of them, that got no model."""
     if failures:
         texts = [f"client {failure.client}: {failure.reason}" for failure in failures]
         raise RunFailedError(f"{len(texts)} of {number} novel clients got no model; {'; '.join(texts)}")

@@ -22,7 +22,7 @@ from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.node.ledger import read_ledger
 from hyperfl_flwr.protocol.arrays import pack_arrays
 from hyperfl_flwr.protocol.messages import HELLO, PER_CLIENT_ARRAYS, PROPERTIES, record_of
-from hyperfl_flwr.protocol.queries import PERSONALIZE, PROBLEM, QUERIES
+from hyperfl_flwr.protocol.queries import JOIN, PERSONALIZE, PROBLEM, QUERIES
 from hyperfl_flwr.protocol.secure_sums.keys import is_signed
 from hyperfl_flwr.protocol.secure_sums.messages import (
     KEY,
@@ -44,7 +44,7 @@ def reason_of(reply: Message) -> str:
     return str(reply.error.reason)
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate", *QUERIES, PERSONALIZE])
+@pytest.mark.parametrize("kind", ["train", "evaluate", *QUERIES, JOIN, PERSONALIZE])
 def test_a_message_that_is_not_for_a_secure_sum_is_refused(
     make_settings: MakeSettings, tmp_path: Path, kind: str
 ) -> None:
@@ -91,7 +91,7 @@ def identity_file(folder: Path, number: int) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate", *QUERIES, PERSONALIZE, UNMASK])
+@pytest.mark.parametrize("kind", ["train", "evaluate", *QUERIES, JOIN, PERSONALIZE, UNMASK])
 def test_an_owner_who_allows_secure_sums_only_takes_part_in_no_other_run(
     make_settings: MakeSettings, tmp_path: Path, kind: str
 ) -> None:

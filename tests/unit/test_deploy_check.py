@@ -255,6 +255,7 @@ def test_a_folder_of_images_is_described_and_a_damaged_image_named(deployment: D
         ('device = "cuda:77"', "device", "cuda:77"),
         ('mixing-key-file = "missing"', "mixing-key-file", "cannot be read"),
         ('novel-data = "missing"\nnovel-output = "o"', "novel-data", "is missing"),
+        ('join-data = "npz:missing.npz"\nnovel-output = "o"', "join-data", "is missing"),
         ('novel-data = "node.toml"', "novel-output", "needs a folder"),
         ('dvice = "cpu"', "settings", "did you mean device"),
     ],

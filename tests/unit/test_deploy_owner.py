@@ -94,6 +94,7 @@ def test_the_node_reads_at_run_time_what_was_checked(tmp_path: Path) -> None:
         novel-output = "~/out"
         novel-epsilon = 10
         novel-delta = 1e-5
+        join-data = "folder:scans"
     """
     folder = node_folder(tmp_path / "node", text)
     for name in ("mine.npz", "peers.toml", "node.key"):
@@ -139,7 +140,7 @@ def test_all_that_is_wrong_is_told_together(tmp_path: Path) -> None:
         "  - novel-epsilon must be greater than 0; got 0",
         "  - qqqq is unknown; known are data, data-root, device, threads, state-dir, keep-model, max-message-mb, "
         "mixing-key-file, min-cohort, max-colluding, peers-file, identity-key-file, secure-sum-only, max-epsilon, "
-        "max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta",
+        "max-epsilon-delta, novel-data, novel-output, novel-epsilon, novel-delta, join-data",
         "  - threads must be 'auto' or must be greater than 0; got 0",
     ]
 

@@ -1,0 +1,169 @@
+"""A node that joins a finished run of a server's hypernetwork: it trains the models that it receives on labelled data.
+
+Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks", ICML 2021: a new client under a
+fixed hypernetwork. The server trains an embedding for the client and keeps it, as it keeps the hypernetwork. The client
+receives a generated model in each step, and returns its change as pFedHN's clients do. After the last step it keeps the
+trained model. Its accuracies stay on the node.
+
+::
+
+    joining.json        accuracy of the first model; deleted after the last step
+    privacy.jsonl       what the uploads spend, in a simulation; a node keeps it in its state folder
+    model.safetensors   the model; model.json describes it, use_model.py uses it
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, RecordDict
+
+from clients.engine.context import ClientContext
+from clients.novel.labelled import labelled_data
+from clients.novel.node import budget_of_node
+from clients.pfedhn import PFedHNClient
+from hyperfl_flwr.config.joining import joining_config
+from hyperfl_flwr.config.node_config import JOIN_DATA, NOVEL_OUTPUT, NodeConfig
+from hyperfl_flwr.core.device import resolve_device
+from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.storage import write_atomically
+from hyperfl_flwr.data.sample_format import title_of
+from hyperfl_flwr.models.model_spec import TargetRecipe
+from hyperfl_flwr.models.standalone import write_model
+from hyperfl_flwr.node.cohort import failure_of
+from hyperfl_flwr.node.private_state import INITIAL, PrivateState
+from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite, pack_arrays, unpack_arrays
+from hyperfl_flwr.protocol.messages import (
+    CLIENTS,
+    PER_CLIENT_ARRAYS,
+    PROPERTIES,
+    ClientResult,
+    Report,
+    by_number,
+    per_client_key,
+    record_of,
+)
+from hyperfl_flwr.protocol.queries import JOIN, JOINS, NOVEL, RECIPE, JoiningStep
+
+BEGUN = "joining.json"
+"""Name of the file with the accuracy of the first model, in the output folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoiningNode:
+    """A node with one client that joins a finished run.
+
+    Attributes:
+        node: The owner's settings.
+        data: The client's labelled data, `npz:FILE` or `folder:PATH`.
+        output: Folder of the client's model.
+    """
+
+    node: NodeConfig
+    data: str
+    output: Path
+
+    @classmethod
+    def of(cls, node: NodeConfig) -> "JoiningNode | None":
+        """Return the joining node of a node config; None if the config has no data to join with.
+
+        Raises:
+            ConfigError: If the folder of the results is missing.
+        """
+        if not node.join_data:
+            return None
+        if not node.novel_output:
+            raise ConfigError(f"{JOIN_DATA} needs {NOVEL_OUTPUT}, the folder of the results, in the node config")
+        return cls(node=node, data=node.join_data, output=Path(node.novel_output))
+
+    @property
+    def client(self) -> int:
+        """The node's number, which is also the id of its only client."""
+        return self.node.partition_id or 0
+
+    def introduce(self, message: Message) -> Message:
+        """Answer the handshake; the server serves the joining nodes that are online."""
+        properties: dict[str, ConfigRecordValues] = {
+            NOVEL: True,
+            JOINS: True,
+            "partition": self.client,
+            "num-nodes": (self.node.num_partitions or 1) if self.node.simulated else 1,
+            "clients": [self.client],
+        }
+        return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)
+
+    def answer(self, message: Message) -> Message:
+        """Answer a JOIN message with a report and, except in the last step, the change of the received model."""
+        content = RecordDict()
+        try:
+            change, num_examples = self._train(message)
+            if change:
+                content[PER_CLIENT_ARRAYS] = pack_arrays(
+                    {per_client_key(self.client, key): value for key, value in change.items()}
+                )
+            result = ClientResult(client=self.client, num_examples=num_examples, metrics={})
+            report = Report(results=[result], process=JOIN)
+        except Exception as error:  # noqa: BLE001 - any error could reveal data: `failure_of` limits what is sent
+            failure = failure_of(self.client, error, send_details=self.node.simulated)
+            report = Report(failures=[failure], process=JOIN)
+        content[CLIENTS] = report.to_record()
+        return Message(content, reply_to=message)
+
+    def _train(self, message: Message) -> tuple[SharedArrays, int]:
+        """Train the received model; returns its change, and the number of training samples."""
+        step = JoiningStep.of(message.content)
+        recipe = TargetRecipe.of(dict(record_of(message.content, RECIPE, ConfigRecord)))
+        received = by_number(unpack_arrays(record_of(message.content, PER_CLIENT_ARRAYS, ArrayRecord)))
+        if set(received) != {self.client}:
+            raise ValueError(f"the message has models for the clients {sorted(received)}, this is client {self.client}")
+        member = self._member(step, recipe)
+        arrays = received[self.client]
+        if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (member.keys(), arrays))):
+            raise ValueError(problem)
+        versions = {"round": step.number, "version": INITIAL, "kept-version": INITIAL}
+        change, num_examples, metrics = member.fit([arrays[key] for key in member.keys()], versions)  # noqa: SIM118
+        named = dict(zip(member.keys(), change, strict=True))
+        if key := not_finite(named):
+            raise FloatingPointError(f"{key} is not finite after training")
+        self.output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begun = self.output / BEGUN
+        if step.number == 1:
+            facts = {"accuracy_before": metrics["aggregate-accuracy"]}
+            write_atomically(begun, json.dumps(facts).encode(), mode=0o600)
+        if not step.is_last:
+            return named, num_examples
+        about: dict[str, Any] = {
+            "state": "joined",
+            "method": member.context.config.method,
+            "dataset": title_of(self.data),
+            **json.loads(begun.read_text()),
+            "accuracy_generated": metrics["aggregate-accuracy"],
+            "accuracy": metrics["personalized-accuracy"],
+            "train_examples": num_examples,
+            "test_examples": int(metrics["test-examples"]),
+            "rounds": step.number - 1,
+        }
+        write_model(self.output, member.target_state(), recipe, about)
+        begun.unlink()
+        return {}, num_examples
+
+    def _member(self, step: JoiningStep, recipe: TargetRecipe) -> PFedHNClient:
+        """Return the client; the server can set its local training, but no path."""
+        config = joining_config(json.loads(step.settings)).model_copy(update={"target": recipe.target})
+        device = resolve_device(self.node.device)
+        return PFedHNClient(
+            ClientContext(
+                config=config,
+                client=self.client,
+                data=labelled_data(self.data, recipe).to(device),
+                device=device,
+                state=PrivateState(self.output, JOIN, self.client),  # the clients of pFedHN store nothing
+                mean=recipe.mean,
+                std=recipe.std,
+                round=step.number,
+                classes=recipe.classes,
+                budget=None if step.is_last else budget_of_node(self.node, JOIN),  # nothing is sent after the last step
+            )
+        )

@@ -1,0 +1,42 @@
+"""Read the labelled samples of a client that joins a finished run."""
+
+import torch
+
+from hyperfl_flwr.core.errors import StateError
+from hyperfl_flwr.data.federated_data import ClientData, normalised
+from hyperfl_flwr.data.registry import load_dataset
+from hyperfl_flwr.data.sample_format import SampleFormat
+from hyperfl_flwr.models.model_spec import TargetRecipe
+
+
+def labelled_data(name: str, recipe: TargetRecipe) -> ClientData:
+    """Return all samples of a file or folder as the data of one client, with shape, classes and normalisation of a run.
+
+    Args:
+        name: `npz:FILE` or `folder:PATH`; the client trains on all training samples, and is tested on the others.
+        recipe: Input and classes of the run's models.
+
+    Raises:
+        HyperFLError: If the samples cannot be read, or do not fit the run.
+    """
+    shape = recipe.input_shape
+    sample_format = SampleFormat(
+        input_shape=(shape[0], shape[1], shape[2]) if len(shape) == 3 else None,
+        classes=recipe.classes,
+        normalisation=(recipe.mean, recipe.std),
+        has_owner=True,
+    )
+    dataset = load_dataset(name, None, sample_format)
+    if dataset.input_shape != shape:
+        raise StateError(
+            f"samples of {name} must have the shape {shape}, as those of the run, got {dataset.input_shape}"
+        )
+    (train, test) = (
+        normalised(part.scaled(torch.arange(len(part)).numpy()), dataset.mean, dataset.std)
+        for part in (dataset.train, dataset.test)
+    )
+    return ClientData(
+        train_images=train, train_labels=torch.tensor(dataset.train.labels),
+        test_images=test, test_labels=torch.tensor(dataset.test.labels),
+        augmentation=None, num_classes=dataset.num_classes,
+    )  # fmt: skip
