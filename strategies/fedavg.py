@@ -13,6 +13,7 @@ from torch import Tensor
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.messages import group_of
 from strategies.engine.base import BaseStrategy
 
 
@@ -23,7 +24,7 @@ class FedAvg(BaseStrategy):
 
     def models(self, arrays: SharedArrays) -> SharedArrays:
         """Return the global model as the only candidate (M = 1)."""
-        return {key: value[np.newaxis] for key, value in arrays.items()}
+        return {key: value[np.newaxis] for key, value in arrays.items() if group_of(key) == "model"}
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the target network's initial values, drawn with its usual initialisation."""

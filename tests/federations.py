@@ -47,6 +47,8 @@ SMALL: Settings = {
     "pfedhn.hidden-width": 8,
     "pfedhn.hidden-layers": 1,
     "it-pfl.fine-tune-rounds": 1,
+    "feddf.steps": 2,
+    "feddf.batch-size": 8,
     "priv-hfl.local-steps": 2,
     "priv-hfl.distill": True,
     "priv-hfl.generator-width": 2,
