@@ -96,6 +96,7 @@ def methods_page() -> str:
 
 def _capabilities(name: str) -> str:
     """Return a method's row: what its settings allow by default."""
+    from hyperfl_flwr.app.joining import has_new_clients
     from hyperfl_flwr.app.methods import client_of, strategy_of
     from hyperfl_flwr.attacks.registry import ATTACKS
     from hyperfl_flwr.methods import METHODS
@@ -107,7 +108,8 @@ def _capabilities(name: str) -> str:
         for attack, row in ATTACKS.items()
         if row.applies_to(uploads) or row.applies_to(uploads, summed=True)
     ]
-    found = (_can_be_secure(name), client_of(name).has_noisy_steps, client_of(name).can_join)
+    joins = client_of(name).can_join or has_new_clients(name)
+    found = (_can_be_secure(name), client_of(name).has_noisy_steps, joins)
     cells = [*("yes" if each else "no" for each in found), modes or "no", ", ".join(attacks) or "none"]
     return f"| [`{name}`]({name}.md) | {' | '.join(cells)} |"
 

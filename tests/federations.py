@@ -48,6 +48,11 @@ SMALL: Settings = {
     "pfedhn.hidden-width": 8,
     "pfedhn.hidden-layers": 1,
     "it-pfl.fine-tune-rounds": 1,
+    "fedgen.generator-width": 8,
+    "fedgen.generator-steps": 2,
+    "fedgen.generated-samples": 8,
+    "feddf.steps": 2,
+    "feddf.batch-size": 8,
     "priv-hfl.local-steps": 2,
     "priv-hfl.distill": True,
     "priv-hfl.generator-width": 2,
@@ -55,7 +60,7 @@ SMALL: Settings = {
 }
 """Settings of a small federation. An epoch has two steps, so that the order of the samples matters."""
 
-REPRESENTATIVES = ("local", "fedavg", "hyperfl", "pfedhn", "it-pfl", "priv-hfl")
+REPRESENTATIVES = ("local", "fedavg", "hyperfl", "pfedhn", "it-pfl", "priv-hfl", "fedgen")
 """Methods that together have every kind of group, reduction and phase; they stand for all where the code under test is
 that of the engine."""
 

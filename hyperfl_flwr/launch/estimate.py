@@ -123,7 +123,7 @@ def estimate(planned: SimulationPlan, num_cores: int) -> Estimate:
         disk_bytes=KEPT * (shared + state) + 2 * config.num_clients * private,
         memory_bytes=server_memory
         + (SERVER_COPIES + num_nodes - 1) * shared
-        + 2 * of_one * config.num_clients
+        + (of_one + answered) * config.num_clients
         + busy * peak_memory(),
         seconds=STARTUP_SECONDS + config.num_rounds * seconds_per_round,
         client_seconds=client_seconds,

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.models.layers.batchnorm import AnyBatchNorm
+
 
 class SelfInitialised(ABC):
     """Interface of networks that draw their initial values themselves."""
@@ -34,13 +36,13 @@ def weighted_layers(module: nn.Module, but: tuple[str, ...] = ()) -> dict[str, n
     aside = tuple(f"{name}." for name in but)
     named = {name: layer for name, layer in module.named_modules() if not f"{name}.".startswith(aside)}
     layers = {name: layer for name, layer in named.items() if isinstance(layer, (nn.Conv2d, nn.Linear))}
-    norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
+    norms = [layer for layer in module.modules() if isinstance(layer, AnyBatchNorm)]
     # Compared by identity, since a parameter that several layers share has several names.
     known = {id(parameter) for layer in (*layers.values(), *norms) for parameter in layer.parameters()}
     unknown = [name for name, parameter in module.named_parameters() if id(parameter) not in known]
     if unknown := [name for name in unknown if not name.startswith(aside)]:
         raise ValueError(
-            f"no initialisation is defined for the parameters {unknown}; use Conv2d, Linear and BatchNorm2d layers"
+            f"no initialisation is defined for the parameters {unknown}; use Conv2d, Linear and BatchNorm layers"
         )
     return layers
 
@@ -52,7 +54,7 @@ def ordinary_parameters(module: nn.Module, generator: torch.Generator) -> dict[s
     1/(3 fan_in). BatchNorm starts with a scale of 1 and a shift of 0.
 
     Args:
-        module: A network of Conv2d, Linear and BatchNorm2d layers, or one that is `SelfInitialised`, on any device.
+        module: A network of Conv2d, Linear and BatchNorm layers, or one that is `SelfInitialised`, on any device.
         generator: A CPU generator.
 
     Returns:

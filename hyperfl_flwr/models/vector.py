@@ -1,4 +1,4 @@
-"""A group of arrays that holds one vector with an entry for each parameter of a network."""
+"""A group of arrays that holds one vector, for example with an entry for each parameter of a network."""
 
 from collections.abc import Iterable
 from typing import Self
@@ -10,22 +10,23 @@ from hyperfl_flwr.models.initialisation import SelfInitialised
 
 
 class Vector(nn.Module, SelfInitialised):
-    """Holds one vector [m] under the name `theta`, initially zero, or nothing.
+    """Holds one vector [m], initially zero, or nothing.
 
     Attributes:
-        theta: The vector; missing if `size` is 0.
+        theta: The vector; missing if `size` is 0, or if it has another name.
 
     Args:
         size: Length m of the vector; 0 for nothing.
         dtype: Type of its numbers.
+        name: Its name.
     """
 
     theta: Tensor
 
-    def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, size: int, dtype: torch.dtype = torch.float32, name: str = "theta") -> None:
         super().__init__()
         if size:
-            self.register_buffer("theta", torch.empty(size, dtype=dtype, device="meta"))
+            self.register_buffer(name, torch.empty(size, dtype=dtype, device="meta"))
 
     @classmethod
     def like_parameters(cls, module: nn.Module) -> Self:

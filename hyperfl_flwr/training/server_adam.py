@@ -49,16 +49,26 @@ class ServerAdam:
 
     def state(self) -> dict[str, Tensor]:
         """Return the averages and the number of steps, keyed `exp_avg/name`, `exp_avg_sq/name` and `step`."""
-        kept: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            if state := self._optimiser.state[parameter]:
-                kept |= {f"{average}/{name}": state[average] for average in AVERAGES} | {"step": state["step"]}
-        return kept
+        return adam_state(self._optimiser, self._parameters)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state that `state` returned."""
-        self._optimiser.state.clear()
-        if "step" in state:
-            for name, parameter in self._parameters.items():
-                averages = {average: state[f"{average}/{name}"].clone() for average in AVERAGES}
-                self._optimiser.state[parameter] = averages | {"step": state["step"].clone()}
+        load_adam_state(self._optimiser, self._parameters, state)
+
+
+def adam_state(optimiser: Adam, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
+    """Return Adam's averages and number of steps, keyed `exp_avg/name`, `exp_avg_sq/name` and `step`."""
+    kept: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        if state := optimiser.state[parameter]:
+            kept |= {f"{average}/{name}": state[average] for average in AVERAGES} | {"step": state["step"]}
+    return kept
+
+
+def load_adam_state(optimiser: Adam, parameters: Mapping[str, torch.nn.Parameter], state: Mapping[str, Tensor]) -> None:
+    """Restore a state that `adam_state` returned; an empty one is that before the first step."""
+    optimiser.state.clear()
+    if "step" in state:
+        for name, parameter in parameters.items():
+            averages = {average: state[f"{average}/{name}"].clone() for average in AVERAGES}
+            optimiser.state[parameter] = averages | {"step": state["step"].clone()}

@@ -57,6 +57,7 @@ class BaseStrategy(Hooks, Strategy):
         self.durable_versions: dict[int, int] = {}
         self.outcome = Outcome()
         self.remembered: SharedArrays = {}
+        self.rounding: Mapping[str, int] = {}
         self._current: SharedArrays = {}
         self._per_client_sent: Mapping[int, SharedArrays] = {}
         self._step: PlainStep | SecureStep | UnsentStep = UnsentStep("no messages were prepared")
@@ -135,7 +136,7 @@ class BaseStrategy(Hooks, Strategy):
         self._current, self._per_client_sent = unpack_arrays(arrays), self.per_client_arrays(clients)
         # Masked sums are of integers and need no rounding, so no node learns the largest client's size.
         largest = 1 if self.context.secure else self.context.federation.max_num_examples
-        rounding = {"num_clients": len(clients), "max_num_examples": largest}
+        self.rounding = rounding = {"num_clients": len(clients), "max_num_examples": largest}
         requests = [
             (node, self._request(mine, rounding))
             for node in self.context.federation.nodes

@@ -16,6 +16,7 @@ from hyperfl_flwr.protocol.arrays import pack_arrays, unpack_arrays
 from hyperfl_flwr.protocol.messages import (
     ARRAYS,
     CLIENTS,
+    LABEL_COUNTS,
     PER_CLIENT_ARRAYS,
     WEIGHTS,
     Report,
@@ -31,11 +32,13 @@ Lie = Callable[[RecordDict], None]
 
 
 def long_update(content: RecordDict) -> None:
-    """Replace all arrays by finite values that are far too large."""
+    """Replace all arrays but label counts by finite values that are far too large."""
     for name in (ARRAYS, PER_CLIENT_ARRAYS):
         if name in content:
             arrays = unpack_arrays(record_of(content, name, ArrayRecord))
-            content[name] = pack_arrays({key: value * 0 + value.dtype.type(1e6) for key, value in arrays.items()})
+            large = {key: value * 0 + value.dtype.type(1e6) for key, value in arrays.items()}
+            counts = {key: value for key, value in arrays.items() if key.endswith(LABEL_COUNTS)}
+            content[name] = pack_arrays(large | counts)
 
 
 def told(content: RecordDict, **changes: Any) -> None:

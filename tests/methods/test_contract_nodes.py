@@ -22,7 +22,7 @@ from federations import (
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.protocol.messages import Reduction, group_of
+from hyperfl_flwr.protocol.messages import LABEL_COUNTS, Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
 
@@ -118,7 +118,9 @@ def test_nor_does_it_with_clients_that_diverge(
     def diverge(client: int, result: Any) -> Any:
         arrays, *others = result
         factor = np.float32(1e6 if client in (0, 2) else 1)
-        return [array * factor for array in arrays], *others
+        # Label counts, the last array, cannot diverge: wrong ones are refused.
+        last = len(arrays) - (group_of(LABEL_COUNTS) in client_of(method).shared)
+        return [*(array * factor for array in arrays[:last]), *arrays[last:]], *others
 
     grids: list[RecordingGrid] = []
 
@@ -132,7 +134,8 @@ def test_nor_does_it_with_clients_that_diverge(
         results(federate(method, each, grid=make, max_update_ratio=0.0, **settings)) for each in (1, 2, 3, 5)
     )
     assert others == [expected] * len(others)
-    if client_of(method).shared and "pfedhn" not in method and method != "it-pfl":  # no sums, or frozen ones
+    is_summed = any(reduction.is_summed for reduction in client_of(method).shared.values())
+    if is_summed and method != "it-pfl":  # whose sums are frozen
         assert any(b"outlier-sums" in sent for sent in grids[1].sent)
 
 
@@ -140,20 +143,22 @@ def test_nor_does_it_with_clients_that_diverge(
 def test_the_mean_is_that_of_what_the_clients_returned(
     method: str, federate: Federate, unequal: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After one round, a shared array is sum_i w_i x_i / sum_i w_i of what the clients returned, in float64.
+    """After one round, an array of a summed group is sum_i w_i x_i / sum_i w_i of the clients' arrays, in float64.
 
-    PRIV-HFL's server steps its generator along this mean, with a rate of 0.1, and FedDyn's in its first round from the
-    mean as far again. Tolerance: two roundings to float32 of a mean.
+    PRIV-HFL's server steps its generator along this mean, with a rate of 0.1. Tolerance: two roundings to float32.
     """
-    returned: list[tuple[list[np.ndarray], int]] = []
-    received: list[np.ndarray] = []
+    returned: list[tuple[dict[str, np.ndarray], int]] = []
+    received: dict[str, np.ndarray] = {}
     client_class = client_of(method)
     fit = client_class.fit
 
     def recorded_fit(self: Any, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
         arrays, num_examples, numbers = fit(self, parameters, config)
-        returned.append(([array.astype(np.float64) for array in arrays], num_examples))
-        received[:] = [array.astype(np.float64) for array in parameters]
+        exact = dict(zip(self.keys(), (array.astype(np.float64) for array in parameters), strict=True))
+        received.update({key: value for key, value in exact.items() if group_of(key) in self.uploaded_groups()})
+        returned.append(
+            (dict(zip(received, (array.astype(np.float64) for array in arrays), strict=True)), num_examples)
+        )
         return arrays, num_examples, numbers
 
     encoder = {"it-pfl.fine-tune-rounds": 0, "it-pfl.encoder-optimiser": "mean"}  # the encoder is trained and averaged
@@ -161,17 +166,14 @@ def test_the_mean_is_that_of_what_the_clients_returned(
     run = federate(method, 3, **{**unequal, "num_rounds": 1}, **encoder)
     assert sorted(count for _, count in returned) == sorted(size - round(size / 4) for size in SIZES)
     arrays, _ = last_checkpoint(run)
-    averaged = {key: value for key, value in arrays.items() if not key.startswith(SERVER)}
-    for number, (key, value) in enumerate(averaged.items()):
-        by_examples = client_class.shared[group_of(key)] is Reduction.MEAN_BY_EXAMPLES
-        weights = [count if by_examples else 1 for _, count in returned]
-        expected = np.average([each[number] for each, _ in returned], axis=0, weights=weights)
+    for key, value in arrays.items():
+        if key.startswith(SERVER) or not (reduction := client_class.shared[group_of(key)]).is_summed:
+            continue
+        weights = [count if reduction is Reduction.MEAN_BY_EXAMPLES else 1 for _, count in returned]
+        expected = np.average([each[key] for each, _ in returned], axis=0, weights=weights)
         if group_of(key) == "generator":
-            expected = received[number] - 0.1 * expected
-        if method == "feddyn":
-            expected = 2 * expected - received[number]
-        rounding = 3 if method == "feddyn" else 1  # it doubles the mean's, and rounds again
-        np.testing.assert_allclose(value, expected, rtol=rounding * 1.3e-7, atol=rounding * 1e-10, err_msg=key)
+            expected = received[key] - 0.1 * expected
+        np.testing.assert_allclose(value, expected, rtol=1.3e-7, atol=1e-10, err_msg=key)
 
 
 @of_every_method

@@ -18,8 +18,8 @@ from hyperfl_flwr.runs.run_directory import settings_of
 GROUPS = {"kept-model": ("changes", "force")}
 """Shared groups that contain a part of another name; one of these is empty."""
 
-NO_PARAMETERS = ("embedding",)
-"""Shared groups for which a client sends no parameters."""
+BESIDES = ("embedding", "labels", "classifier")
+"""Shared groups without a part of their own: no parameters, or parameters that another group holds, too."""
 
 of_each = pytest.mark.parametrize("method", METHODS)
 
@@ -28,7 +28,8 @@ of_each = pytest.mark.parametrize("method", METHODS)
 def test_a_row_names_the_shared_groups(method: str) -> None:
     row, client = METHODS[method], client_of(method)
     named = [group for upload in row.uploads for group in GROUPS.get(upload.part, (upload.part,))]
-    assert sorted([*named, *(set(NO_PARAMETERS) & set(client.shared))]) == sorted(client.shared)
+    sent = {group for group, reduction in client.shared.items() if reduction is not Reduction.DOWN}
+    assert sorted([*named, *(set(BESIDES) & sent)]) == sorted(sent)
     for upload in row.uploads:
         if upload.part in client.shared:
             assert upload.separate_start == (client.shared[upload.part] == Reduction.PER_CLIENT)
@@ -41,7 +42,7 @@ def test_a_row_says_in_what_form_they_are_sent(method: str, federate: Federate) 
     config = RunConfig.from_flat(settings_of(run))
     sent = {upload.part: upload for upload in METHODS[method].active_uploads(config, 1)}
     seen = load_observation(observation_path(run, 1, 0))
-    assert {group_of(key) for key in seen.reply} - set(NO_PARAMETERS) <= {
+    assert {group_of(key) for key in seen.reply} - set(BESIDES) <= {
         group for part in sent for group in GROUPS.get(part, (part,))
     }
     for part, upload in sent.items():
