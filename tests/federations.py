@@ -48,6 +48,7 @@ SMALL: Settings = {
     "pfedhn.hidden-layers": 1,
     "it-pfl.fine-tune-rounds": 1,
     "priv-hfl.local-steps": 2,
+    "fedakd.samples": 30,
     "priv-hfl.distill": True,
     "priv-hfl.generator-width": 2,
     "priv-hfl.pseudo-samples": 8,

@@ -13,7 +13,7 @@ from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.models.target import Target
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import noisy_steps
-from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, train_epochs
+from hyperfl_flwr.training.local_sgd import Epochs, Objective, ParameterSet, TrainingData, train_epochs
 from hyperfl_flwr.training.private_sgd import (
     Companion,
     NoisyEpochs,
@@ -64,10 +64,20 @@ class LocalTraining:
         """Return all public knowledge of local training, with which `hyperfl audit` attacks."""
         return PublicTraining(steps=cls.local_steps(config))
 
+    @classmethod
+    def public_data(cls, config: RunConfig) -> str:
+        """Return the data set on which clients send what their models compute; empty, by default, for none."""
+        return ""
+
     @property
     def steps(self) -> LocalSteps:
         """The local steps that train the shared parameters."""
         return self.local_steps(self.context.config)
+
+    @property
+    def training_data(self) -> TrainingData:
+        """The samples that local training uses; by default all of the client's."""
+        return self.context.data
 
     def epochs(self) -> Epochs:
         """Return the number of local epochs and the SGD settings of the run."""
@@ -127,7 +137,7 @@ class LocalTraining:
         Returns:
             The metrics `train-loss` and, of noisy steps, their number `private-steps`.
         """
-        data, epochs, noise = self.context.data, self.epochs(), self.step_noise()
+        data, epochs, noise = self.training_data, self.epochs(), self.step_noise()
         if noise is None:
             every = [*sets, *(companion.part for companion in companions)]
             return {"train-loss": train_epochs(network, every, data, epochs, rng, self.objective())}

@@ -119,7 +119,8 @@ def test_nor_does_it_with_clients_that_diverge(
         results(federate(method, each, grid=make, max_update_ratio=0.0, **settings)) for each in (1, 2, 3, 5)
     )
     assert others == [expected] * len(others)
-    if client_of(method).shared and "pfedhn" not in method and method != "it-pfl":  # no sums, or frozen ones
+    # Not without sums, with frozen ones, or where 10^6 times the usual magnitude is within the range of a level.
+    if client_of(method).shared and "pfedhn" not in method and method not in ("it-pfl", "fedakd"):
         assert any(b"outlier-sums" in sent for sent in grids[1].sent)
 
 
@@ -153,12 +154,14 @@ def test_the_mean_is_that_of_what_the_clients_returned(
         expected = np.average([each[number] for each, _ in returned], axis=0, weights=weights)
         if group_of(key) == "generator":
             expected = received[number] - 0.1 * expected
+        if group_of(key) == "knowledge":
+            expected /= expected[-1]  # FedAKD's server divides by the mean weight
         np.testing.assert_allclose(value, expected, rtol=1.3e-7, atol=1e-10, err_msg=key)
 
 
 def test_an_audit_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
     """Audited clients upload separately, but the metrics equal those of a run without an audit."""
-    if not client_of(method).shared:
+    if not METHODS[method].uploads:
         pytest.skip("sends nothing that could be observed")
     plain, audited = (
         metrics(federate(method, 2, **unequal, **{"audit.clients": clients, "audit.rounds": "all"}))

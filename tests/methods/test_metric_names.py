@@ -34,6 +34,7 @@ class ReadingGrid(InProcessGrid):
         ("fedavg", {"data.global-test": True}),
         ("fedprox", {}),
         ("prifedsync", {}),
+        ("fedakd", {}),
         ("ppsgd", {}),
         ("fedrep", {}),
         ("hyperfl-frozen", {}),

@@ -43,7 +43,7 @@ from hyperfl_flwr.runs.run_directory import settings_of
 NOISY: dict[str, Any] = {"dp.epsilon": 8.0, "target": "mlp"}
 
 KINDS = [
-    ("fedavg", "noised"), ("fedprox", "noised"), ("prifedsync", "noised"),
+    ("fedavg", "noised"), ("fedprox", "noised"), ("prifedsync", "noised"), ("fedakd", "noised"),
     *((method, heads) for method in ("fedrep", "hyperfl-frozen", "ppsgd") for heads in ("noised", "published")),
 ]  # fmt: skip
 """Methods with noisy steps, and ways to train their private classifiers."""
@@ -113,7 +113,10 @@ def test_a_client_states_its_release_before_it_trains(method: str, heads: str, t
 def _initial(one: Any) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     module = one.groups[next(iter(one.shared))]
-    return {name: torch.randn(value.shape, generator=generator) / 10 for name, value in module.state_dict().items()}
+    return {
+        name: torch.randn(value.shape, generator=generator, dtype=value.dtype) / 10
+        for name, value in module.state_dict().items()
+    }
 
 
 def test_noise_follows_from_the_clients_number_of_samples(tmp_path: Path) -> None:

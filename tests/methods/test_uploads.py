@@ -18,7 +18,7 @@ from hyperfl_flwr.runs.run_directory import settings_of
 GROUPS = {"kept-model": ("changes", "force")}
 """Shared groups that contain a part of another name; one of these is empty."""
 
-NO_PARAMETERS = ("embedding",)
+NO_PARAMETERS = ("embedding", "knowledge")
 """Shared groups for which a client sends no parameters."""
 
 of_each = pytest.mark.parametrize("method", METHODS)

@@ -11,7 +11,7 @@ from hyperfl_flwr.app.methods import METHODS
 from hyperfl_flwr.config.run_config import default_settings
 
 FOLDER = ROOT / "docs" / "methods"
-SECTIONS = ("hyperfl", "fedrep", "pfedhn", "it-pfl", "ppsgd", "priv-hfl", "local", "prifedsync", "srr-fl")
+SECTIONS = ("hyperfl", "fedrep", "pfedhn", "it-pfl", "ppsgd", "priv-hfl", "local", "fedakd", "prifedsync", "srr-fl")
 """Methods with a section of settings of the same name."""
 
 
