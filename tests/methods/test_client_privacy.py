@@ -273,7 +273,7 @@ def test_without_a_guarantee_epsilon_is_null_and_the_reason_is_given(
     ("method", "changes", "problem"),
     [
         ("pfedhn", {}, "its model are not averaged"),
-        ("pfedhn-pc", {}, "take one of fedavg, fedprox, fedrep, hyperfl, hyperfl-frozen"),
+        ("pfedhn-pc", {}, "take one of fedakd, fedavg, fedprox, fedrep, hyperfl, hyperfl-frozen"),
         ("it-pfl", {}, "privacy.unit must be none with it-pfl: its model, embedding"),
         ("priv-hfl", {}, "privacy.unit must be none with priv-hfl: its changes, force"),
         ("local", {}, "its clients upload nothing"),

@@ -188,3 +188,11 @@ def test_a_deployed_node_tells_the_server_why(tmp_path: Path) -> None:
     (reply,) = grid.send_and_receive([Message(RecordDict(), dst_node_id=1000, message_type="query.hello")])
     (properties,) = reply.content.config_records.values()
     assert "npz:/data/own.npz, are files of this node or its own data set" in properties["problem"]
+
+
+def test_clipped_knowledge_of_whole_clients(federate: Federate) -> None:
+    """With privacy.unit = client the noisy mean is recorded and sent, and the run goes on."""
+    noise: dict[str, Any] = {"privacy.unit": "client", "privacy.noise": "server", "privacy.noise-multiplier": 1e-3}
+    run = federate("fedakd", num_clients=3, num_rounds=2, target="mlp", **noise, **{"privacy.clip-norm": 0.5})
+    assert len((run / "privacy.jsonl").read_text().splitlines()) == 2
+    assert all(np.isfinite(value).all() for value in last_checkpoint(run)[0].values())

@@ -168,7 +168,10 @@ def test_training_that_takes_other_steps_is_no_release(kind: Any, method: str, s
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"method": "hyperfl"}, r"dp\.epsilon must be 0 with hyperfl, got 8: .* take one of fedavg, fedprox, fedrep, "),
+        (
+            {"method": "hyperfl"},
+            r"dp\.epsilon must be 0 with hyperfl, got 8: .* take one of fedakd, fedavg, fedprox, ",
+        ),
         ({"method": "local"}, r"must be 0 with local, got 8: its local training has no noisy steps"),
         ({"method": "priv-hfl"}, "must be 0 with priv-hfl"),
         ({"privacy.clip-norm": 2.0}, r"must be 0 with privacy\.clip-norm = 2, got 8: .* set privacy\.clip-norm to 0"),

@@ -31,7 +31,7 @@ PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "i
             "with hyperfl: its clients .* which a client without labels cannot train",
         ),
         ("local", {}, "novel.clients must be 0 with local: its clients keep model private"),
-        ("priv-hfl", {}, "take one of fedavg, fedprox, it-pfl, pfedhn, ppsgd"),
+        ("priv-hfl", {}, "take one of fedavg, fedprox, it-pfl, pfedhn, ppsgd, prifedsync, srr-fl"),
         ("pfedhn-pc", {}, "keep classifier private"),
         (
             "it-pfl",

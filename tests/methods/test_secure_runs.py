@@ -115,7 +115,7 @@ def test_no_file_of_the_server_has_numbers_of_one_client(method: str, federate: 
         ("hyperfl", {}, "use hyperfl-frozen, or hyperfl.embedding=common-frozen"),
         ("pfedhn", {}, "the server must see each client's model"),
         ("pfedhn-pc", {}, "the server must see each client's extractor"),
-        ("it-pfl", {}, "take one of fedavg, fedprox, fedrep, hyperfl-frozen, ppsgd, priv-hfl"),
+        ("it-pfl", {}, "take one of fedakd, fedavg, fedprox, fedrep, hyperfl-frozen, ppsgd, prifedsync, priv-hfl"),
         ("priv-hfl", {"priv-hfl.realisation": "chain"}, "the server must see each client's force"),
         ("local", {}, "its clients upload nothing"),
         ("fedrep", {"audit.clients": "all"}, "audit.clients must be empty with secagg.enabled"),
