@@ -54,6 +54,7 @@ SMALL: Settings = {
     "feddf.steps": 2,
     "feddf.batch-size": 8,
     "priv-hfl.local-steps": 2,
+    "fedakd.samples": 30,
     "priv-hfl.distill": True,
     "priv-hfl.generator-width": 2,
     "priv-hfl.pseudo-samples": 8,

@@ -64,6 +64,11 @@ class LocalTraining:
         """Return all public knowledge of local training, with which `hyperfl audit` attacks."""
         return PublicTraining(steps=cls.local_steps(config))
 
+    @classmethod
+    def public_data(cls, config: RunConfig) -> str:
+        """Return the data set on which clients send what their models compute; empty, by default, for none."""
+        return ""
+
     @property
     def steps(self) -> LocalSteps:
         """The local steps that train the shared parameters."""

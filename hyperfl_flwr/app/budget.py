@@ -7,6 +7,7 @@ from hyperfl_flwr.app.methods import client_of
 from hyperfl_flwr.config.node_config import NodeConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RefusalError
+from hyperfl_flwr.data.sample_format import is_local_data
 from hyperfl_flwr.privacy.budget import FILE, NEEDS_BOUND, PrivacyBudget
 
 NEEDS_PEERS = (
@@ -41,6 +42,26 @@ def budget_of(node: NodeConfig, folder: Path, experiment: str, client: int) -> P
         knows_nodes=_knows_nodes(node),
         is_only_client=node.has_one_client,
     )
+
+
+def refuse_own_as_public(config: RunConfig, *, simulated: bool) -> None:
+    """Refuse public samples that may be the owner's: a model's answers on a record reveal it, whatever the noise.
+
+    The server names the public samples. A deployed node takes no file or folder of its machine for them.
+
+    Args:
+        config: The run's settings, with the owner's data set.
+        simulated: Whether the node is simulated.
+
+    Raises:
+        RefusalError: If the public samples are the clients' data set, or local files of a deployed node.
+    """
+    name = client_of(config.method).public_data(config)
+    if name and (name == config.dataset or (is_local_data(name) and not simulated)):
+        raise RefusalError(
+            f"the public samples of this run, {name}, are files of this node or its own data set, and what models "
+            f"compute on them would be sent; take noise, or the name of another data set"
+        )
 
 
 def refuse_unbounded(node: NodeConfig, config: RunConfig, clients: Sequence[int]) -> None:

@@ -3,12 +3,14 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import ConfigError, DataError
 from hyperfl_flwr.data.corruptions import require_corruption
+from hyperfl_flwr.data.unlabelled_pool import unlabelled_pool
 from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.models.custom.checks import check_custom
 from hyperfl_flwr.models.custom.source import is_factory
@@ -83,6 +85,7 @@ def check_run(config: RunConfig, input_shape: tuple[int, ...], num_classes: int)
     _check_audit(config)
     check_privacy(config, input_shape, num_classes)
     check_secure_sum(config)
+    _check_public_data(config, input_shape)
     strategy_of(config.method).check(config, input_shape)
 
 
@@ -113,6 +116,22 @@ def _check_audit(config: RunConfig) -> None:
             f"audit.clients must be empty with {config.method}, got {config.audit.clients}: its clients upload "
             f"nothing that could be recorded; leave it out, or choose another method"
         )
+
+
+def _check_public_data(config: RunConfig, input_shape: tuple[int, ...]) -> None:
+    """Refuse public samples that are the clients' own, are missing, or have another shape."""
+    name = client_of(config.method).public_data(config)
+    if not name:
+        return
+    if name == config.dataset:
+        raise ConfigError(
+            f"{config.method}.unlabelled must not be {name}, the clients' own data set: its samples are not public, "
+            f"and what models compute on them would be sent; take noise, or another data set"
+        )
+    try:
+        unlabelled_pool(name, input_shape, Path(config.data_root) if config.data_root else None)
+    except DataError as error:
+        raise ConfigError(f"{config.method}.unlabelled: {error}") from None
 
 
 def check_privacy(config: RunConfig, input_shape: tuple[int, ...], num_classes: int) -> None:

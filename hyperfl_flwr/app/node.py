@@ -11,7 +11,7 @@ from flwr.app import ConfigRecordValues
 from clients.engine import adapter
 from clients.engine.base import BaseClient
 from clients.engine.context import client_setting
-from hyperfl_flwr.app.budget import budget_of, refuse_unbounded
+from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.methods import check_privacy, client_of
 from hyperfl_flwr.app.resolved import resolved
 from hyperfl_flwr.app.secure import secure_node
@@ -63,6 +63,7 @@ class NodeApp:
                 f"number of nodes, {self.num_nodes}, got {self.config.hosted_clients}"
             )
         refuse_unbounded(node, self.config, self.clients)
+        refuse_own_as_public(self.config, simulated=self.simulated)
         self.keeps_model = not self.simulated if self.node.keep_model is None else self.node.keep_model
         self.mixing_secret = self._mixing_secret()
         self.device = resolve_device(self.config.device)

@@ -26,8 +26,8 @@ class RecordPrivacyConfig(Section):
     epsilon: Annotated[float, Field(ge=0, le=LARGEST_EPSILON)] = setting(
         0.0,
         "Privacy budget ε of each client over all rounds of the run; the noise of a step follows from it. 0 trains "
-        "without noise. For `fedavg`, `fedprox`, `prifedsync`, `fedrep`, `hyperfl-frozen` and `ppsgd`. Batches and "
-        "noise come from the operating system's random generator, so that such runs are not repeatable.",
+        "without noise. For `fedavg`, `fedprox`, `fedakd`, `prifedsync`, `fedrep`, `hyperfl-frozen` and `ppsgd`. "
+        "Batches and noise come from the operating system's random generator, so that such runs are not repeatable.",
     )
     delta: Delta = setting(1e-5, "Privacy parameter δ that belongs to `dp.epsilon`.")
     clip_norm: Annotated[float, Field(ge=CLIP_NORMS[0], le=CLIP_NORMS[1])] = setting(

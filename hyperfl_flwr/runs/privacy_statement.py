@@ -37,7 +37,7 @@ OF_PUBLISHED_HEADS = (
 )
 """Why no epsilon holds for methods that train their classifiers without noise."""
 
-WITHOUT_HEADS = ("fedavg", "fedprox", "prifedsync")
+WITHOUT_HEADS = ("fedavg", "fedprox", "fedakd", "prifedsync")
 """Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
 
 

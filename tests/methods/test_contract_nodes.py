@@ -179,7 +179,7 @@ def test_the_mean_is_that_of_what_the_clients_returned(
 @of_every_method
 def test_an_audit_changes_nothing(method: str, federate: Federate, unequal: Settings) -> None:
     """Audited clients upload separately, but the metrics equal those of a run without an audit."""
-    if not client_of(method).shared:
+    if not METHODS[method].uploads:
         pytest.skip("sends nothing that could be observed")
     plain, audited = (
         metrics(federate(method, 2, **unequal, **{"audit.clients": clients, "audit.rounds": "all"}))

@@ -38,6 +38,7 @@ class ReadingGrid(InProcessGrid):
         ("moon", {}),
         ("prifedsync", {}),
         ("per-fedavg", {}),
+        ("fedakd", {}),
         ("ppsgd", {}),
         ("fedrep", {}),
         ("hyperfl-frozen", {}),

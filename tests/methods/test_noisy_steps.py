@@ -43,7 +43,7 @@ from hyperfl_flwr.runs.run_directory import settings_of
 NOISY: dict[str, Any] = {"dp.epsilon": 8.0, "target": "mlp"}
 
 KINDS = [
-    ("fedavg", "noised"), ("fedprox", "noised"), ("prifedsync", "noised"),
+    ("fedavg", "noised"), ("fedprox", "noised"), ("prifedsync", "noised"), ("fedakd", "noised"),
     *((method, heads) for method in ("fedrep", "hyperfl-frozen", "ppsgd") for heads in ("noised", "published")),
 ]  # fmt: skip
 """Methods with noisy steps, and ways to train their private classifiers."""
@@ -113,7 +113,10 @@ def test_a_client_states_its_release_before_it_trains(method: str, heads: str, t
 def _initial(one: Any) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     module = one.groups[next(iter(one.shared))]
-    return {name: torch.randn(value.shape, generator=generator) / 10 for name, value in module.state_dict().items()}
+    return {
+        name: torch.randn(value.shape, generator=generator, dtype=value.dtype) / 10
+        for name, value in module.state_dict().items()
+    }
 
 
 def test_noise_follows_from_the_clients_number_of_samples(tmp_path: Path) -> None:
@@ -165,7 +168,10 @@ def test_training_that_takes_other_steps_is_no_release(kind: Any, method: str, s
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"method": "hyperfl"}, r"dp\.epsilon must be 0 with hyperfl, got 8: .* take one of fedavg, fedprox, fedrep, "),
+        (
+            {"method": "hyperfl"},
+            r"dp\.epsilon must be 0 with hyperfl, got 8: .* take one of fedakd, fedavg, fedprox, ",
+        ),
         ({"method": "local"}, r"must be 0 with local, got 8: its local training has no noisy steps"),
         ({"method": "priv-hfl"}, "must be 0 with priv-hfl"),
         ({"privacy.clip-norm": 2.0}, r"must be 0 with privacy\.clip-norm = 2, got 8: .* set privacy\.clip-norm to 0"),

@@ -18,7 +18,7 @@ from hyperfl_flwr.runs.run_directory import settings_of
 GROUPS = {"kept-model": ("changes", "force")}
 """Shared groups that contain a part of another name; one of these is empty."""
 
-BESIDES = ("embedding", "labels", "classifier")
+BESIDES = ("embedding", "knowledge", "labels", "classifier")
 """Shared groups without a part of their own: no parameters, or parameters that another group holds, too."""
 
 of_each = pytest.mark.parametrize("method", METHODS)

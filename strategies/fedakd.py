@@ -1,0 +1,34 @@
+"""FedAKD's server: the weighted mean of the clients' logits; it holds no parameters.
+
+Gad and Fadlullah: "Federated Learning via Augmented Knowledge Distillation for Heterogenous Deep Human Activity
+Recognition Systems", Sensors 2023. The mean of weighted logits and of weights suffices, see
+`hyperfl_flwr.training.knowledge_exchange`.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hyperfl_flwr.methods.fedakd import FedAKDConfig
+from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.training.knowledge_exchange import nothing
+from strategies.engine.base import BaseStrategy
+
+
+class FedAKD(BaseStrategy):
+    """Sends the mean of the round before, or a vector without knowledge."""
+
+    def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return a vector without knowledge; no array at all without public samples."""
+        size = self.context.config.section(FedAKDConfig).samples * self.context.federation.num_classes
+        return {"knowledge": {"theta": nothing(size)} if size else {}}
+
+    def advance(self, means: SharedArrays) -> SharedArrays:
+        """Return the mean of the logits with the weight 1, so that what is sent never gets small.
+
+        Without a client that has finished, or with a weight, there is no knowledge: the next round has another mixture.
+        """
+        if any(mean[-1] > 0 for mean in means.values()):
+            return {key: mean / mean[-1] for key, mean in means.items()}
+        first = self.initial_parameters()["knowledge"]
+        return {f"knowledge/{name}": value.numpy() for name, value in first.items()}
