@@ -22,6 +22,7 @@ from federations import (
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.app.methods import client_of
+from hyperfl_flwr.methods import METHODS
 from hyperfl_flwr.protocol.messages import LABEL_COUNTS, Reduction, group_of
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 from hyperfl_flwr.server.in_process_grid import InProcessGrid
