@@ -22,7 +22,7 @@ def test_a_grid_makes_a_row_for_each_value():
     assert [cell.config.learning_rate for cell in cells] == list(RATES)
     assert {cell.config.data.validation_fraction for cell in study.cells()} == {0.2}
     assert [cell.row for cell in study.cells(rows=["hyperfl@0.1"], columns=["cifar10"])] == ["hyperfl@0.1"]
-    assert len(study.cells()) == len(RATES) * 14 * 3
+    assert len(study.cells()) == len(RATES) * 15 * 3
 
 
 def test_a_row_may_change_in_one_column_only():

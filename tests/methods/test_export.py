@@ -130,7 +130,7 @@ def test_the_files_are_used_without_this_package(kind: str, run: Path, tmp_path:
 
 def test_only_methods_that_average_the_whole_model_have_a_global_one(kind: str, run: Path) -> None:
     """FedAvg and its like export the checkpoint's model without a client; other methods refuse and ask for a client."""
-    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "feddf", "fedgen", "fedprox"):
+    if RunConfig.from_flat(settings_of(run)).method not in ("fedavg", "feddf", "fedftg", "fedgen", "fedprox"):
         with pytest.raises(RunDirectoryError, match="has no model that is the same for all clients; name one"):
             model_of_run(run, None)
         return

@@ -31,7 +31,7 @@ PLAN: dict[str, Any] = {"target": "mlp", "num_rounds": 1, "novel.clients": 2, "i
             "with hyperfl: its clients .* which a client without labels cannot train",
         ),
         ("local", {}, "novel.clients must be 0 with local: its clients keep model private"),
-        ("priv-hfl", {}, "take one of fedavg, feddf, fedgen, fedprox, it-pfl, pfedhn, ppsgd"),
+        ("priv-hfl", {}, "take one of fedavg, feddf, fedftg, fedgen, fedprox, it-pfl, pfedhn, ppsgd"),
         ("pfedhn-pc", {}, "keep classifier private"),
         (
             "it-pfl",
