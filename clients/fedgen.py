@@ -19,7 +19,7 @@ from clients.engine.label_counts import LABELS, count_labels, label_counts
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.methods.fedgen import FedGenConfig
-from hyperfl_flwr.models.feature_generator import FeatureGenerator, num_features
+from hyperfl_flwr.models.feature_generator import FeatureGenerator
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.fedgen import GeneratedTerms, decayed
 from hyperfl_flwr.training.local_sgd import Objective
@@ -40,7 +40,7 @@ class FedGenClient(FedAvgClient):
         """Return the model, the generator, a second classifier for the copy to send, and the label counts."""
         method, data = self.context.config.section(FedGenConfig), self.context.data
         model = super().build_groups()["model"]
-        size = num_features(self.model, tuple(data.train_images.shape[1:]))
+        size = self.model.classifier.in_features
         self.generator = FeatureGenerator(size, data.num_classes, method.generator_width)
         return {
             "model": model,

@@ -8,14 +8,12 @@ which a server does not have.
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.errors import ConfigError, DataError
+from hyperfl_flwr.config.unlabelled import Batches, unlabelled_batches
 from hyperfl_flwr.core.rng import numpy_generator
-from hyperfl_flwr.data.unlabelled_pool import UnlabelledPool, unlabelled_pool
 from hyperfl_flwr.methods.feddf import FedDFConfig
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.training.ensemble import Distillation, Ensemble, distil
@@ -34,15 +32,12 @@ class FedDF(WholeModels, FedAvg):
             ConfigError: Naming what is wrong with `feddf.unlabelled`.
         """
         if config.section(FedDFConfig).steps:
-            try:
-                _pool(config, input_shape)
-            except DataError as error:
-                raise ConfigError(f"feddf.unlabelled: {error}") from None
+            _batches(config, input_shape)
 
     @cached_property
-    def pool(self) -> UnlabelledPool:
-        """The server's unlabelled samples."""
-        return _pool(self.context.config, self.context.federation.input_shape)
+    def batches(self) -> Batches:
+        """Batches of the server's unlabelled samples."""
+        return _batches(self.context.config, self.context.federation.input_shape)
 
     def tuned(self, mean: SharedArrays) -> SharedArrays:
         """Return the mean after `feddf.steps` distillation steps."""
@@ -56,12 +51,11 @@ class FedDF(WholeModels, FedAvg):
         distil(
             student,
             Ensemble(network=network, models=self.models_of_clients()),
-            lambda: self.pool.batch(method.batch_size, draws),
+            lambda: self.batches(method.batch_size, draws),
             Distillation(steps=method.steps, learning_rate=method.learning_rate, clip_norm=method.clip_norm),
         )
         return {f"{MODEL}/{name}": value.detach().numpy() for name, value in student.state_dict().items()}
 
 
-def _pool(config: RunConfig, input_shape: Sequence[int]) -> UnlabelledPool:
-    root = Path(config.data_root) if config.data_root else None
-    return unlabelled_pool(config.section(FedDFConfig).unlabelled, input_shape, root)
+def _batches(config: RunConfig, input_shape: Sequence[int]) -> Batches:
+    return unlabelled_batches(config, "feddf.unlabelled", config.section(FedDFConfig).unlabelled, input_shape)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hyperfl_flwr.core.optimisers import Adam
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.methods.fedgen import FedGenConfig
-from hyperfl_flwr.models.feature_generator import FeatureGenerator, num_features
+from hyperfl_flwr.models.feature_generator import FeatureGenerator
 from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.protocol.arrays import SharedArrays, not_finite
 from hyperfl_flwr.protocol.messages import LABEL_COUNTS, group_of
@@ -87,8 +87,9 @@ class FedGen(LabelCounts, FedAvg):
 
     def _new_generator(self) -> FeatureGenerator:
         federation, method = self.context.federation, self.context.config.section(FedGenConfig)
-        size = num_features(self.new_target(), tuple(federation.input_shape))
-        return FeatureGenerator(size, federation.num_classes, method.generator_width)
+        return FeatureGenerator(
+            self.new_target().classifier.in_features, federation.num_classes, method.generator_width
+        )
 
 
 def _group(arrays: SharedArrays, group: str) -> SharedArrays:

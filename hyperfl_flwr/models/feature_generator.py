@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from hyperfl_flwr.models.layers.batchnorm import BatchNorm1d
-from hyperfl_flwr.models.target import Target
 
 NOISE_DIM = 32
 """Length of the noise vector e."""
@@ -38,12 +37,3 @@ class FeatureGenerator(nn.Module):
         one_hot = (labels[:, None] == torch.arange(self.num_classes, device=labels.device)).to(noise.dtype)
         features: Tensor = self.body(torch.cat([noise, one_hot], dim=1))
         return features
-
-
-def num_features(target: Target, input_shape: tuple[int, ...]) -> int:
-    """Return the number F of features of a target network on the meta device, for samples of a shape."""
-    mode = target.training
-    with torch.no_grad():
-        features = target.eval().extractor(torch.empty(2, *input_shape, device="meta"))
-    target.train(mode)
-    return int(features.shape[1])

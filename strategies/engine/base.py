@@ -58,6 +58,7 @@ class BaseStrategy(Hooks, Strategy):
         self.outcome = Outcome()
         self.remembered: SharedArrays = {}
         self.rounding: Mapping[str, int] = {}
+        self.remarks: list[str] = []
         self._current: SharedArrays = {}
         self._per_client_sent: Mapping[int, SharedArrays] = {}
         self._step: PlainStep | SecureStep | UnsentStep = UnsentStep("no messages were prepared")

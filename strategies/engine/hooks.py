@@ -16,12 +16,14 @@ class Hooks:
     Attributes:
         novel_modes: Modes in which a novel client gets a model, see `strategies.novel.assess`.
         remembered: Arrays of the method's server that a checkpoint holds, by name.
+        remarks: Warnings about the round, which are shown at its end.
         descriptor_dimension: Length d of the descriptor that a novel client sends in the mode `descriptor`.
     """
 
     novel_modes: ClassVar[tuple[str, ...]] = ()
     descriptor_dimension = 0
     remembered: SharedArrays
+    remarks: list[str]
 
     @classmethod
     def automatic(cls, config: RunConfig) -> Mapping[str, Scalar]:

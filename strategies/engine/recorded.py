@@ -215,6 +215,8 @@ class RecordedStrategy(Strategy):
         self.directory.append([record, *({"kind": "client", "round": current, **row} for row in per_client)])
         self._record_failures(f"round-{current:06d}", f"round {current}")
         self._warn_of_dead_hypernetworks(current)
+        while self.inner.remarks:
+            self.announce(f"round {current}: warning: {self.inner.remarks.pop(0)}")
         mean = means.get("personalized_accuracy")
         unknown = "accuracy not known" if outcome.finished else "no client finished"
         accuracy = unknown if mean is None else f"personalized accuracy {mean:.4f}"

@@ -1,9 +1,7 @@
 """Base of strategies that receive each client's whole model, and tune the mean of the models after each round."""
 
 from collections.abc import Mapping
-from logging import WARNING
 
-from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.protocol.arrays import SharedArrays, not_finite
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
@@ -38,8 +36,7 @@ class WholeModels(BaseStrategy):
         mean = self._mean()
         tuned = self.tuned(mean)
         if key := not_finite(tuned):
-            log(WARNING, "round %s: %s is not finite after the server's steps, so the mean is kept",
-                self.progress.round, key)  # fmt: skip
+            self.remarks.append(f"{key} is not finite after the server's steps, so the mean of the models is kept")
             tuned = mean
         self.uploads = {}
         return {**means, **tuned}

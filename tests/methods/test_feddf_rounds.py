@@ -54,6 +54,7 @@ def test_a_mean_that_cannot_be_distilled_is_kept(federate: Federate, monkeypatch
     )
     run = federate("feddf", num_rounds=1)
     assert exact(last_checkpoint(run)[0]) == exact(last_checkpoint(plain)[0])
+    assert "not finite after the server's steps, so the mean of the models is kept" in (run / "server.log").read_text()
 
 
 @pytest.mark.parametrize("unlabelled", ["cifar10", "npz:/nowhere/file.npz"])

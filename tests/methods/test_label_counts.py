@@ -16,6 +16,7 @@ from hyperfl_flwr.protocol.messages import LABEL_COUNTS, PER_CLIENT_ARRAYS, reco
 from hyperfl_flwr.server.in_process_grid import FIRST_NODE_ID, InProcessGrid
 
 NO_EFFECT: dict[str, Settings] = {
+    "fedftg": {"fedftg.iterations": 0},
     "fedgen": {"fedgen.generated-weight": 0.0, "fedgen.latent-weight": 0.0},
 }
 """Settings with which a method's model is FedAvg's."""
@@ -43,7 +44,7 @@ class Miscounting(InProcessGrid):
 @of_each
 def test_without_effect_the_model_is_fedavg_s_bit_for_bit(method: str, federate: Federate) -> None:
     """Three of five clients each in the first rounds; with the default settings the model differs."""
-    plan: dict[str, Any] = {"fraction_train": 0.6, "num_rounds": 3}
+    plan: dict[str, Any] = {"fraction_train": 0.6, "num_rounds": 3, "learning_rate": 0.05}
     models = []
     for name, changes in (("fedavg", {}), (method, NO_EFFECT[method]), (method, {})):
         arrays, _ = last_checkpoint(federate(name, **plan, **changes))

@@ -16,9 +16,8 @@ from hyperfl_flwr.config.run_config import RunConfig, default_settings
 from hyperfl_flwr.core.optimisers import Adam
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.data.federated_data import ClientData
-from hyperfl_flwr.models.feature_generator import NOISE_DIM, FeatureGenerator, num_features
+from hyperfl_flwr.models.feature_generator import NOISE_DIM, FeatureGenerator
 from hyperfl_flwr.models.initialisation import initial_state
-from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.training.ensemble import Ensemble
 from hyperfl_flwr.training.fedgen import (
@@ -142,12 +141,6 @@ def test_the_terms_are_those_of_the_definition():
 
 def test_weights_and_rates_fall_from_round_to_round():
     assert [decayed(10.0, 0.5, number) for number in (1, 2, 3)] == [10.0, 5.0, 2.5]
-
-
-@pytest.mark.parametrize("target", ["cnn", "mlp", "own_networks:with_batchnorm"])
-def test_the_number_of_features_is_that_of_the_classifier(target):
-    network = build_target(target, (1, 8, 8), 10)
-    assert num_features(network, (1, 8, 8)) == network.classifier.weight.shape[1]
 
 
 SHAPE = (1, 8, 8)
