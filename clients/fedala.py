@@ -29,7 +29,8 @@ class FedALAClient(PersonalClient):
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `model`, `personal` (the last model), and `weights`, one per number of the last layers."""
         groups = super().build_groups()
-        self.weights = Vector(sum(parameter.numel() for parameter in self._mixed(self.model)))
+        mixed = self._mixed(self.model)
+        self.weights = Vector(sum(parameter.numel() for parameter in mixed), mixed[0].dtype)
         return {**groups, "weights": self.weights}
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
