@@ -17,6 +17,12 @@ from hyperfl_flwr.runs.summary import NOT_KNOWN, OF_SINGLE_CLIENTS
 
 FAILED = "failed"
 
+NOT_REACHED = "not reached"
+"""Beginning of the text in the place of a number of rounds to a target accuracy that not all seeds have reached."""
+
+ROUNDS_TO_TARGET = ("rounds_to_target", "rounds_to_target_aggregate")
+"""Numbers of summary.json that are None in a run that has not reached its `target-accuracy`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -89,6 +95,7 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
     problems: list[str] = []
     failed: dict[tuple[str, str], str] = {}
     secure: set[tuple[str, str]] = set()
+    targeted: set[tuple[str, str]] = set()
     for cell in study.cells(quick=study_manifest.quick, seeds=seeds_in(folder), changes=study_manifest.changes):
         path = cell.folder(folder)
         if not (path / "manifest.json").is_file():
@@ -105,6 +112,8 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
         rounds.add(cell.config.num_rounds)
         if has_secure_sums(manifest):
             secure.add((cell.row, cell.column))
+        if cell.config.target_accuracy:
+            targeted.add((cell.row, cell.column))
     if not summaries:
         raise RunDirectoryError(f"{folder} holds no finished cell; run `hyperfl study {study.name}`")
     if len(commits) > 1:
@@ -114,7 +123,7 @@ def collect(study: Study, study_manifest: StudyManifest, folder: Path, *, mix: b
     return Collected(
         study=study,
         study_manifest=study_manifest,
-        entries=_entries(study, summaries, failed, secure),
+        entries=_entries(study, summaries, failed, secure, targeted),
         commits=sorted(commits),
         rounds=sorted(rounds),
     )
@@ -125,6 +134,7 @@ def _entries(
     summaries: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
     failed: Mapping[tuple[str, str], str],
     secure: Container[tuple[str, str]],
+    targeted: Container[tuple[str, str]],
 ) -> dict[tuple[str, str], Entry]:
     """Return the table's entries from the summaries of the runs of each row and column, one per seed."""
     values: dict[tuple[str, str], list[float]] = {}
@@ -136,6 +146,11 @@ def _entries(
         if metric in OF_SINGLE_CLIENTS and (row.run, column.run) in secure:
             unknown[pair] = NOT_KNOWN
             of_runs = [summary for summary in of_runs if summary[metric] is not None]
+        late = sum(metric in ROUNDS_TO_TARGET and summary[metric] is None for summary in of_runs)
+        if late and (row.run, column.run) in targeted:
+            # A mean over the seeds that have reached the target would be too small.
+            unknown[pair] = f"{NOT_REACHED} ({late} of {len(of_runs)})"
+            of_runs = ()
         found = [_value(metric, row, column, summary) for summary in of_runs]
         if known := [value for value in found if value is not None]:
             values[pair] = known

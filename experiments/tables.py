@@ -7,7 +7,7 @@ import math
 import re
 from pathlib import Path
 
-from experiments.collect import FAILED, Collected, Entry, unit_of
+from experiments.collect import FAILED, NOT_REACHED, Collected, Entry, unit_of
 from experiments.study import Study
 from hyperfl_flwr.runs.summary import NOT_KNOWN
 
@@ -127,7 +127,8 @@ def _headings(collected: Collected) -> list[str]:
 def _is_shown(collected: Collected, row: str) -> bool:
     """Return whether a row has numbers of ours or of the paper's, or runs without such a number."""
     entries = [entry for (name, _), entry in collected.entries.items() if name == row]
-    return any(entry.values or entry.paper or entry.missing in (FAILED, NOT_KNOWN) for entry in entries)
+    reasons = (FAILED, NOT_KNOWN, NOT_REACHED)
+    return any(entry.values or entry.paper or entry.missing.startswith(reasons) for entry in entries)
 
 
 def _cells(collected: Collected, row: str) -> list[str]:

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments.figures.accuracy_bytes import draw_accuracy_bytes
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
 from experiments.figures.privacy_cost import draw_privacy_cost
 from experiments.runner import StudyManifest, is_finished, seeds_in
@@ -29,7 +30,8 @@ MARKS = 8
 """Number of markers along a curve."""
 
 OF_SUMMARIES = {
-    "novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon, "privacy-cost": draw_privacy_cost
+    "accuracy-bytes": draw_accuracy_bytes, "novel-divergence": draw_divergence, "novel-epsilon": draw_epsilon,
+    "privacy-cost": draw_privacy_cost,
 }  # fmt: skip
 """Functions that draw figures of the finished cells' results, by name."""
 
@@ -47,7 +49,8 @@ def draw(
             first seed; `embeddings`, see `experiments.figures.embeddings`; `pseudo-data`, see
             `experiments.figures.pseudo_data`; `novel-divergence` and `novel-epsilon`, see
             `experiments.figures.novel_pictures`; `privacy-cost`, see `experiments.figures.privacy_cost`;
-            `NUMBER@SETTING`, a number of summary.json against a setting of the columns.
+            `accuracy-bytes`, see `experiments.figures.accuracy_bytes`; `NUMBER@SETTING`, a number of summary.json
+            against a setting of the columns.
         open_private_state: Whether `embeddings` may be read from the private files of simulated clients.
 
     Returns:

@@ -43,6 +43,8 @@ def test_every_cell_of_every_study_has_valid_settings(name, quick):
     assert len({cell.folder(FOLDER) for cell in cells}) == len(cells)
     settings = default_settings()
     for line in (*study.rows, *study.columns):
+        if line.missing:  # it may have settings of a method that is not there yet
+            continue
         plain = {key for key in set(line.settings).union(*line.on.values()) if not key.startswith(PREFIX)}
         assert plain <= set(settings), line.name
         assert set(line.on) <= {column.name for column in study.columns}

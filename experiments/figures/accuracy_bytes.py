@@ -1,0 +1,119 @@
+"""Draw what accuracy costs: that of each row against the bytes of a client and round."""
+
+import csv
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.runner import StudyManifest
+from experiments.study import Cell, Study
+from hyperfl_flwr.core.errors import RunDirectoryError
+
+NUMBERS = ("test_accuracy", "test_accuracy_aggregate")
+"""Numbers of summary.json that are drawn, each in a line of panels."""
+
+MB = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Numbers of a row in a column, means over its seeds.
+
+    Attributes:
+        bytes: Bytes of a client and round, up and down together.
+        accuracies: The share of each of `NUMBERS`, None where no run has it.
+    """
+
+    bytes: float
+    accuracies: tuple[float | None, ...]
+
+
+def draw_accuracy_bytes(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
+    """Draw two panels for each column: the personalized and the aggregate accuracy, with a point for each row.
+
+    Points have the numbers of their rows in the legend. They are written to `figure-accuracy-bytes.csv`.
+
+    Args:
+        study: The study.
+        study_manifest: The settings that the folder was created with.
+        cells: The finished cells.
+        folder: The study's folder.
+
+    Returns:
+        The path of the picture, in a list.
+
+    Raises:
+        RunDirectoryError: If no finished cell has an accuracy, as those of attacks.
+    """
+    found = _points(cells, folder)
+    if not found:
+        raise RunDirectoryError(f"no finished cell in {folder} has an accuracy; run a study without attacks")
+    columns = [column for column in study.columns if any(place == column.name for _, place in found)]
+    rows = [row for row in study.rows if any(name == row.name for name, _ in found)]
+    figure = Figure(figsize=(4.0 * len(columns) + 2.6, 8.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(NUMBERS), len(columns), sharex="col", squeeze=False)
+    for which, (number, across) in enumerate(zip(NUMBERS, panels, strict=True)):
+        across[0].set_ylabel(number.replace("_", " "))
+        for panel, column in zip(across, columns, strict=True):
+            _draw_panel(panel, [
+                (position, point.bytes, accuracy)
+                for position, row in enumerate(rows, start=1)
+                if (point := found.get((row.name, column.name))) and (accuracy := point.accuracies[which]) is not None
+            ])  # fmt: skip
+    for column, top, bottom in zip(columns, panels[0], panels[-1], strict=True):
+        top.set_title(study.heading(column, quick=study_manifest.quick), fontsize="medium")
+        bottom.set_xlabel("MB of a client and round, up and down")
+    labels = [f"{position}  {row.label}" for position, row in enumerate(rows, start=1)]
+    figure.legend([Line2D([], []) for _ in labels], labels, loc="outside right center", fontsize="small",
+                  handlelength=0)  # fmt: skip
+    figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""), fontsize="medium")
+    picture = folder / "figure-accuracy-bytes.png"
+    figure.savefig(picture, dpi=120)
+    with picture.with_suffix(".csv").open("w", newline="") as stream:
+        lines = [(place, row, point.bytes, *point.accuracies) for (row, place), point in found.items()]
+        csv.writer(stream, lineterminator="\n").writerows([("column", "row", "bytes", *NUMBERS), *lines])
+    return [picture]
+
+
+def _points(cells: Sequence[Cell], folder: Path) -> dict[tuple[str, str], Point]:
+    """Return the numbers of each row and column that has an accuracy."""
+    documents: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
+    for cell in cells:
+        summary = json.loads((cell.folder(folder) / "summary.json").read_text())
+        if summary.get("test_accuracy") is not None:
+            documents.setdefault((cell.row, cell.column), []).append(summary)
+    return {
+        line: Point(
+            bytes=sum(_mean(seeds, f"bytes_{way}_per_client_round") or 0.0 for way in ("up", "down")),
+            accuracies=tuple(_mean(seeds, number) for number in NUMBERS),
+        )
+        for line, seeds in documents.items()
+    }
+
+
+def _mean(summaries: Sequence[Mapping[str, float | None]], number: str) -> float | None:
+    """Return the mean of a number over the runs that have it; None if none has."""
+    known = [value for summary in summaries if (value := summary[number]) is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _draw_panel(panel: Axes, points: Sequence[tuple[int, float, float]]) -> None:
+    """Draw points of a row's number, bytes and accuracy, each with its number."""
+    # Most methods send the same bytes: by accuracy, their numbers stand left and right in turn.
+    for order, (number, sent, accuracy) in enumerate(sorted(points, key=lambda point: point[2])):
+        panel.plot(sent / MB, accuracy, "o", color="0", markersize=4)
+        panel.annotate(str(number), (sent / MB, accuracy), xytext=(-5 if order % 2 else 5, 0), va="center",
+                       ha="right" if order % 2 else "left", textcoords="offset points", fontsize="x-small")  # fmt: skip
+    # Linear up to the bytes of the smallest message, so that methods that send nothing have a place.
+    smallest = min((sent for _, sent, _ in points if sent), default=MB) / MB
+    panel.set_xscale("symlog", linthresh=smallest)
+    panel.margins(0.08)
+    panel.grid(alpha=0.3)
