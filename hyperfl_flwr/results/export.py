@@ -4,7 +4,7 @@ A run measures two states of a client's model (docs/concepts.md). Either can be 
 
 - `personalized`: the model after the client's last local training. Its accuracy in `metrics.jsonl` is the client's
   `personalized_accuracy` of that round, which is the version of the private state in the last checkpoint. The private
-  state of `hyperfl`, `local`, `priv-hfl`, `ditto` and `moon` contains this model; a node stores it for every method
+  state of some methods, such as `hyperfl`, `local` and `ditto`, contains this model; a node stores it for every method
   (`hyperfl_flwr.node.saved_models`).
 - `aggregate`: the model that the client receives: the shared parameters of the last checkpoint, with private parts
   where they are not a whole model. Its accuracy is the `aggregate_accuracy` after the last round. Every run folder of a
