@@ -15,8 +15,9 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 WINDOW, BLOCK = 16, 8
 
 SENT_AT_FIRST = ("scaffold", "ditto")
-"""Methods with private numbers that are sent after the first round. c_i is 0 at first, so that its first change is c_i.
-Ditto's models have one start and the same batches: where the gradient of all steps but the last is 0, they are equal."""
+"""Methods of which private numbers are in the first upload. c_i is 0 at first, so that its first change is c_i. Ditto's
+models have one start and the same batches: where the gradient of all steps but the last is 0, they are equal."""
+
 
 def blocks_at_every_offset(data: bytes) -> np.ndarray:
     """Return the 8 bytes that start at each position, as integers."""
