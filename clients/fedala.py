@@ -24,6 +24,7 @@ class FedALAClient(PersonalClient):
     """Mixes the last layers' parameters; others, and all buffers, start as received."""
 
     private: ClassVar[tuple[str, ...]] = ("personal", "weights")
+    copies_of_uploads: ClassVar[tuple[str, ...]] = ("personal",)
     _version, _round = INITIAL, 1
 
     def build_groups(self) -> dict[str, nn.Module]:
@@ -54,10 +55,6 @@ class FedALAClient(PersonalClient):
         values = {f"personal/{name}": value.clone() for name, value in self.model.state_dict().items()}
         self.load_group("personal", values)
         return metrics
-
-    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Return the last model."""
-        return super().personalized_model({key: value for key, value in stored.items() if key != "weights/theta"})
 
     def _start(self) -> None:
         """Learn the weights on some of the client's samples, and move the model to the mixture."""

@@ -6,7 +6,6 @@ are the inputs of the classifier: the projection head of the paper's networks, t
 target network. Both teachers are in evaluation mode.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch.nn import functional
 from clients.fedavg import FedAvgClient
 from hyperfl_flwr.methods.moon import MoonConfig
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.messages import group_of
 from hyperfl_flwr.training.local_sgd import Objective
 
 
@@ -45,6 +43,7 @@ class MoonClient(FedAvgClient):
 
     private: ClassVar[tuple[str, ...]] = ("previous",)
     copies_of_uploads: ClassVar[tuple[str, ...]] = ("previous",)
+    model_group: ClassVar[str] = "previous"
     has_noisy_steps: ClassVar[bool] = False
 
     def build_groups(self) -> dict[str, nn.Module]:
@@ -81,7 +80,3 @@ class MoonClient(FedAvgClient):
         numbers = super().train(rng)
         self.previous.load_state_dict(self.model.state_dict())
         return numbers
-
-    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the previous model, which is the client's after its last local training."""
-        return {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "previous"}

@@ -17,7 +17,6 @@ from clients.fedavg import FedAvgClient
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.methods.prifedsync import PriFedSyncConfig
 from hyperfl_flwr.models.initialisation import initial_state
-from hyperfl_flwr.protocol.messages import group_of
 
 OWN = "own"
 """The private group: the client's model as it was when it was last trained, which is what the client has sent."""
@@ -27,6 +26,8 @@ class PriFedSyncClient(FedAvgClient):
     """Receives the mean model and trains its own one; pull = 1 is FedAvg."""
 
     private: ClassVar[tuple[str, ...]] = (OWN,)
+    copies_of_uploads: ClassVar[tuple[str, ...]] = (OWN,)
+    model_group: ClassVar[str] = OWN
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `model`, received and sent, and `own`."""
@@ -47,7 +48,3 @@ class PriFedSyncClient(FedAvgClient):
         trained = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.groups[OWN].load_state_dict(trained, assign=True)
         return metrics
-
-    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the kept model."""
-        return {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == OWN}

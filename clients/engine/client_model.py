@@ -19,11 +19,13 @@ class ClientModel:
         context: The client's context.
         model: The target network; a client without it overrides the methods that use it.
         is_network: Whether `predictor` is the target network with the values of `target_state`, and nothing else.
+        model_group: Name of the private group that holds the client's model after local training, if one does.
     """
 
     context: ClientContext
     model: Target
     is_network: ClassVar[bool] = True
+    model_group: ClassVar[str] = "model"
 
     def predictor(self) -> Predict:
         """Return the client's current model, as a function from samples to logits."""
@@ -50,8 +52,8 @@ class ClientModel:
         Returns:
             The model; None if the private groups alone cannot rebuild it.
         """
-        per_client = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == "model"}
-        return per_client or None
+        found = {key.partition("/")[2]: value for key, value in stored.items() if group_of(key) == self.model_group}
+        return found or None
 
     def new_target(self) -> Target:
         """Return the target network for the client's data, on the meta device."""

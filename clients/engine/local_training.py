@@ -108,7 +108,7 @@ class LocalTraining:
 
         The noise is that of the whole run: `num-rounds` rounds in which this client takes part.
         """
-        config, size = self.context.config, len(self.context.data.train_labels)
+        config, size = self.context.config, len(self.training_data().train_labels)
         if not config.dp.epsilon:
             return None
         from hyperfl_flwr.privacy.accounting import record_noise  # deferred: takes a tenth of a second
@@ -181,7 +181,7 @@ class LocalTraining:
             # A private group that is trained without noise moves the gradients of all samples.
             if self.heads and self.context.config.dp.heads == "published":
                 return None
-            size = len(self.context.data.train_labels)
+            size = len(self.training_data().train_labels)
             return Release(
                 unit="record",
                 mechanism="sampled-gaussian",

@@ -23,6 +23,7 @@ class PersonalClient(BaseClient):
     the model without having been trained, because it joins a finished run or has no labels, uses the received model.
     """
 
+    model_group: ClassVar[str] = "personal"
     shared: ClassVar[Mapping[str, Reduction]] = {"model": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("personal",)
     can_join: ClassVar[bool] = True
@@ -74,7 +75,3 @@ class PersonalClient(BaseClient):
     def received_state(self) -> Mapping[str, Tensor]:
         """Return the received model."""
         return self.model.state_dict()
-
-    def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Return the private model after the client's last round."""
-        return {key.partition("/")[2]: value for key, value in stored.items()}

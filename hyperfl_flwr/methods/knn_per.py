@@ -30,7 +30,7 @@ METHOD = Method(
     title="federated averaging; predictions are mixed with those of a client's nearest training samples",
     paper="Marfoq et al., ICML 2022",
     sends="the whole model",
-    keeps="features of its samples",
+    keeps="nothing",
     uploads=(Upload(part="model", form="values"),),
     learning_rate=0.05,
     client="clients.knn_per:KNNPerClient",

@@ -14,8 +14,9 @@ from hyperfl_flwr.runs.run_directory import read_metrics
 
 WINDOW, BLOCK = 16, 8
 
-SENDS_OWN_MODEL = ("prifedsync",)
-"""Methods whose clients keep the model that they have sent."""
+SENT_AT_FIRST = ("scaffold", "ditto")
+"""Methods of which private numbers are in the first upload. c_i is 0 at first, so that its first change is c_i. Ditto's
+models have one start and the same batches: where the gradient of all steps but the last is 0, they are equal."""
 
 
 def blocks_at_every_offset(data: bytes) -> np.ndarray:
@@ -83,10 +84,6 @@ def test_the_search_finds_what_is_there() -> None:
     assert common_window(needle[:16], needle[:16])
 
 
-LAST_UPLOAD = {"fedala": "personal"}
-"""Private groups that are what the client has sent last, which is a message where its node trains no other client."""
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, federate: Federate) -> None:
     """No 16 bytes of a private array occur in a message, a reply or a file outside clients/; shared arrays do.
@@ -115,25 +112,24 @@ def test_private_parameters_are_in_no_message_log_or_checkpoint(method: str, fed
     stored = {name: data for name, data in files_below(run).items() if name.startswith("clients/client-")}
     private: dict[str, bytes] = {}
     for file, arrays in private_arrays(run).items():
-        if method == "scaffold" and file.endswith("round-000001.npz"):
-            continue  # c_i is 0 at first, so its first change, which is sent, is c_i
+        if method in SENT_AT_FIRST and file.endswith("round-000001.npz"):
+            continue
         for key, value in arrays.items():
             if value.nbytes < WINDOW:  # a single number
                 continue
             assert common_window(value.tobytes(), stored[f"clients/{file}"])  # the search finds it in its own file
-            if group_of(key) != LAST_UPLOAD.get(method):
-                private[f"{file}:{key}"] = value.tobytes()
+            private[f"{file}:{key}"] = value.tobytes()
     assert bool(private) == bool(stored) == bool(client_class.private)
+    groups = {group_of(key) for arrays in private_arrays(run).values() for key in arrays}
     copies = client_class.copies_of_uploads
-    assert {key.split(":")[1].partition("/")[0] for key in private} == set(client_class.private) >= set(copies)
-    private = {key: value for key, value in private.items() if not key.split(":")[1].startswith(tuple(copies))}
+    assert groups == set(client_class.private) >= set(copies)
+    unsent = {key: value for key, value in private.items() if group_of(key.split(":")[1]) not in copies}
     messages = {f"message {number}": data for number, data in enumerate(grids[0].sent)}
     files = {name: data for name, data in files_below(run).items() if name not in stored}
     assert {Path(name).parts[0] for name in files} >= {
         "manifest.json", "metrics.jsonl", "server.log", "summary.json", "checkpoints", "failures", "plots",
     }  # fmt: skip
-    if method not in SENDS_OWN_MODEL:
-        assert leaks(private, messages) == []
+    assert leaks(unsent, messages) == []
     assert leaks(private, files) == []
     kept = [value for arrays in private_arrays(run).values() for value in arrays.values() if value.nbytes >= WINDOW]
     secrets = {number for value in kept for number in value.flat} - {0.0, 1.0}  # bounds of weights and of accuracies

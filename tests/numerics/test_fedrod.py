@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from federations import exact
-from one_client import SIZE, next_round, one_client, rounds, start
+from members import SIZE, full_batch_client, initial_arrays, initial_model, next_round, upload_after
 from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
@@ -32,10 +32,10 @@ def test_balanced_softmax_weights_the_classes_by_their_counts():
 @pytest.mark.parametrize("target", ["mlp", "own_networks:with_batchnorm"])
 def test_two_rounds_are_sgd_on_the_two_losses(target, tmp_path):
     """Each classifier takes steps along its own loss, and the extractor along the balanced one alone."""
-    member = one_client(FedRoDClient, tmp_path, target, num_classes=SEEN)
-    found = rounds(member, 2)
-    data, model = member.context.data, one_client(FedAvgClient, tmp_path, target).model
-    model.load_state_dict({name: torch.tensor(value) for name, value in start(member).items()}, assign=True)
+    member = full_batch_client(FedRoDClient, tmp_path, target, num_classes=SEEN)
+    found = upload_after(member, 2)
+    data, model = member.context.data, full_batch_client(FedAvgClient, tmp_path, target).model
+    model.load_state_dict(initial_model(member), assign=True)
     counts = torch.bincount(data.train_labels, minlength=10)
     assert (counts > 0).tolist() == [True] * SEEN + [False] * 4
     own = [torch.zeros_like(parameter, requires_grad=True) for parameter in model.train().classifier.parameters()]
@@ -63,18 +63,18 @@ def test_two_rounds_are_sgd_on_the_two_losses(target, tmp_path):
 
 def test_the_private_classifier_does_not_move_the_upload(tmp_path):
     """Bit for bit: the same model is uploaded with the classifier of the first round and with zeros."""
-    member = one_client(FedRoDClient, tmp_path / "a")
-    received = rounds(member)
+    member = full_batch_client(FedRoDClient, tmp_path / "a")
+    received = upload_after(member)
     found = next_round(member, received, 2, 1)
     assert float(np.abs(member.context.state.load(1)["offset/weight"]).max()) > 0.01
-    fresh = next_round(one_client(FedRoDClient, tmp_path / "b"), received, 2, 0)
+    fresh = next_round(full_batch_client(FedRoDClient, tmp_path / "b"), received, 2, 0)
     assert exact(found) == exact(fresh)
 
 
 def test_the_upload_tells_which_classes_a_client_has(tmp_path):
     """Without weight decay the classifier's rows of absent classes stay, bit for bit; all other rows move."""
-    member = one_client(FedRoDClient, tmp_path, num_classes=SEEN, **{"weight-decay": 0.0})
-    before, after = start(member), rounds(member)
+    member = full_batch_client(FedRoDClient, tmp_path, num_classes=SEEN, **{"weight-decay": 0.0})
+    before, after = initial_arrays(member), upload_after(member)
     for name in ("classifier.weight", "classifier.bias"):
         moved = (before[name] != after[name]).reshape(10, -1).any(axis=1)
         assert moved.tolist() == [True] * SEEN + [False] * 4
@@ -85,10 +85,10 @@ def test_with_equal_counts_the_shared_model_is_fedavgs(tmp_path):
     uploads = {}
     for kind in (FedRoDClient, FedAvgClient):
         for balanced in (True, False):
-            member = one_client(kind, tmp_path / f"{kind.__name__}-{balanced}")
+            member = full_batch_client(kind, tmp_path / f"{kind.__name__}-{balanced}")
             if balanced:
                 member.context.data.train_labels.copy_(torch.arange(SIZE) % 10)
-            uploads[kind, balanced] = rounds(member)
+            uploads[kind, balanced] = upload_after(member)
     for name, value in uploads[FedAvgClient, True].items():
         np.testing.assert_allclose(uploads[FedRoDClient, True][name], value, rtol=0, atol=1e-6)
     one, two = (uploads[kind, False]["classifier.bias"] for kind in (FedRoDClient, FedAvgClient))
@@ -97,8 +97,8 @@ def test_with_equal_counts_the_shared_model_is_fedavgs(tmp_path):
 
 def test_a_client_that_joins_trains_its_classifier_alone(tmp_path):
     """Ten rounds on a constant model lower the loss of both classifiers' sum."""
-    member = one_client(FedRoDClient, tmp_path)
-    values = start(member)
+    member = full_batch_client(FedRoDClient, tmp_path)
+    values = initial_arrays(member)
     member.receive({f"model/{name}": value for name, value in values.items()}, 0)
     data = member.context.data
     before = evaluate(member.predictor(), data.train_images, data.train_labels).mean_loss
@@ -109,11 +109,11 @@ def test_a_client_that_joins_trains_its_classifier_alone(tmp_path):
 
 def test_aggregate_is_the_received_model_and_personalized_has_both_classifiers(tmp_path):
     """Losses on the client's test data after the first round, which has made the private classifier."""
-    member = one_client(FedRoDClient, tmp_path)
-    received = rounds(member)
+    member = full_batch_client(FedRoDClient, tmp_path)
+    received = upload_after(member)
     config = {"round": 2, "version": 1, "kept-version": 1}
     _, _, found = member.fit(list(received.values()), config)
-    data, alone = member.context.data, one_client(FedAvgClient, tmp_path).model
+    data, alone = member.context.data, full_batch_client(FedAvgClient, tmp_path).model
     alone.load_state_dict({name: torch.tensor(value) for name, value in received.items()}, assign=True)
     assert found["aggregate-loss"] == evaluate(alone, data.test_images, data.test_labels).mean_loss
     alone.load_state_dict(dict(member.target_state()), assign=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from federations import exact, last_checkpoint, metrics, small_settings, trained
-from one_client import SIZE, one_client, rounds, start
+from members import SIZE, full_batch_client, initial_arrays, upload_after
 
 from clients.fedavg import FedAvgClient
 from clients.knn_per import KNNPerClient
@@ -79,13 +79,13 @@ def test_the_weight_with_most_correct_predictions_is_chosen():
 def test_the_predictor_uses_the_clients_own_training_samples(tmp_path):
     """After a round: the mixture with features of the trained network in evaluation mode; `aggregate` is likewise."""
     target, settings = "own_networks:with_batchnorm", {"knn-per.neighbours": 3, "knn-per.weight": 0.3}
-    member = one_client(KNNPerClient, tmp_path, target, **settings)
-    values = start(member)
+    member = full_batch_client(KNNPerClient, tmp_path, target, **settings)
+    values = initial_arrays(member)
     arrays, number, found = member.fit(
         [value.copy() for value in values.values()], {"round": 1, "version": 0, "kept-version": 0}
     )
     assert number == SIZE
-    data, model = member.context.data, one_client(FedAvgClient, tmp_path, target).model
+    data, model = member.context.data, full_batch_client(FedAvgClient, tmp_path, target).model
     for kind, state in (("aggregate", values), ("personalized", dict(zip(values, arrays, strict=True)))):
         model.load_state_dict({name: torch.tensor(value) for name, value in state.items()}, assign=True)
         with torch.no_grad():
@@ -101,19 +101,19 @@ def test_the_predictor_uses_the_clients_own_training_samples(tmp_path):
 
 def test_held_back_samples_are_neither_trained_on_nor_neighbours(tmp_path):
     """A third of 30 samples: the same ones in every round. The number that is reported stays that of all samples."""
-    member = one_client(KNNPerClient, tmp_path, **{"knn-per.held-back": 1 / 3, "local-epochs": 1})
+    member = full_batch_client(KNNPerClient, tmp_path, **{"knn-per.held-back": 1 / 3, "local-epochs": 1})
     images, labels = member.held_back
     kept = member.training_data()
     assert (len(labels), len(kept.train_labels)) == (10, 20)
     parts = torch.cat([images, kept.train_images]).flatten(1)
     whole = member.context.data.train_images.flatten(1)
     assert sorted(parts.tolist()) == sorted(whole.tolist())
-    again = one_client(KNNPerClient, tmp_path, **{"knn-per.held-back": 1 / 3})
+    again = full_batch_client(KNNPerClient, tmp_path, **{"knn-per.held-back": 1 / 3})
     assert torch.equal(again.held_back[0], images)
-    plain = one_client(FedAvgClient, tmp_path / "b", **{"local-epochs": 1})
+    plain = full_batch_client(FedAvgClient, tmp_path / "b", **{"local-epochs": 1})
     plain.context.data.train_images.set_(kept.train_images)
     plain.context.data.train_labels.set_(kept.train_labels)
-    assert exact(rounds(member)) == exact(rounds(plain))
+    assert exact(upload_after(member)) == exact(upload_after(plain))
 
 
 def test_the_chosen_weight_is_used(tmp_path):
@@ -122,12 +122,12 @@ def test_the_chosen_weight_is_used(tmp_path):
     The set share of the network, 1, has no effect.
     """
     changes = {"knn-per.held-back": 0.5, "knn-per.neighbours": 1, "knn-per.weight": 1.0}
-    member = one_client(KNNPerClient, tmp_path, **changes)
+    member = full_batch_client(KNNPerClient, tmp_path, **changes)
     data = member.context.data
     half = SIZE // 2
     data.train_images[half:], data.train_labels[half:] = data.train_images[:half], data.train_labels[:half]
     member = KNNPerClient(member.context)
-    values = start(member)
+    values = initial_arrays(member)
     member.receive({f"model/{name}": value for name, value in values.items()}, 0)
     chosen = member.predictor()(data.test_images)
     assert chosen.exp().sum(dim=1).allclose(torch.ones(len(chosen)))
@@ -166,16 +166,16 @@ def test_the_global_network_is_exported_and_a_clients_predictions_are_not(pair):
 @pytest.mark.parametrize(("kind", "is_kept"), [(FedAvgClient, True), (KNNPerClient, False)])
 def test_a_node_keeps_no_model_that_is_not_the_clients(kind, is_kept, tmp_path):
     """The accuracy in the file would be that of the mixture, and its tensors the network's alone."""
-    member = one_client(kind, tmp_path)
+    member = full_batch_client(kind, tmp_path)
     member.context = replace(member.context, keeps_model=True, mean=(0.0,), std=(1.0,), classes=tuple("0123456789"))
-    rounds(member)
+    upload_after(member)
     assert (tmp_path / "client-00000" / "model.npz").exists() == is_kept
 
 
 def test_a_novel_client_uses_the_network_alone(tmp_path):
     """It is right where the network is, here on all samples, although the neighbours have the share 1."""
-    member = one_client(KNNPerClient, tmp_path, **{"num-clients": 1, "knn-per.weight": 0.0})
-    values = start(member)
+    member = full_batch_client(KNNPerClient, tmp_path, **{"num-clients": 1, "knn-per.weight": 0.0})
+    values = initial_arrays(member)
     member.receive({f"model/{name}": value for name, value in values.items()}, 0)
     data = member.context.data
     with torch.no_grad():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from federations import current_private, exact, last_checkpoint, metrics, small_settings, trained
-from one_client import FULL_BATCH, next_round, one_client, rounds, start
+from members import FULL_BATCH, full_batch_client, initial_arrays, next_round, upload_after
 from torch.nn import functional
 
 from clients.fedavg import FedAvgClient
@@ -44,12 +44,12 @@ def test_teachers_that_agree_leave_no_gradient():
 def test_a_round_is_sgd_on_the_loss_with_both_teachers(tmp_path):
     """The second round: the teachers are the received model and that of the first round, both in evaluation mode."""
     mu, tau = 5.0, 0.5
-    member = one_client(MoonClient, tmp_path, TARGET, **{"moon.mu": mu, "moon.temperature": tau})
-    previous = rounds(member)
-    received = {name: value + np.float32(0.05) for name, value in start(member).items()}
+    member = full_batch_client(MoonClient, tmp_path, TARGET, **{"moon.mu": mu, "moon.temperature": tau})
+    previous = upload_after(member)
+    received = {name: value + np.float32(0.05) for name, value in initial_arrays(member).items()}
     found = next_round(member, received, 2, 1)
     data = member.context.data
-    model = one_client(FedAvgClient, tmp_path, TARGET).model
+    model = full_batch_client(FedAvgClient, tmp_path, TARGET).model
 
     def loaded(values):
         network = copy.deepcopy(model).to_empty(device="cpu")
@@ -76,14 +76,14 @@ def test_a_round_is_sgd_on_the_loss_with_both_teachers(tmp_path):
 
 def test_a_first_round_is_fedavgs_bit_for_bit(tmp_path):
     """In whatever round it is; the second one differs, and a lost reply leads back to the first one's model."""
-    member = one_client(MoonClient, tmp_path / "a", TARGET, **{"moon.mu": 5.0})
-    plain = one_client(FedAvgClient, tmp_path / "b", TARGET)
-    values = {name: value + np.float32(0.05) for name, value in start(member).items()}
+    member = full_batch_client(MoonClient, tmp_path / "a", TARGET, **{"moon.mu": 5.0})
+    plain = full_batch_client(FedAvgClient, tmp_path / "b", TARGET)
+    values = {name: value + np.float32(0.05) for name, value in initial_arrays(member).items()}
     first, of_fedavg = next_round(member, values, 3, 0), next_round(plain, values, 3, 0)
     assert exact(first) == exact(of_fedavg)
     lost = next_round(member, values, 4, 3)
     assert exact(lost) != exact(next_round(plain, values, 4, 3))
-    again = one_client(MoonClient, tmp_path / "a", TARGET, **{"moon.mu": 5.0})
+    again = full_batch_client(MoonClient, tmp_path / "a", TARGET, **{"moon.mu": 5.0})
     assert exact(next_round(again, values, 4, 3)) == exact(lost)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from one_client import next_round, one_client, record_batches, rounds, start
+from members import full_batch_client, initial_arrays, initial_model, next_round, record_batches, upload_after
 from plain import random_samples
 from torch.nn import functional
 
@@ -84,11 +84,13 @@ def test_a_round_is_algorithm_1(mode, tmp_path):
     """Batches of 20 and 10 samples, their first halves for the inner step; the Hessian's product by two gradients."""
     alpha, rate = 0.2, 0.1
     changes = {"batch-size": 20, "local-epochs": 2, "momentum": 0.0, "weight-decay": 0.0}
-    member = one_client(PerFedAvgClient, tmp_path, **changes, **{"per-fedavg.mode": mode, "per-fedavg.alpha": alpha})
+    member = full_batch_client(
+        PerFedAvgClient, tmp_path, **changes, **{"per-fedavg.mode": mode, "per-fedavg.alpha": alpha}
+    )
     seen = record_batches(member)
-    found = rounds(member)
-    model = one_client(FedAvgClient, tmp_path).model
-    model.load_state_dict({name: torch.tensor(value) for name, value in start(member).items()}, assign=True)
+    found = upload_after(member)
+    model = full_batch_client(FedAvgClient, tmp_path).model
+    model.load_state_dict(initial_model(member), assign=True)
     parameters = list(model.parameters())
 
     def gradients(images, labels, **options):
@@ -119,11 +121,11 @@ def test_a_round_is_algorithm_1(mode, tmp_path):
 @pytest.mark.parametrize("target", ["mlp", BATCHNORM])
 def test_without_a_step_it_is_fedavg_on_the_second_halves(target, tmp_path):
     """With alpha = 0 it is SGD on the second half of each batch, and BatchNorm sees no other statistics."""
-    member = one_client(PerFedAvgClient, tmp_path, target, **{"batch-size": 20, "per-fedavg.alpha": 0.0})
+    member = full_batch_client(PerFedAvgClient, tmp_path, target, **{"batch-size": 20, "per-fedavg.alpha": 0.0})
     seen = record_batches(member)
-    found = rounds(member)
-    model = one_client(FedAvgClient, tmp_path, target).model
-    model.load_state_dict({name: torch.tensor(value) for name, value in start(member).items()}, assign=True)
+    found = upload_after(member)
+    model = full_batch_client(FedAvgClient, tmp_path, target).model
+    model.load_state_dict(initial_model(member), assign=True)
     optimiser = torch.optim.SGD(model.train().parameters(), lr=0.1, momentum=0.5, weight_decay=0.02)
     for images, labels in seen:
         half = len(labels) // 2
@@ -136,9 +138,9 @@ def test_without_a_step_it_is_fedavg_on_the_second_halves(target, tmp_path):
 
 def test_running_statistics_are_those_of_the_second_halves(tmp_path):
     """In one step the running mean of the first layer's outputs moves by a tenth of the second half's mean at u."""
-    member = one_client(PerFedAvgClient, tmp_path, BATCHNORM, **{"local-epochs": 1, "per-fedavg.alpha": 1e-9})
+    member = full_batch_client(PerFedAvgClient, tmp_path, BATCHNORM, **{"local-epochs": 1, "per-fedavg.alpha": 1e-9})
     seen = record_batches(member)
-    found, first = rounds(member), start(member)
+    found, first = upload_after(member), initial_arrays(member)
     ((images, _),) = seen
     outputs = functional.conv2d(images[15:], torch.tensor(first["extractor.network.0.weight"]))
     expected = 0.1 * (outputs.mean(dim=(0, 2, 3)) + torch.tensor(first["extractor.network.0.bias"]))
@@ -148,12 +150,12 @@ def test_running_statistics_are_those_of_the_second_halves(tmp_path):
 def test_the_personalized_model_is_one_step_from_the_received_one(tmp_path):
     """It takes the mean loss of all training samples, in three parts here; `aggregate` is the received model."""
     changes = {"batch-size": 13, "local-epochs": 1, "per-fedavg.alpha": 0.5}
-    member = one_client(PerFedAvgClient, tmp_path, **changes)
-    received = start(member)
+    member = full_batch_client(PerFedAvgClient, tmp_path, **changes)
+    received = initial_arrays(member)
     arrays, _, found = member.fit(
         [value.copy() for value in received.values()], {"round": 1, "version": 0, "kept-version": 0}
     )
-    data, model = member.context.data, one_client(FedAvgClient, tmp_path).model
+    data, model = member.context.data, full_batch_client(FedAvgClient, tmp_path).model
     model.load_state_dict({name: torch.tensor(value) for name, value in received.items()}, assign=True)
     assert found["aggregate-loss"] == evaluate(model, data.test_images, data.test_labels).mean_loss
     loss = functional.cross_entropy(model(data.train_images), data.train_labels)
@@ -174,7 +176,7 @@ def test_the_personalized_model_is_one_step_from_the_received_one(tmp_path):
 def test_attention_has_second_derivatives(tmp_path):
     """Torch's fast kernels for it have none; with `hf` they are not used, and the model is another than with `fo`."""
     found = [
-        rounds(one_client(PerFedAvgClient, tmp_path / mode, "own_networks:attention", **changes))
+        upload_after(full_batch_client(PerFedAvgClient, tmp_path / mode, "own_networks:attention", **changes))
         for mode in ("fo", "hf")
         for changes in [{"per-fedavg.mode": mode, "per-fedavg.alpha": 0.5}]
     ]
@@ -183,8 +185,10 @@ def test_attention_has_second_derivatives(tmp_path):
 
 def test_a_batch_of_one_sample_is_both_halves(tmp_path):
     """The last batch of 30 samples in batches of 29: the step and the loss after it are of the same sample."""
-    member = one_client(PerFedAvgClient, tmp_path, **{"batch-size": 29, "local-epochs": 1, "per-fedavg.alpha": 0.5})
-    values = next_round(member, start(member), 1, 0)
+    member = full_batch_client(
+        PerFedAvgClient, tmp_path, **{"batch-size": 29, "local-epochs": 1, "per-fedavg.alpha": 0.5}
+    )
+    values = next_round(member, initial_arrays(member), 1, 0)
     assert all(np.isfinite(value).all() for value in values.values())
     data = member.context.data
     one, label = data.train_images[:1], data.train_labels[:1]

@@ -5,60 +5,24 @@ import math
 import numpy as np
 import pytest
 import torch
-from plain import random_samples
+from members import FULL_BATCH, client, initial_arrays, initial_model, upload_after
 from torch.nn import functional
 
-from clients.engine.context import ClientContext
 from clients.fedavg import FedAvgClient
 from clients.ppsgd import PPSGDClient
-from hyperfl_flwr.config.run_config import RunConfig, default_settings
-from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.data.federated_data import ClientData
-from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.node.private_state import PrivateState
 
-SHAPE, CLASSES = (1, 8, 8), 10
-CHANGES = {"batch-size": 30, "local-epochs": 4, "momentum": 0.5, "weight-decay": 0.02, "ppsgd.head-learning-rate": 0.3}
-
-
-def client(kind, folder, changes=CHANGES, target="mlp"):
-    train, test = random_samples(30, SHAPE, CLASSES), random_samples(7, SHAPE, CLASSES, seed=1)
-    data = ClientData(
-        train_images=train.train_images.float(), train_labels=train.train_labels,
-        test_images=test.train_images.float(), test_labels=test.train_labels,
-        augmentation=None, num_classes=CLASSES,
-    )  # fmt: skip
-    flat = default_settings() | {"device": "cpu", "learning-rate": 0.1, "target": target} | changes
-    return kind(
-        ClientContext(
-            config=RunConfig.from_flat(flat), client=0, data=data, device=torch.device("cpu"),
-            state=PrivateState(folder, "experiment", 0),
-        )
-    )  # fmt: skip
-
-
-def start(member):
-    return initial_state(member.model, torch_generator(0, "model"))
-
-
-def rounds(member, number=1):
-    """Train some rounds, each from the last upload; return the uploaded arrays by name."""
-    values = {name: value.numpy().copy() for name, value in start(member).items()}
-    for version in range(number):
-        config = {"round": version + 1, "version": version, "kept-version": version}
-        arrays, _, _ = member.fit(list(values.values()), config)
-        values = dict(zip(values, arrays, strict=True))
-    return values
+CHANGES = FULL_BATCH | {"ppsgd.head-learning-rate": 0.3}
 
 
 @pytest.mark.parametrize("target", ["mlp", "cnn", "own_networks:with_batchnorm"])
 def test_a_round_is_sgd_on_the_additive_model(target, tmp_path):
     """Two rounds of full-batch steps: both classifiers take the common gradient, each at its rate and with decay."""
-    member = client(PPSGDClient, tmp_path, target=target)
-    found = rounds(member, 2)
-    reference = client(FedAvgClient, tmp_path, target=target)
+    member = client(PPSGDClient, tmp_path, CHANGES, target)
+    found = upload_after(member, 2)
+    reference = client(FedAvgClient, tmp_path, CHANGES, target)
     model, data = reference.model, reference.context.data
-    model.load_state_dict({name: value.clone() for name, value in start(reference).items()}, assign=True)
+    model.load_state_dict(initial_model(reference), assign=True)
     model.train()
     own = [torch.zeros_like(parameter, requires_grad=True) for parameter in model.classifier.parameters()]
     for _ in range(2):
@@ -83,14 +47,14 @@ def test_a_round_is_sgd_on_the_additive_model(target, tmp_path):
 
 def test_the_client_uses_the_sum_of_both_classifiers(tmp_path):
     """The exported model, one linear classifier, gives the logits of the two."""
-    member = client(PPSGDClient, tmp_path)
-    rounds(member)
+    member = client(PPSGDClient, tmp_path, CHANGES, "mlp")
+    upload_after(member)
     images = member.context.data.test_images
     with torch.no_grad():
         logits = member.predictor()(images)
         features = member.model.extractor(images)
         shared = member.model.classifier(features)
-        alone = client(FedAvgClient, tmp_path).model
+        alone = client(FedAvgClient, tmp_path, CHANGES, "mlp").model
         alone.load_state_dict(dict(member.target_state()), assign=True)
         torch.testing.assert_close(alone(images), logits)
     assert float((logits - shared).abs().max()) > 1e-3
@@ -98,8 +62,8 @@ def test_the_client_uses_the_sum_of_both_classifiers(tmp_path):
 
 def test_with_a_rate_of_nearly_zero_it_is_fedavg(tmp_path):
     tiny = CHANGES | {"ppsgd.head-learning-rate": 1e-30}
-    found = rounds(client(PPSGDClient, tmp_path / "a", tiny))
-    expected = rounds(client(FedAvgClient, tmp_path / "b"))
+    found = upload_after(client(PPSGDClient, tmp_path / "a", tiny, "mlp"))
+    expected = upload_after(client(FedAvgClient, tmp_path / "b", CHANGES, "mlp"))
     assert found.keys() == expected.keys()
     for name in found:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-6)
@@ -110,18 +74,15 @@ def test_with_noise_the_private_classifier_moves_as_the_setting_says(heads, tmp_
     """`noised`: along the shared classifier's noisy change, at the ratio of the rates; `published`: along its own."""
     changes = {"batch-size": 30, "local-epochs": 1, "ppsgd.head-learning-rate": 0.3, "dp.epsilon": 5.0, "num-rounds": 1}
     changes |= {"weight-decay": 0.0, "dp.heads": heads}
-    member = client(PPSGDClient, tmp_path, changes)
-    before = start(member)
-    found = rounds(member)
+    member = client(PPSGDClient, tmp_path, changes, "mlp")
+    before = initial_arrays(member)
+    found = upload_after(member)
     moved = torch.cat(
-        [
-            torch.from_numpy(found[f"classifier.{n}"] - before[f"classifier.{n}"].numpy()).flatten()
-            for n in ("weight", "bias")
-        ]
+        [torch.from_numpy(found[f"classifier.{n}"] - before[f"classifier.{n}"]).flatten() for n in ("weight", "bias")]
     )
     own = torch.cat([value.detach().flatten() for value in member.network.offset.parameters()])
-    data, model = member.context.data, client(FedAvgClient, tmp_path).model
-    model.load_state_dict(before, assign=True)
+    data, model = member.context.data, client(FedAvgClient, tmp_path, CHANGES, "mlp").model
+    model.load_state_dict(initial_model(member), assign=True)
     loss = functional.cross_entropy(model(data.train_images), data.train_labels)
     gradients = torch.autograd.grad(loss, list(model.classifier.parameters()))
     plain = -0.3 * torch.cat([gradient.flatten() for gradient in gradients])
