@@ -45,8 +45,8 @@ def photographs(tmp_path: Path, pixels: np.ndarray) -> Path:
 
 @pytest.fixture(autouse=True)
 def repeatable_randomised_response(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In contract tests, randomised weights follow from the weights: otherwise no two runs of srr-fl would be equal."""
-    if "test_contract" not in request.module.__name__:
+    """Let randomised weights follow from the weights, where runs are compared: no two runs of srr-fl are equal."""
+    if not request.module.__name__.startswith(("test_contract", "test_own_model")):
         return
     randomise = Staircase.randomise
 

@@ -41,12 +41,14 @@ KINDS: dict[str, dict[str, Scalar]] = {
 """Settings of every method, and of variants of some methods."""
 
 STORED = (
-    "hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing", "ditto", "fedala", "moon", "prifedsync",
+    "hyperfl", "frozen", "sampled", "local", "priv-hfl", "chain", "mixing",
+    "ditto", "fedakd", "fedala", "moon", "prifedsync",
 )  # fmt: skip
 """Kinds for which the private state determines the model after local training."""
 
 WITHOUT_GLOBAL_MODEL = (
-    "fedbn", "fedper", "fedrep", "hyperfl", "hyperfl-frozen", "it-pfl", "lg-fedavg", "local", "pfedhn", "pfedhn-pc",
+    "fedakd", "fedbn", "fedper", "fedrep", "hyperfl", "hyperfl-frozen", "it-pfl", "lg-fedavg", "local",
+    "pfedhn", "pfedhn-pc",
     "priv-hfl",
 )  # fmt: skip
 """Methods whose clients do not all receive the same whole model."""

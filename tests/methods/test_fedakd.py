@@ -111,7 +111,7 @@ def test_a_reply_is_the_weighted_logits_of_held_back_accuracy(tmp_path: Path) ->
     config = resolved(RunConfig.from_flat(flat))
     one = member(config, tmp_path)
     (reply,), count, _ = one.fit(received(one, first=True), {"round": 1, "version": 0, "kept-version": 0})
-    data, rest = one.context.data, one.training_data
+    data, rest = one.context.data, one.training_data()
     assert (count, len(rest.train_labels)) == (40, 36)
     kept = {tuple(image.flatten().tolist()) for image in rest.train_images}
     held = torch.tensor([tuple(image.flatten().tolist()) not in kept for image in data.train_images])
@@ -129,7 +129,7 @@ def test_with_noisy_steps_nothing_else_depends_on_the_records(tmp_path: Path) ->
     flat = small_settings(method="fedakd", **NOISY, **{"fedakd.samples": SAMPLES, "fedakd.held-back": 0.5})
     one = member(resolved(RunConfig.from_flat(flat)), tmp_path)
     (reply,), _, found = one.fit(received(one, first=True), {"round": 1, "version": 0, "kept-version": 0})
-    assert one.training_data is one.context.data
+    assert one.training_data() is one.context.data
     assert (reply[-1], found["private-steps"]) == (1.0, 2)
     assert one.release().mechanism == "sampled-gaussian"
 
