@@ -56,6 +56,7 @@ class EncodedSum:
         max_ratio: Largest norm of a group's change, relative to the norm of the group that was received; 0 for no
             bound. The server cannot check single clients, so the node does.
         noise: Standard deviation of the noise in each element of a client's change; it does not count as change.
+        cuts_off: Whether elements beyond the range of the encoding are cut off; otherwise their client is refused.
 
     Attributes:
         vector: The sum, uint32 [P].
@@ -63,9 +64,9 @@ class EncodedSum:
         saturated: Number of saturated elements.
     """
 
-    def __init__(self, encoding: Encoding, max_ratio: float, noise: float = 0.0) -> None:
+    def __init__(self, encoding: Encoding, max_ratio: float, noise: float = 0.0, *, cuts_off: bool = True) -> None:
         self.vector, self.num_examples, self.saturated = encoding.new_sum(), 0, 0
-        self._encoding, self._max_ratio = encoding, max_ratio
+        self._encoding, self._max_ratio, self._cuts_off = encoding, max_ratio, cuts_off
         self._noise = noise_norms(encoding.received, noise) if noise else None
 
     def add(self, arrays: SharedArrays, num_examples: int) -> None:
@@ -76,7 +77,15 @@ class EncodedSum:
             refuse_long(
                 norms_of_change(arrays, self._encoding.received), self._references, self._max_ratio, self._noise
             )
-        self.saturated += self._encoding.add(self.vector, arrays, num_examples)
+        before = None if self._cuts_off else self.vector.copy()
+        saturated = self._encoding.add(self.vector, arrays, num_examples)
+        if before is not None and saturated:
+            self.vector[:] = before
+            raise ValueError(
+                f"{saturated} elements of its upload are beyond the range of a secure sum, and this method's clients "
+                f"must know what is added; raise secagg.range"
+            )
+        self.saturated += saturated
         self.num_examples += min(num_examples, self._encoding.max_examples)
 
     @cached_property

@@ -48,7 +48,8 @@ class SecureCohort:
         request = Request.of(content)
         step, encoding = self.node.accept(content, "train", request, received.alike, self.terms)
         share = self._share_of_noise(step.header, encoding)
-        total = EncodedSum(encoding, self.terms.max_update_ratio, self.terms.local_noise)
+        ratio, noise = self.terms.max_update_ratio, self.terms.local_noise
+        total = EncodedSum(encoding, ratio, noise, cuts_off=self.terms.cuts_off)
         result = train_cohort(trainer, request, received, total, send_details=False)
         if share and result.results:
             add_noise(total.vector, share)

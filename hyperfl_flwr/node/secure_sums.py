@@ -52,6 +52,7 @@ class SecureTerms:
         noise: Noise that the nodes add to the sum; None for none.
         local_noise: Standard deviation of the noise that each client adds to its upload.
         colluding: Number of nodes that the run expects to collude with the server.
+        cuts_off: Whether elements of an upload beyond the range are cut off; otherwise their client fails.
         metric_names: Function from phase and round to the names of the metrics that clients report.
     """
 
@@ -65,6 +66,7 @@ class SecureTerms:
     noise: SumNoise | None = None
     local_noise: float = 0.0
     colluding: int = 0
+    cuts_off: bool = True
     metric_names: Callable[[Phase, int], Collection[str]]
 
 

@@ -9,7 +9,7 @@ import pytest
 from federations import Federate, KilledError, KilledGrid, Settings, metrics, private_arrays
 
 from hyperfl_flwr.app.methods import client_of
-from hyperfl_flwr.core.errors import ConfigError
+from hyperfl_flwr.core.errors import ConfigError, RunFailedError
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.runs.checkpoint import SERVER, Checkpoints
 
@@ -82,6 +82,16 @@ def test_it_is_so_with_secure_sums(method: str, federate: Federate) -> None:
     mean, server = of_clients(run, method, 2), of_server(run, method, 2)
     assert np.abs(server).max() > 1e-5
     np.testing.assert_allclose(server, mean, rtol=0, atol=1e-5 * np.abs(server).max())
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_a_client_beyond_the_range_of_a_secure_sum_fails(method: str, federate: Federate) -> None:
+    """Its state would have what is cut off from the sum; fedavg's clients have no state, and lose a few elements."""
+    changes: Settings = {"secagg.enabled": True, "secagg.range": 0.01, "num-rounds": 1}
+    with pytest.raises(RunFailedError, match="5 of 5 client trainings failed"):
+        federate(method, NUM_CLIENTS, **changes)
+    rows = metrics(federate("fedavg", NUM_CLIENTS, **changes))
+    assert [row["saturated"] > 0 for row in rows if row["kind"] == "train"] == [True]
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
