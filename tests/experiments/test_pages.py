@@ -44,7 +44,7 @@ def test_a_run_s_page_escapes_settings_reasons_and_nodes(federate: Federate, nam
     manifest = json.loads((run / "manifest.json").read_text())
     excluded = {"node": 1, "round": 1, "until": 2, "times": 1, "reason": SCRIPT}
     manifest |= {"problem": SCRIPT, "devices": [SCRIPT, "cpu"], "excluded": [excluded]}
-    manifest["settings"]["personalize.run"] = SCRIPT
+    manifest["settings"]["personalize.run"] = f"/{SCRIPT}"
     manifest["versions"]["flwr"] = SCRIPT
     (run / "manifest.json").write_text(json.dumps(manifest))
     text = write_report(run).read_text()
