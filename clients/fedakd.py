@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.config.run_config import RunConfig
-from hyperfl_flwr.core.rng import numpy_generator, torch_generator
+from hyperfl_flwr.core.rng import numpy_generator
 from hyperfl_flwr.data.public_samples import mixture, public_samples
 from hyperfl_flwr.methods.fedakd import FedAKDConfig
 from hyperfl_flwr.metrics.classification import evaluate
-from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.vector import Vector
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
@@ -55,7 +55,7 @@ class FedAKDClient(BaseClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return FedAvg's initial model, from which all clients start."""
-        return {"model": initial_state(self.model, torch_generator(self.context.config.seed, "model"))}
+        return {"model": initial_model(self.model, self.context.config.seed)}
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

@@ -8,7 +8,6 @@ and `dp.*` protects single samples.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -74,10 +73,10 @@ class PPSGDClient(FedAvgClient):
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private classifier in place; the shared model is constant."""
-        epochs, rate = self.epochs(), self.offset_set().learning_rate
+        rate = self.offset_set().learning_rate
         self.model.requires_grad_(False)
-        passes = replace(epochs, epochs=rounds * epochs.epochs)
-        join_classifier(self.network, self.network.offset, rate, self.context.data, passes, rng)
+        epochs = self.epochs().over(rounds)
+        join_classifier(self.network, self.network.offset, rate, self.context.data, epochs, rng)
 
     def predictor(self) -> Predict:
         """Return the shared model with the private classifier."""

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from clients.fedavg import FedAvgClient
-from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.methods.prifedsync import PriFedSyncConfig
-from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.initialisation import initial_model
 
 OWN = "own"
 """The private group: the client's model as it was when it was last trained, which is what the client has sent."""
@@ -35,7 +34,7 @@ class PriFedSyncClient(FedAvgClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return FedAvg's initial model, from which all clients start."""
-        return {OWN: initial_state(self.model, torch_generator(self.context.config.seed, "model"))}
+        return {OWN: initial_model(self.model, self.context.config.seed)}
 
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Move the own model towards the received one, train it in place of that, and keep it."""

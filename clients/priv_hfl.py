@@ -33,7 +33,7 @@ from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator
-from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.vector import Vector, num_parameters, pieces
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.secret_rotation import mixing_of
@@ -230,7 +230,7 @@ class PrivHFLClient(BaseClient):
         return torch.cat(parts).to(self.context.device)
 
     def _start(self, target: nn.Module) -> Mapping[str, Tensor]:
-        return initial_state(target, torch_generator(self.context.config.seed, "model"))
+        return initial_model(target, self.context.config.seed)
 
     def _start_share(self, start: Tensor, rounds: int) -> Tensor:
         """Return the difference between A of models and A of changes after some rounds: the share of the start."""

@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import group_of
 from strategies.engine.base import BaseStrategy
@@ -28,7 +27,7 @@ class FedAvg(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the target network's initial values, drawn with its usual initialisation."""
-        return {"model": initial_state(self.new_target(), torch_generator(self.context.config.seed, "model"))}
+        return {"model": initial_model(self.new_target(), self.context.config.seed)}
 
     def moved(self, means: SharedArrays, rate: float) -> SharedArrays:
         """Return the group `model` after a share of the way from what was sent to the mean.

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.initialisation import initial_model
 from strategies.engine.base import BaseStrategy
 
 
@@ -18,5 +17,4 @@ class FedRep(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the extractor's initial values, drawn with its usual initialisation."""
-        generator = torch_generator(self.context.config.seed, "model")
-        return {"extractor": initial_state(self.new_target().extractor, generator)}
+        return {"extractor": initial_model(self.new_target().extractor, self.context.config.seed)}

@@ -1,14 +1,12 @@
 """Base of clients that share one part of the target network and keep the other, and train both together."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from clients.engine.base import BaseClient
-from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.groups import initial_groups
 from hyperfl_flwr.training.local_sgd import ParameterSet, train_epochs
 
@@ -24,8 +22,7 @@ class PartialClient(BaseClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the private group's values in FedAvg's initial model, from which all clients start."""
-        generator = torch_generator(self.context.config.seed, "model")
-        return dict(initial_groups(self.new_target(), self.private, generator))
+        return dict(initial_groups(self.new_target(), self.private, self.context.config.seed))
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private group in place; the shared one is constant."""
@@ -33,6 +30,5 @@ class PartialClient(BaseClient):
         kept = [self.groups[name].train().requires_grad_(True) for name in self.private]
         parameters = [parameter for group in kept for parameter in group.parameters()]
         part = ParameterSet(parameters=parameters, learning_rate=self.steps.learning_rate)
-        epochs = self.epochs()
-        passes = replace(epochs, epochs=rounds * epochs.epochs)
-        train_epochs(self.model, [part], self.context.data, passes, rng)
+        epochs = self.epochs().over(rounds)
+        train_epochs(self.model, [part], self.context.data, epochs, rng)

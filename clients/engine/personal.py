@@ -1,15 +1,13 @@
 """Base of clients that share the whole model and keep a second one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from clients.engine.base import BaseClient
-from hyperfl_flwr.core.rng import torch_generator
-from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
@@ -36,7 +34,7 @@ class PersonalClient(BaseClient):
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return FedAvg's initial model, from which the private models of all clients start."""
-        return {"personal": initial_state(self.personal, torch_generator(self.context.config.seed, "model"))}
+        return {"personal": initial_model(self.personal, self.context.config.seed)}
 
     def receive(self, received: SharedArrays, version: int) -> None:
         """Load the received model, and the private one; without a version of it, the received model in its place."""
@@ -47,10 +45,9 @@ class PersonalClient(BaseClient):
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private model in place, from the received one."""
-        epochs = self.epochs()
         self.personal.train()
-        passes = replace(epochs, epochs=rounds * epochs.epochs)
-        train_epochs(self.predictor(), [self.personal_set(self.as_received())], self.context.data, passes, rng)
+        epochs = self.epochs().over(rounds)
+        train_epochs(self.predictor(), [self.personal_set(self.as_received())], self.context.data, epochs, rng)
 
     def personal_set(self, received: Sequence[Tensor]) -> ParameterSet:
         """Return the private model's parameters and their rate.

@@ -1,6 +1,5 @@
 """Base of clients that share the target network's feature extractor and keep its classifier private."""
 
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -39,8 +38,7 @@ class SplitClient(BaseClient):
             rounds: Number of rounds.
             rng: Random numbers for the order of the samples and for augmentation.
         """
-        epochs = self.epochs()
         self.model.extractor.requires_grad_(False)
         self.model.classifier.requires_grad_(True)
-        passes = replace(epochs, epochs=rounds * epochs.epochs)
-        join_classifier(self.model, self.model.classifier, rate, self.context.data, passes, rng)
+        epochs = self.epochs().over(rounds)
+        join_classifier(self.model, self.model.classifier, rate, self.context.data, epochs, rng)

@@ -1,17 +1,13 @@
 """Draw what accuracy costs: that of each row against the bytes of a client and round."""
 
-import csv
-import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -57,8 +53,7 @@ def draw_accuracy_bytes(study: Study, study_manifest: StudyManifest, cells: Sequ
         raise RunDirectoryError(f"no finished cell in {folder} has an accuracy; run a study without attacks")
     columns = [column for column in study.columns if any(place == column.name for _, place in found)]
     rows = [row for row in study.rows if any(name == row.name for name, _ in found)]
-    figure = Figure(figsize=(4.0 * len(columns) + 2.6, 8.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.0 * len(columns) + 2.6, 8.0)
     panels = figure.subplots(len(NUMBERS), len(columns), sharex="col", squeeze=False)
     for which, (number, across) in enumerate(zip(NUMBERS, panels, strict=True)):
         across[0].set_ylabel(number.replace("_", " "))
@@ -74,35 +69,21 @@ def draw_accuracy_bytes(study: Study, study_manifest: StudyManifest, cells: Sequ
     labels = [f"{position}  {row.label}" for position, row in enumerate(rows, start=1)]
     figure.legend([Line2D([], []) for _ in labels], labels, loc="outside right center", fontsize="small",
                   handlelength=0)  # fmt: skip
-    figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""), fontsize="medium")
-    picture = folder / "figure-accuracy-bytes.png"
-    figure.savefig(picture, dpi=120)
-    with picture.with_suffix(".csv").open("w", newline="") as stream:
-        lines = [(place, row, point.bytes, *point.accuracies) for (row, place), point in found.items()]
-        csv.writer(stream, lineterminator="\n").writerows([("column", "row", "bytes", *NUMBERS), *lines])
-    return [picture]
+    lines = [(place, row, point.bytes, *point.accuracies) for (row, place), point in found.items()]
+    return save_with_numbers(figure, study, study_manifest, folder / "figure-accuracy-bytes.png",
+                             [("column", "row", "bytes", *NUMBERS), *lines])  # fmt: skip
 
 
 def _points(cells: Sequence[Cell], folder: Path) -> dict[tuple[str, str], Point]:
     """Return the numbers of each row and column that has an accuracy."""
-    documents: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
-    for cell in cells:
-        summary = json.loads((cell.folder(folder) / "summary.json").read_text())
-        if summary.get("test_accuracy") is not None:
-            documents.setdefault((cell.row, cell.column), []).append(summary)
     return {
         line: Point(
-            bytes=sum(_mean(seeds, f"bytes_{way}_per_client_round") or 0.0 for way in ("up", "down")),
-            accuracies=tuple(_mean(seeds, number) for number in NUMBERS),
+            bytes=sum(mean_of(seeds, f"bytes_{way}_per_client_round") or 0.0 for way in ("up", "down")),
+            accuracies=tuple(mean_of(seeds, number) for number in NUMBERS),
         )
-        for line, seeds in documents.items()
+        for line, seeds in summaries_of(cells, folder).items()
+        if mean_of(seeds, "test_accuracy") is not None
     }
-
-
-def _mean(summaries: Sequence[Mapping[str, float | None]], number: str) -> float | None:
-    """Return the mean of a number over the runs that have it; None if none has."""
-    known = [value for summary in summaries if (value := summary[number]) is not None]
-    return statistics.fmean(known) if known else None
 
 
 def _draw_panel(panel: Axes, points: Sequence[tuple[int, float, float]]) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.accuracy_bytes import draw_accuracy_bytes
 from experiments.figures.novel_pictures import draw_divergence, draw_epsilon
 from experiments.figures.privacy_cost import draw_privacy_cost
+from experiments.figures.results import new_figure
 from experiments.runner import StudyManifest, is_finished, seeds_in
 from experiments.study import Cell, Study
 from hyperfl_flwr.app.methods import client_of
@@ -130,8 +129,7 @@ def _draw_curves(study: Study, study_manifest: StudyManifest, folder: Path, cell
         raise RunDirectoryError(f"no run in {folder} has recorded {number}")
     titles = list(dict.fromkeys(panel for _, panel in curves))
     rows = [row for row in study.rows if any(name == row.name for name, _ in curves)]
-    figure = Figure(figsize=(4.2 * len(titles) + 2.2, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.2 * len(titles) + 2.2, 3.8)
     panels = figure.subplots(1, len(titles), squeeze=False)[0]
     for panel, title in zip(panels, titles, strict=True):
         for position, row in enumerate(rows):

@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 from sklearn.neighbors import NearestNeighbors
 
+from experiments.figures.results import new_figure
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.data.partition.equal_size import dominant_classes
 from hyperfl_flwr.node.private_state import PrivateState
@@ -137,8 +136,7 @@ def draw_embeddings(run: Path, picture: Path) -> Separation:
             f"{run} has {len(groups)} clients of {number} groups; at least two groups and more clients are needed"
         )
     found = separation(vectors, groups, np.random.default_rng(0))
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 4)
     left, right = figure.subplots(1, 2)
     perplexity = min(PERPLEXITY, (len(vectors) - 1) / 3)
     _points(left, TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors), groups)

@@ -1,14 +1,12 @@
 """Draw the figures of novel clients, readable in black and white, and write their numbers to CSV files."""
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from experiments.figures.novel import Curve, Points, curves, divergence_points, quintiles
+from experiments.figures.results import new_figure, save_with_numbers
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from experiments.study_axes import Line
@@ -45,8 +43,7 @@ def draw_divergence(study: Study, study_manifest: StudyManifest, cells: Sequence
         if points := divergence_points(cell.folder(folder), row.way):
             found.setdefault(row.name, {}).setdefault(column.name, []).extend(points)
     rows, columns = _lines_with_data(study, found)
-    figure = Figure(figsize=(3.3 * (len(rows) + 1), 3.9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(3.3 * (len(rows) + 1), 3.9)
     *panels, together = figure.subplots(1, len(rows) + 1, sharex=True, sharey=True, squeeze=False)[0]
     headings = {column.name: study.heading(column, quick=study_manifest.quick) for column in columns}
     for place, (panel, row) in enumerate(zip(panels, rows, strict=True)):
@@ -63,8 +60,8 @@ def draw_divergence(study: Study, study_manifest: StudyManifest, cells: Sequence
     panels[0].set_ylabel("accuracy of a novel client")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
     lines = [(row, column, *point) for row in found for column in found[row] for point in found[row][column]]
-    return [_saved(figure, study, study_manifest, folder / "figure-novel-divergence.png",
-                   [("row", "column", "divergence", "accuracy"), *lines])]  # fmt: skip
+    return save_with_numbers(figure, study, study_manifest, folder / "figure-novel-divergence.png",
+                   [("row", "column", "divergence", "accuracy"), *lines])  # fmt: skip
 
 
 def draw_epsilon(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
@@ -78,8 +75,7 @@ def draw_epsilon(study: Study, study_manifest: StudyManifest, cells: Sequence[Ce
         if column.name not in found.get(row.name, {}) and (by_samples := curves(cell.folder(folder), row.way)):
             found.setdefault(row.name, {})[column.name] = by_samples
     rows, columns = _lines_with_data(study, found)
-    figure = Figure(figsize=(max(7.0, 4.6 * len(columns)), 3.9 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(max(7.0, 4.6 * len(columns)), 3.9 * len(rows))
     panels = figure.subplots(len(rows), len(columns), sharey=True, squeeze=False)
     for line, row in zip(panels, rows, strict=True):
         for panel, column in zip(line, columns, strict=True):
@@ -98,8 +94,8 @@ def draw_epsilon(study: Study, study_manifest: StudyManifest, cells: Sequence[Ce
         for number, curve in of_column.items()
         for epsilon, level in curve.items()
     ]
-    return [_saved(figure, study, study_manifest, folder / "figure-novel-epsilon.png",
-                   [("row", "column", "samples", "epsilon", "mean", "sem"), *lines])]  # fmt: skip
+    return save_with_numbers(figure, study, study_manifest, folder / "figure-novel-epsilon.png",
+                   [("row", "column", "samples", "epsilon", "mean", "sem"), *lines])  # fmt: skip
 
 
 def _cells_by_row(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Line, Line, Cell]]:
@@ -145,13 +141,3 @@ def _draw_curve(panel: Axes, curve: Curve, place: int, label: str) -> None:
     )  # fmt: skip
     if None in curve:
         panel.axhline(curve[None].mean, linestyle=line, color=shade, linewidth=0.8, alpha=0.7)
-
-
-def _saved(
-    figure: Figure, study: Study, study_manifest: StudyManifest, picture: Path, lines: Iterable[Sequence[object]]
-) -> Path:
-    figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""), fontsize="medium")
-    figure.savefig(picture, dpi=120)
-    with picture.with_suffix(".csv").open("w", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(lines)
-    return picture

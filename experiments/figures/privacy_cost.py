@@ -1,15 +1,11 @@
 """Draw what privacy of whole clients costs: the accuracy against epsilon, with training alone as the line to beat."""
 
-import csv
-import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from experiments.figures.results import mean_of, new_figure, save_with_numbers, summaries_of
 from experiments.runner import StudyManifest
 from experiments.study import Cell, Study
 from hyperfl_flwr.core.errors import RunDirectoryError
@@ -23,6 +19,9 @@ SHADES, MARKERS = ("0", "0.45", "0.65"), ("o", "s", "^")
 
 Point = tuple[float | None, float]
 """Epsilon, None without noise, and a number of summary.json."""
+
+Curves = dict[tuple[str, str], list[Point]]
+"""Points by method and number."""
 
 
 def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequence[Cell], folder: Path) -> list[Path]:
@@ -43,21 +42,13 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
     Raises:
         RunDirectoryError: If no finished cell has noise with a stated epsilon.
     """
-    found: dict[str, dict[tuple[str, str], list[Point]]] = {}
-    for (_, place), seeds in _by_line(cells).items():
-        documents = [json.loads((cell.folder(folder) / "summary.json").read_text()) for cell in seeds]
-        for number in NUMBERS:
-            values = [document[number] for document in documents if document[number] is not None]
-            if values:
-                point = (documents[0]["privacy"]["epsilon"], statistics.fmean(values))
-                found.setdefault(place, {}).setdefault((seeds[0].config.method, number), []).append(point)
+    found = _curves(cells, folder)
     if not any(epsilon for curves in found.values() for points in curves.values() for epsilon, _ in points):
         raise RunDirectoryError(
             f"no finished cell in {folder} has noise with a stated epsilon; set privacy.unit=client"
         )
     columns = [column for column in study.columns if column.name in found]
-    figure = Figure(figsize=(4.0 * len(columns) + 0.6, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.0 * len(columns) + 0.6, 4.4)
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for panel, column in zip(panels, columns, strict=True):
         _draw_panel(panel, found[column.name])
@@ -67,30 +58,30 @@ def draw_privacy_cost(study: Study, study_manifest: StudyManifest, cells: Sequen
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize="small")
-    figure.suptitle(study.title + (", quick settings" if study_manifest.quick else ""), fontsize="medium")
-    picture = folder / "figure-privacy-cost.png"
-    figure.savefig(picture, dpi=120)
     lines = [
         (place, method, number, "none" if epsilon is None else epsilon, value)
         for place, curves in found.items()
         for (method, number), points in curves.items()
         for epsilon, value in points
     ]
-    with picture.with_suffix(".csv").open("w", newline="") as stream:
-        rows = [("column", "method", "number", "epsilon", "value"), *lines]
-        csv.writer(stream, lineterminator="\n").writerows(rows)
-    return [picture]
+    return save_with_numbers(figure, study, study_manifest, folder / "figure-privacy-cost.png",
+                             [("column", "method", "number", "epsilon", "value"), *lines])  # fmt: skip
 
 
-def _by_line(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
-    """Return the seeds of each row and column."""
-    found: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        found.setdefault((cell.row, cell.column), []).append(cell)
+def _curves(cells: Sequence[Cell], folder: Path) -> dict[str, Curves]:
+    """Return the curves of each column."""
+    methods = {cell.row: cell.config.method for cell in cells}
+    found: dict[str, Curves] = {}
+    for (row, column), summaries in summaries_of(cells, folder).items():
+        for number in NUMBERS:
+            mean = mean_of(summaries, number)
+            if mean is not None:
+                point = (summaries[0]["privacy"]["epsilon"], mean)
+                found.setdefault(column, {}).setdefault((methods[row], number), []).append(point)
     return found
 
 
-def _draw_panel(panel: Axes, curves: Mapping[tuple[str, str], Sequence[Point]]) -> None:
+def _draw_panel(panel: Axes, curves: Curves) -> None:
     methods = sorted({method for method, _ in curves if method != "local"})
     for (method, number), points in curves.items():
         what = number.removeprefix("test_accuracy_") if number != "test_accuracy" else "personalized"

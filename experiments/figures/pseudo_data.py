@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from sklearn.covariance import LedoitWolf
 from sklearn.decomposition import PCA
 
+from experiments.figures.results import new_figure
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.errors import RunDirectoryError
 from hyperfl_flwr.core.rng import torch_generator
@@ -144,8 +143,7 @@ def draw_pseudo_data(run: Path, picture: Path) -> None:
         writer = csv.writer(stream)
         writer.writerow(["round", *(f"class-{label}" for label in range(len(found[last])))])
         writer.writerows([number, *values] for number, values in found.items())
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4.6)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1))
     _draw_divergences(left, found)
     images, labels = study.private()

@@ -191,6 +191,11 @@ def randomises_weights(method: str) -> bool:
     return method in METHODS and METHODS[method].weight_epsilon is not None
 
 
+def has_private_classifier(method: str) -> bool:
+    """Return whether the clients of a method, by its name, train a classifier that `dp.heads` is about."""
+    return method in METHODS and METHODS[method].private_classifier
+
+
 @cache
 def _with_methods(base: type[RunConfig]) -> type[RunConfig]:
     """Return the class extended by a field for each method's section."""

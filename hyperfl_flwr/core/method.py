@@ -71,6 +71,8 @@ class Method:
         settings: Sections of settings that belong to the method; methods may share one.
         targets: Returns the names of the clients' target networks, by client id modulo their number; empty if all
             clients train `target`.
+        private_classifier: Whether clients train a private classifier beside what they send, so that `dp.heads` decides
+            whether it is trained without noise.
         weight_epsilon: Returns the epsilon of local differential privacy of each number of an upload, with some
             settings; None for a method whose clients do not randomise the numbers that they send.
     """
@@ -86,6 +88,7 @@ class Method:
     strategy: str
     settings: tuple[type[Section], ...] = ()
     targets: Callable[[Settings], Sequence[str]] = lambda settings: ()
+    private_classifier: bool = False
     weight_epsilon: Callable[[Settings], float] | None = None
 
     def active_uploads(self, settings: Settings, server_round: int) -> list[Upload]:

@@ -32,4 +32,5 @@ METHOD = Method(
     client="clients.fedrep:FedRepClient",
     strategy="strategies.fedrep:FedRep",
     settings=(FedRepConfig,),
+    private_classifier=True,
 )

@@ -12,4 +12,5 @@ METHOD = Method(
     learning_rate=0.05,
     client="clients.fedrod:FedRoDClient",
     strategy="strategies.fedavg:FedAvg",
+    private_classifier=True,
 )

@@ -14,4 +14,5 @@ METHOD = Method(
     client="clients.hyperfl_frozen:HyperFLFrozenClient",
     strategy="strategies.hyperfl:HyperFLFrozen",
     settings=(HyperFLConfig,),
+    private_classifier=True,
 )

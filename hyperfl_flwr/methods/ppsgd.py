@@ -28,4 +28,5 @@ METHOD = Method(
     client="clients.ppsgd:PPSGDClient",
     strategy="strategies.fedavg:FedAvg",
     settings=(PPSGDConfig,),
+    private_classifier=True,
 )

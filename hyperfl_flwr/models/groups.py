@@ -3,11 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.target import Target
 
 NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -73,14 +72,14 @@ def groups_of(target: Target) -> Mapping[str, nn.Module]:
     }
 
 
-def initial_groups(target: Target, names: Collection[str], generator: torch.Generator) -> dict[str, dict[str, Tensor]]:
-    """Return the values that some groups have in a network with the usual initialisation.
+def initial_groups(target: Target, names: Collection[str], seed: int) -> dict[str, dict[str, Tensor]]:
+    """Return the values that some groups have in the initial model of a run.
 
     Args:
         target: The network on the meta device; it gets these values.
         names: Names of the groups, see `groups_of`.
-        generator: A CPU generator.
+        seed: The run's seed.
     """
-    target.load_state_dict(initial_state(target, generator), assign=True)
+    target.load_state_dict(initial_model(target, seed), assign=True)
     groups = groups_of(target)
     return {name: dict(groups[name].state_dict()) for name in names}

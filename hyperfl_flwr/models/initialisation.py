@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.layers.batchnorm import AnyBatchNorm
 
 
@@ -93,6 +94,19 @@ def initial_state(module: nn.Module, generator: torch.Generator) -> dict[str, Te
     for name, buffer in module.named_buffers():
         values[name] = torch.full(buffer.shape, float(name.endswith("running_var")))
     return {name: values[name] for name in module.state_dict()}
+
+
+def initial_model(network: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Draw the initial model of a run, which is the same for the server and all clients.
+
+    Args:
+        network: The target network, or its feature extractor; see `ordinary_parameters`.
+        seed: The run's seed.
+
+    Returns:
+        See `initial_state`.
+    """
+    return initial_state(network, torch_generator(seed, "model"))
 
 
 def rectifier_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:

@@ -2,10 +2,10 @@
 
 import math
 
-from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.config.run_config import RunConfig, has_private_classifier
 from hyperfl_flwr.privacy.accounting import client_epsilon
 from hyperfl_flwr.privacy.coverage import PROMISES_NOTHING
-from hyperfl_flwr.runs.privacy_statement import OF_PUBLISHED_HEADS, WITHOUT_HEADS
+from hyperfl_flwr.runs.privacy_statement import OF_PUBLISHED_HEADS
 
 
 def planned(config: RunConfig, weights: int = 0) -> list[str]:
@@ -26,7 +26,7 @@ def planned(config: RunConfig, weights: int = 0) -> list[str]:
         unit, delta = "client", privacy.delta
         if privacy.noise_multiplier:
             found = client_epsilon(privacy.noise_multiplier, rounds, delta, privacy.noise)
-    elif config.dp.epsilon and config.dp.heads == "published" and config.method not in WITHOUT_HEADS:
+    elif config.dp.epsilon and config.dp.heads == "published" and has_private_classifier(config.method):
         return [f"privacy: no epsilon of records holds: {OF_PUBLISHED_HEADS}"]
     elif config.dp.epsilon:
         unit, delta, found = "record", config.dp.delta, config.dp.epsilon

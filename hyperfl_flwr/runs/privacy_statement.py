@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hyperfl_flwr.config.run_config import default_settings, randomises_weights
+from hyperfl_flwr.config.run_config import default_settings, has_private_classifier, randomises_weights
 from hyperfl_flwr.core.errors import StateError
 from hyperfl_flwr.core.setting_types import Scalar
 from hyperfl_flwr.privacy.accounting import (
@@ -36,9 +36,6 @@ OF_PUBLISHED_HEADS = (
     "other records, which are clipped one by one"
 )
 """Why no epsilon holds for methods that train their classifiers without noise."""
-
-WITHOUT_HEADS = ("fedavg", "fedprox", "fedakd", "prifedsync")
-"""Methods with noisy steps that have no private classifier, so that `dp.heads` makes no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +203,7 @@ def _of_records(run: Path, manifest: Mapping[str, Any], settings: Mapping[str, S
             f"{rounds - plan.rounds} rounds were repeated with other noise, and the clients' numbers of samples are "
             f"not known here; the nodes' records have what was spent (hyperfl dp --spent)"
         )
-    if settings["dp.heads"] == "published" and settings["method"] not in WITHOUT_HEADS:
+    if settings["dp.heads"] == "published" and has_private_classifier(str(settings["method"])):
         reason = OF_PUBLISHED_HEADS
     is_counted = bool(reported) and reported.keys() == sizes.keys()
     taken, limit = plan.of_taken(sizes, steps) if is_counted and not reason else (None, None)

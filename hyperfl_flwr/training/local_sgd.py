@@ -3,8 +3,8 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -87,6 +87,10 @@ class Epochs:
     def num_steps(self, num_examples: int) -> int:
         """Return the number of steps that a client with `num_examples` samples takes."""
         return self.steps or self.epochs * math.ceil(num_examples / self.batch_size)
+
+    def over(self, rounds: int) -> Self:
+        """Return the training of a number of rounds in a row."""
+        return replace(self, epochs=rounds * self.epochs, steps=rounds * self.steps)
 
     def reach(self, num_examples: int) -> float:
         """Return a(K, beta): how far a constant gradient moves a parameter in K steps, in units of rate * gradient.

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.groups import initial_groups
 from strategies.engine.base import BaseStrategy
 
@@ -14,5 +13,4 @@ class Partial(BaseStrategy):
 
     def initial_parameters(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the group's values in FedAvg's initial model."""
-        generator = torch_generator(self.context.config.seed, "model")
-        return dict(initial_groups(self.new_target(), self.context.reductions, generator))
+        return dict(initial_groups(self.new_target(), self.context.reductions, self.context.config.seed))

@@ -37,7 +37,7 @@ from hyperfl_flwr.privacy.accounting import record_epsilon, record_noise
 from hyperfl_flwr.privacy.budget import FILE, PrivacyBudget, read_record
 from hyperfl_flwr.privacy.release import Release
 from hyperfl_flwr.privacy.spent import spent
-from hyperfl_flwr.runs.privacy_statement import WITHOUT_HEADS, statement_text
+from hyperfl_flwr.runs.privacy_statement import statement_text
 from hyperfl_flwr.runs.run_directory import settings_of
 
 NOISY: dict[str, Any] = {"dp.epsilon": 8.0, "target": "mlp"}
@@ -59,7 +59,9 @@ def member(config: RunConfig, folder: Path, client: int = 0, budget: PrivacyBudg
 def test_all_of_them_are_tested() -> None:
     noisy = {name for name in METHODS if client_of(name).has_noisy_steps}
     assert {method for method, _ in KINDS} == noisy
-    assert {name for name in noisy if not client_of(name).heads} == set(WITHOUT_HEADS)
+    assert {name: method.private_classifier for name, method in METHODS.items()} == {
+        name: bool(client_of(name).heads) for name in METHODS
+    }
 
 
 @pytest.mark.parametrize(("method", "heads"), KINDS)

@@ -19,7 +19,6 @@ from clients.local import LocalClient
 from hyperfl_flwr.audit.audit import Options, audit, make_target
 from hyperfl_flwr.audit.record_round import record_round
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.models.groups import Entries, groups_of, initial_groups, normalisation_names
 from hyperfl_flwr.models.targets import build_target
 from hyperfl_flwr.protocol.messages import Reduction
@@ -38,7 +37,7 @@ def named_in_the_target(arrays):
 def trained(kind, folder, target):
     """Return all arrays of a client after two rounds, in which it is sent its own upload."""
     member = client(kind, folder / kind.__name__, SGD, target)
-    groups = initial_groups(member.new_target(), member.shared, torch_generator(0, "model"))
+    groups = initial_groups(member.new_target(), member.shared, 0)
     sent = {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
     assert list(sent) == member.keys()
     upload, stored = rounds(member, sent, 2)
