@@ -26,7 +26,7 @@ class RecordPrivacyConfig(Section):
     epsilon: Annotated[float, Field(ge=0, le=LARGEST_EPSILON)] = setting(
         0.0,
         "Privacy budget ε of each client over all rounds of the run; the noise of a step follows from it. 0 trains "
-        "without noise. For `fedavg`, `fedprox`, `fedakd`, `prifedsync`, `fedrep`, `hyperfl-frozen` and `ppsgd`. "
+        "without noise. For the methods whose local training has noisy steps; others are refused by name. "
         "Batches and noise come from the operating system's random generator, so that such runs are not repeatable.",
     )
     delta: Delta = setting(1e-5, "Privacy parameter δ that belongs to `dp.epsilon`.")
