@@ -1,7 +1,4 @@
-"""Measure a lower bound on epsilon by a membership game on the noisy steps of local training.
-
-The game checks the noisy steps and their accounting alone: not how data are read and normalised, what else a client
-sends (metrics, numbers of samples), the rounds of a run and what is repeated in them, nor private classifiers.
+"""Measure a lower bound on epsilon by a membership game on a mechanism of this project.
 
 Steinke, Nasr, Jagielski: "Privacy Auditing with One (1) Training Run", NeurIPS 2023. Each of m canaries takes part with
 probability 1/2, independently. After one training, the auditor guesses for r of the canaries whether they took part,
@@ -13,24 +10,18 @@ most (theorem 5.2)
 The largest epsilon for which this is below 1 - confidence is refuted by v correct guesses. Neither the noise nor the
 accountant enters the bound: if it exceeds the stated epsilon, one of the two is wrong.
 
-The game is played on `train_private_epochs`, the function that clients train with. Canary i is a sample of which only
-feature i is not zero; a canary that does not take part is a sample of zeros, so that the number of samples stays the
-same. The network is one linear layer without biases: the gradients of the canaries are orthogonal, those of zeros are
-zero, and all others are longer than the clipping norm. What the auditor sees is the change of the parameters, which is
-the sum of all noisy gradients; the score of a canary is its component in the direction of the canary's gradient.
+Canaries are records in `hyperfl_flwr.audit.record_game` and clients in `hyperfl_flwr.audit.client_game`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet
-from hyperfl_flwr.training.private_sgd import StepNoise, sample_rate, train_private_epochs
 
 GUESSED = 0.2
 """Share of the canaries for which the auditor guesses: half of them those with the largest scores, half the smallest.
@@ -41,30 +32,21 @@ within 0.2 of each other."""
 BROKEN = 10.0
 """The noise of a deliberately broken mechanism is divided by it."""
 
-_LENGTH = 4.0
-"""Length of a canary. With two classes and parameters near 0 its gradient has the length 4 / sqrt(2), above 1."""
-
-_MOVEMENT = 1e-3
-"""About the largest change of a parameter: the predictions, and so the gradients, stay as at the beginning."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Game:
-    """Settings of a membership game on noisy steps.
+class Game(ABC):
+    """A membership game.
 
     Attributes:
-        canaries: Number m of canaries, and of samples.
-        batch_size: Expected size of a batch.
-        steps: Number of steps.
-        noise_multiplier: Noise multiplier of the steps, which the stated epsilon belongs to.
-        broken: Whether the steps take a tenth of this noise.
+        canaries: Number m of canaries.
+        noise_multiplier: Noise multiplier that the stated epsilon belongs to.
+        broken: Whether the mechanism takes a tenth of this noise.
     """
 
     canaries: int
-    batch_size: int
-    steps: int
     noise_multiplier: float
     broken: bool = False
+    unit: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -72,11 +54,31 @@ class Game:
         Raises:
             ConfigError: If a number is out of range.
         """
-        if self.canaries < 10 or self.batch_size < 1 or self.steps < 1:
-            raise ConfigError(
-                f"a membership game needs at least 10 canaries, a batch of at least 1 and at least 1 step, got "
-                f"{self.canaries}, {self.batch_size} and {self.steps}"
-            )
+        if self.canaries < 10:
+            raise ConfigError(f"a membership game needs at least 10 canaries, got {self.canaries}")
+
+    @property
+    @abstractmethod
+    def length(self) -> dict[str, int]:
+        """Number of releases, by their name in the plural."""
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier that the mechanism takes."""
+        return self.noise_multiplier / (BROKEN if self.broken else 1)
+
+    @abstractmethod
+    def scores(self, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the score [m] of each canary after a training with those that take part [m]; large for these."""
+
+    def play(self) -> "Guesses":
+        """Draw the canaries that take part, train once, and guess."""
+        rng = np.random.default_rng()  # seeded by the operating system, as the noise is
+        takes_part = rng.random(self.canaries) < 0.5
+        made = 2 * max(1, round(self.canaries * GUESSED / 2))
+        order = np.argsort(self.scores(takes_part))
+        correct = np.count_nonzero(takes_part[order[-made // 2 :]]) + np.count_nonzero(~takes_part[order[: made // 2]])
+        return Guesses(canaries=self.canaries, made=made, correct=int(correct))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,51 +94,6 @@ class Guesses:
     canaries: int
     made: int
     correct: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Samples:
-    """The samples of a game, as training data."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    augmentation: None = None
-
-
-def play(game: Game) -> Guesses:
-    """Play a game: draw the canaries that take part, train once, and guess."""
-    rng = np.random.default_rng()  # seeded by the operating system, as the noise is
-    takes_part = rng.random(game.canaries) < 0.5
-    scores = _scores(game, takes_part)
-    made = 2 * max(1, round(game.canaries * GUESSED / 2))
-    order = np.argsort(scores)
-    correct = np.count_nonzero(takes_part[order[-made // 2 :]]) + np.count_nonzero(~takes_part[order[: made // 2]])
-    return Guesses(canaries=game.canaries, made=made, correct=int(correct))
-
-
-def _scores(game: Game, takes_part: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the score [m] of each canary after training with those that take part."""
-    noise = game.noise_multiplier / (BROKEN if game.broken else 1)
-    samples = _Samples(
-        train_images=torch.diag(_LENGTH * torch.from_numpy(takes_part).float()),
-        train_labels=torch.zeros(game.canaries, dtype=torch.int64),
-    )
-    network = nn.Linear(game.canaries, 2, bias=False)
-    nn.init.zeros_(network.weight)
-    rate = sample_rate(game.canaries, game.batch_size)
-    # The sum of T noisy gradients reaches about q T + 4 sigma sqrt(T), in units of the clipping norm 1.
-    learning_rate = _MOVEMENT * game.batch_size / (rate * game.steps + 4 * noise * math.sqrt(game.steps))
-    train_private_epochs(
-        network,
-        [ParameterSet(parameters=list(network.parameters()), learning_rate=learning_rate)],
-        samples,
-        Epochs(epochs=0, batch_size=game.batch_size, steps=game.steps),
-        StepNoise(clip_norm=1.0, noise_multiplier=noise),
-    )
-    # The clipped gradient of a canary of class 0 is (-1, 1) / sqrt(2) in its two weights; steps go the other way.
-    change: NDArray[np.float64] = network.weight.detach().double().numpy()
-    scores: NDArray[np.float64] = (change[0] - change[1]) * game.batch_size / (math.sqrt(2) * learning_rate)
-    return scores
 
 
 def lower_bound(guesses: Guesses, delta: float, confidence: float) -> float:

@@ -79,7 +79,9 @@ def dp(
     of_record = {"--samples": samples, "--batch": batch, "--steps": steps}
     of_client = {"--rounds": rounds, "--noise": noise}
     if spent is not None:
-        _refuse("--spent", {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, **of_record, **of_client})
+        refuse_options(
+            "--spent", {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, **of_record, **of_client}
+        )
         _print_spent(spent.absolute(), delta, as_json=as_json)
         return
     if unit not in ("record", "client"):
@@ -87,7 +89,7 @@ def dp(
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError("give either --epsilon or --noise-multiplier; the other one is computed")
     needed, other = (of_record, of_client) if unit == "record" else (of_client, of_record)
-    _refuse(f"--unit {unit}", other)
+    refuse_options(f"--unit {unit}", other)
     if missing := [name for name, value in needed.items() if value is None]:
         raise ConfigError(f"--unit {unit} also needs {', '.join(missing)}")
     try:
@@ -186,7 +188,16 @@ def _print_spent(path: Path, delta: float, *, as_json: bool) -> None:
     out.print(f"not covered: {'; '.join(NEVER_COVERED)}", markup=False)
 
 
-def _refuse(option: str, others: Mapping[str, object]) -> None:
+def refuse_options(option: str, others: Mapping[str, object]) -> None:
+    """Refuse options that cannot be given with another one.
+
+    Args:
+        option: The other option.
+        others: The options and their values, None if not given.
+
+    Raises:
+        ConfigError: Naming those that are given.
+    """
     if given := [name for name, value in others.items() if value is not None]:
         raise ConfigError(f"{', '.join(given)} cannot be given with {option}; leave one of them out")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hyperfl_flwr.config.privacy import PrivacyConfig
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.grid_noise import grid_for, noisy_on_grid, sensitivity
 from hyperfl_flwr.protocol.arrays import SharedArrays
@@ -80,7 +81,7 @@ def noise_of_means(config: RunConfig, num_nodes: int = 0, num_clients: int = 1) 
 
 
 def noisy_means(
-    context: ServerContext,
+    privacy: PrivacyConfig,
     received: SharedArrays,
     changes: SharedArrays,
     roundings: Mapping[str, float],
@@ -89,13 +90,12 @@ def noisy_means(
     """Return the mean parameters of a round, of a sum of changes with noise.
 
     Args:
-        context: The strategy's context.
+        privacy: The clipping norm and the noise multiplier.
         received: The arrays that the clients received.
         changes: The sum of their changes, float64, keyed and shaped as `received`.
         roundings: For each array, how far an element of the sum can move more than the client's exact change does.
         num_clients: Number of clients in the sum, above 0.
     """
-    privacy = context.config.privacy
     norm = privacy.clip_norm
     grid = grid_for(privacy.noise_multiplier * norm, norm * num_clients)
     std = privacy.noise_multiplier * sensitivity(

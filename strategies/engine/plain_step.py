@@ -124,7 +124,7 @@ class PlainStep:
         if not (num_clients and self._trains and client_privacy.adds_noise(self._context)):
             return self._total.take_mean(num_examples, num_clients)
         client_privacy.record(self._context, self._round, num_clients)
-        norm = self._context.config.privacy.clip_norm
-        roundings = {key: self._total.rounding(key, norm) for key in self._received}
+        privacy = self._context.config.privacy
+        roundings = {key: self._total.rounding(key, privacy.clip_norm) for key in self._received}
         changes = self._total.take_changes(num_clients)
-        return client_privacy.noisy_means(self._context, self._received, changes, roundings, num_clients)
+        return client_privacy.noisy_means(privacy, self._received, changes, roundings, num_clients)

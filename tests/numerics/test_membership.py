@@ -7,9 +7,11 @@ import pytest
 from scipy import stats
 from scipy.optimize import brentq
 
-from hyperfl_flwr.audit.membership import GUESSED, Game, Guesses, chance, lower_bound, play
+from hyperfl_flwr.audit.client_game import ClientGame
+from hyperfl_flwr.audit.membership import GUESSED, Guesses, chance, lower_bound
+from hyperfl_flwr.audit.record_game import RecordGame
 from hyperfl_flwr.core.errors import ConfigError
-from hyperfl_flwr.privacy.accounting import record_noise
+from hyperfl_flwr.privacy.accounting import Noise, client_noise, record_noise
 
 EPSILON, DELTA, CONFIDENCE = 4.0, 1e-5, 0.95
 
@@ -67,7 +69,7 @@ def test_wrong_arguments(guesses, delta, confidence, reason):
     with pytest.raises(ValueError, match=reason):
         lower_bound(Guesses(canaries=canaries, made=made, correct=correct), delta, confidence)
     with pytest.raises(ConfigError, match="at least 10 canaries"):
-        Game(canaries=9, batch_size=1, steps=1, noise_multiplier=1.0)
+        RecordGame(canaries=9, batch_size=1, steps=1, noise_multiplier=1.0)
 
 
 def test_the_noise_as_stated_is_not_refuted_and_a_tenth_of_it_is() -> None:
@@ -87,7 +89,39 @@ def test_the_noise_as_stated_is_not_refuted_and_a_tenth_of_it_is() -> None:
     assert stats.binom.cdf(2, made, wrong) < 1e-20
     two, three = (Guesses(canaries=canaries, made=made, correct=made - errors) for errors in (2, 3))
     assert lower_bound(two, DELTA, CONFIDENCE) > EPSILON > lower_bound(three, DELTA, CONFIDENCE)
-    honest = play(Game(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise))
-    broken = play(Game(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise, broken=True))
+    honest = RecordGame(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise).play()
+    broken = RecordGame(canaries=canaries, batch_size=batch, steps=steps, noise_multiplier=noise, broken=True).play()
     assert honest.made == broken.made == made
     assert 0.5 < lower_bound(honest, DELTA, CONFIDENCE) < EPSILON < lower_bound(broken, DELTA, CONFIDENCE)
+
+
+@pytest.mark.parametrize("noise", ["local", "server", "sum"])
+def test_the_game_of_clients(noise: Noise) -> None:
+    """400 canaries, 80 guesses: fewer than 5 wrong ones refute an epsilon of 2.
+
+    Honest: the signal is half a standard deviation of the noise, so that 29 % are wrong, fewer than 5 with a
+    probability below 1e-7. Broken: 5 standard deviations, and none is.
+    """
+    epsilon, rounds = 2.0, 4
+    multiplier = client_noise(epsilon, DELTA, rounds, noise)
+    assert 0.4 < math.sqrt(rounds) / multiplier < 0.6
+    bounds = []
+    for broken in (False, True):
+        game = ClientGame(canaries=400, rounds=rounds, noise_from=noise, noise_multiplier=multiplier, broken=broken)
+        bounds.append(lower_bound(game.play(), DELTA, CONFIDENCE))
+    honest, tenth = bounds
+    assert honest < epsilon < 2.5 < tenth
+
+
+@pytest.mark.parametrize("noise", ["local", "server", "sum"])
+def test_the_scores_of_clients_are_their_clipped_changes(noise: Noise) -> None:
+    """With almost no noise, a canary that takes part has the score C in each round, of the mean its share."""
+    takes_part = np.arange(12) % 3 == 0
+    game = ClientGame(canaries=12, rounds=2, noise_from=noise, noise_multiplier=1e-4)
+    shares = 1 if noise == "local" else 12
+    assert game.scores(takes_part) == pytest.approx(2 * 0.5 * takes_part / shares, abs=1e-3)
+
+
+def test_a_game_of_clients_without_rounds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 1 round, got 0"):
+        ClientGame(canaries=10, rounds=0, noise_from="sum", noise_multiplier=1.0)

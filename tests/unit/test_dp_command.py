@@ -153,6 +153,18 @@ def test_a_membership_game(call: Call) -> None:
     assert "refuted: the noise or its accounting is wrong" in out
 
 
+def test_a_membership_game_of_clients(call: Call) -> None:
+    words = ("dp-audit", "--unit", "client", "--canaries", 400, "--rounds", 2, "--epsilon", 2)
+    code, out, err = call(*words, "--noise", "server", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert (document["unit"], document["rounds"], document["guesses"], document["refuted"]) == ("client", 2, 80, False)
+    code, out, _ = call(*words, "--break", "noise")
+    assert code == 1
+    assert "for one client, noise multiplier" in out
+    assert "400 canaries, 2 rounds," in out
+
+
 def test_a_game_that_could_not_refute_is_marked(call: Call) -> None:
     code, out, err = call(*GAME, "--epsilon", 5)
     assert code == 0
@@ -167,6 +179,11 @@ def test_a_game_that_could_not_refute_is_marked(call: Call) -> None:
         (("--confidence", 1), "--confidence must be above 0 and below 1"),
         (("--canaries", 5), "at least 10 canaries"),
         (("--batch", 0), "--canaries and --batch must be at least 1"),
+        (("--unit", "device"), "--unit must be record or client, got 'device'"),
+        (("--unit", "client", "--steps", 1), "--steps cannot be given with --unit client"),
+        (("--rounds", 1), "--rounds cannot be given with --unit record"),
+        (("--unit", "client", "--noise", "node"), "--noise must be server, sum or local, got 'node'"),
+        (("--unit", "client", "--rounds", 0), "number of rounds must be at least 1"),
         (("--steps", 0), "number of steps must be at least 1"),
         (("--epsilon", 0), "epsilon must be above 0"),
     ],
