@@ -72,6 +72,8 @@ class HyperFLClient(BaseClient):
     private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
     is_generated: ClassVar[bool] = True
     can_join: ClassVar[bool] = True
+    _theta: Tensor | None = None
+    """The generated weights [P] of the current values; None if they have not been generated yet."""
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
@@ -134,8 +136,10 @@ class HyperFLClient(BaseClient):
         `theta-change` is the L2 distance between theta now and after the client's previous round; it is absent in the
         first round.
         """
-        loss = train_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
+        model = self._model(self._generated())
+        loss = train_hyperfl(model, self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
         state = health(self.hypernetwork, self.embedding.v)
+        self._theta = state.theta
         change = float((state.theta - self.last.theta).norm())
         self.last.theta = state.theta
         numbers = (state.squared_norm, float(state.active_units), state.weight_norm)
@@ -145,15 +149,27 @@ class HyperFLClient(BaseClient):
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private embedding and classifier in place; the hypernetwork is constant."""
         join_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rounds, rng)
+        self._theta = None
+
+    def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Load one group's tensors, see `BaseClient.load_group`; theta is generated again."""
+        super().load_group(group, tensors)
+        self._theta = None
 
     def predictor(self) -> Predict:
         """Return the target network with theta generated once, not for every batch."""
-        return self._model().fixed()
+        return self._model(self._generated()).fixed()
 
-    @torch.no_grad()
     def target_state(self) -> Mapping[str, Tensor]:
         """Return the generated extractor theta = h(v) and the classifier."""
-        return self._assembled(self.hypernetwork(self.embedding.v), self.classifier.state_dict())
+        return self._assembled(self._generated(), self.classifier.state_dict())
+
+    @torch.no_grad()
+    def _generated(self) -> Tensor:
+        """Return theta = h(v) [P]; it is generated once after each change of the parameters."""
+        if self._theta is None:
+            self._theta = self.hypernetwork(self.embedding.v)
+        return self._theta
 
     def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         """Return theta and the classifier from the end of the client's last round."""
@@ -166,11 +182,12 @@ class HyperFLClient(BaseClient):
             f"classifier.{name}": value for name, value in classifier.items()
         }
 
-    def _model(self) -> HyperFLModel:
+    def _model(self, theta: Tensor | None = None) -> HyperFLModel:
         return HyperFLModel(
             extractor=self.extractor,
             classifier=self.classifier,
             hypernetwork=self.hypernetwork,
             embedding=self.embedding.v,
             frozen=self.context.config.section(HyperFLConfig).embedding == "common-frozen",
+            theta=theta,
         )

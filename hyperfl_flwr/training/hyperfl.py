@@ -75,6 +75,7 @@ class HyperFLModel:
         hypernetwork: Hypernetwork that generates the extractor's parameters.
         embedding: The private embedding v [d].
         frozen: Whether v and the hypernetwork's first layer are constants, so that z is constant, too.
+        theta: Generated weights [P] at the current values, so that `fixed` need not generate them; None to generate.
     """
 
     extractor: nn.Module
@@ -82,6 +83,7 @@ class HyperFLModel:
     hypernetwork: Hypernetwork
     embedding: Tensor
     frozen: bool = False
+    theta: Tensor | None = None
 
     def predict(self, images: Tensor) -> Tensor:
         """Return the logits [B, K] of images [B, C, H, W]; theta is generated in each call, with its graph."""
@@ -94,7 +96,8 @@ class HyperFLModel:
     @torch.no_grad()
     def fixed(self) -> Predict:
         """Return a predictor with theta generated once, for evaluation and for step 1; only phi gets a graph."""
-        theta = self.hypernetwork.split(self.hypernetwork(self.embedding))
+        flat = self.hypernetwork(self.embedding) if self.theta is None else self.theta
+        theta = self.hypernetwork.split(flat)
 
         def predict(images: Tensor) -> Tensor:
             with torch.no_grad():
