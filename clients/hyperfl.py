@@ -9,18 +9,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.engine.base import BaseClient
+from clients.engine.cohort_training import CohortTraining
+from clients.engine.head_cohort import HEAD_WEIGHT, HeadClient, HeadCohort
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
-from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
+from hyperfl_flwr.models.hypernetwork import (
+    Hypernetwork,
+    HypernetworkHealth,
+    common_embedding,
+    health,
+    initial_embedding,
+)
 from hyperfl_flwr.models.initialisation import ordinary_parameters
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.finetune_private import join_hyperfl
-from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.hyperfl import (
+    HyperFLModel,
+    HyperFLRates,
+    head_settings,
+    train_hyperfl,
+    train_with_shared_heads,
+)
 from hyperfl_flwr.training.local_sgd import Predict
 from hyperfl_flwr.training.public_training import HypernetworkForm, LocalSteps, PublicTraining
+from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads
 
 
 class Embedding(nn.Module):
@@ -61,11 +76,14 @@ def hyperfl_rates(config: RunConfig) -> HyperFLRates:
     )
 
 
+FIRST_LAYER = ("hypernetwork/hidden.weight", "hypernetwork/hidden.bias")
+"""Keys of the hypernetwork's first layer."""
+
 HEALTH = ("hidden-squared-norm", "hidden-active-units", "theta-norm")
 """Metrics of a hypernetwork's health after training."""
 
 
-class HyperFLClient(BaseClient):
+class HyperFLClient(HeadClient):
     """Trains the classifier (step 1), then the hypernetwork and the embedding (step 2)."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
@@ -74,6 +92,24 @@ class HyperFLClient(BaseClient):
     can_join: ClassVar[bool] = True
     _theta: Tensor | None = None
     """The generated weights [P] of the current values; None if they have not been generated yet."""
+
+    @classmethod
+    @torch.no_grad()
+    def together(cls, config: RunConfig, received: SharedArrays) -> CohortTraining | None:
+        """Return what trains clients that start from one hypernetwork; None for plain heads.
+
+        None, too, if the received arrays have another form: then each client refuses them.
+        """
+        method, names = config.section(HyperFLConfig), (HEAD_WEIGHT, *FIRST_LAYER)
+        if method.head_optimiser != "factored" or not all(name in received for name in names):
+            return None
+        head, weight, bias = (received[name] for name in names)
+        if (head.ndim, weight.shape, bias.shape) != (2, (len(head), method.embedding_dim), (len(head),)):
+            return None
+        v = common_embedding(method.embedding_dim, method.initialisation, config.seed).numpy()
+        # The units of the common embedding, on all nodes the same: most clients use most of them.
+        units = torch.from_numpy(np.flatnonzero(weight @ v.astype(weight.dtype) + bias > 0))
+        return HeadCohort(torch.tensor(head), units)
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
@@ -138,7 +174,28 @@ class HyperFLClient(BaseClient):
         """
         model = self._model(self._generated())
         loss = train_hyperfl(model, self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
-        state = health(self.hypernetwork, self.embedding.v)
+        return self._trained(loss, health(self.hypernetwork, self.embedding.v))
+
+    @property
+    def trains_with_steps(self) -> bool:
+        """Whether `head_steps` trains as `train`, which a subclass may replace."""
+        return type(self).train is TRAIN
+
+    def head_steps(self, shared: SharedHeads, rng: np.random.Generator) -> tuple[HeadsOnShared, HeadSteps]:
+        """Return heads on the shared H_0, and the steps of `train` with them."""
+        config, data, epochs = self.context.config, self.context.data, self.epochs()
+        rates, number = hyperfl_rates(config), epochs.num_steps(len(data.train_labels))
+        heads = HeadsOnShared(shared, self.hypernetwork.head_bias, **head_settings(epochs, rates), steps=number)
+        return heads, train_with_shared_heads(self._model(self._generated()), heads, data, epochs, rates, rng)
+
+    @torch.no_grad()
+    def after_steps(self, heads: HeadsOnShared, loss: float) -> dict[str, float]:
+        """Return the metrics of `train` after all steps of `head_steps`."""
+        theta = heads.forward(self.hypernetwork.activation(self.embedding.v))
+        return self._trained(loss, health(self.hypernetwork, self.embedding.v, theta))
+
+    def _trained(self, loss: float, state: HypernetworkHealth) -> dict[str, float]:
+        """Remember the new theta, and return the metrics of `train`."""
         self._theta = state.theta
         change = float((state.theta - self.last.theta).norm())
         self.last.theta = state.theta
@@ -191,3 +248,7 @@ class HyperFLClient(BaseClient):
             frozen=self.context.config.section(HyperFLConfig).embedding == "common-frozen",
             theta=theta,
         )
+
+
+TRAIN = HyperFLClient.train
+"""The training whose steps `HyperFLClient.head_steps` returns."""

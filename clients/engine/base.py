@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clients.engine.client_model import ClientModel
+from clients.engine.cohort_training import CohortTraining
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
-from clients.engine.parameter_groups import ParameterGroups, to_numpy
+from clients.engine.parameter_groups import ParameterGroups
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
+from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
@@ -95,6 +97,16 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the modules in place, by default `parameter_sets` for the local epochs; return metrics to report."""
         return self.train_sets(self.model, self.parameter_sets(), rng)
+
+    @classmethod
+    def together(cls, config: RunConfig, received: SharedArrays) -> CohortTraining | None:
+        """Return what trains several clients of a message together; by default None, and they are trained in turn.
+
+        Args:
+            config: The run's settings.
+            received: The arrays that all clients receive.
+        """
+        return None
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with constant shared groups.
@@ -183,8 +195,9 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
         self._store(self.round, {self.version, begun.kept_version})
         if context.keeps_model and self.is_network:
             keep_model(context, self.target_state(), self.round, metrics)
-        uploaded = self.uploaded_groups()
-        arrays = [to_numpy(t) for group in uploaded for t in self.groups[group].state_dict().values()]
+        uploaded, arrays = self.uploaded_groups(), self.uploaded_arrays()
+        if context.config.privacy.clip_norm:  # the norm is that of the numbers that are sent
+            arrays = [each if isinstance(each, np.ndarray) else each.formed() for each in arrays]
         received = [value for key, value in self._named(begun.received).items() if group_of(key) in uploaded]
         around = begun.seconds + time.perf_counter() - began
         metrics |= {"train-seconds": seconds, "seconds": around + seconds}

@@ -76,9 +76,17 @@ class ParameterGroups:
         else:
             stored = self.context.state.load(version) if self.private else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
-        tensors = {key: torch.tensor(value) for key, value in received.items()} | private
+        tensors = {key: self.received_tensor(key, value) for key, value in received.items()} | private
         for group in (*self.exchanged_groups(), *self.private):
             self.load_group(group, tensors)
+
+    def received_tensor(self, key: str, value: NDArray[Any]) -> Tensor:
+        """Return a received array as a tensor that the client may change: by default a copy."""
+        return torch.tensor(value)
+
+    def uploaded_arrays(self) -> list[Any]:
+        """Return the arrays of the uploaded groups: of numpy, or `BlockArray`."""
+        return [to_numpy(t) for group in self.uploaded_groups() for t in self.groups[group].state_dict().values()]
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
         """Load one group's tensors into its module; tensors of other groups are ignored.
