@@ -166,7 +166,7 @@ class HyperFLClient(HeadClient):
         """Return the groups' modules and the extractor, which is not a group since its weights are generated."""
         return [*super().networks(), self.extractor]
 
-    def train(self, rng: np.random.Generator) -> dict[str, float]:
+    def train_own(self, rng: np.random.Generator) -> dict[str, float]:
         """Train all groups in place; reports `train-loss`, the hypernetwork's health afterwards, and `theta-change`.
 
         `theta-change` is the L2 distance between theta now and after the client's previous round; it is absent in the
@@ -178,7 +178,7 @@ class HyperFLClient(HeadClient):
 
     @property
     def trains_with_steps(self) -> bool:
-        """Whether `head_steps` trains as `train`, which a subclass may replace."""
+        """Whether `train` is that of the method, which a subclass may replace."""
         return type(self).train is TRAIN
 
     def head_steps(self, shared: SharedHeads, rng: np.random.Generator) -> tuple[HeadsOnShared, HeadSteps]:
@@ -251,4 +251,4 @@ class HyperFLClient(HeadClient):
 
 
 TRAIN = HyperFLClient.train
-"""The training whose steps `HyperFLClient.head_steps` returns."""
+"""The training that may be taken step by step; a class with another one is trained alone."""

@@ -26,7 +26,7 @@ from hyperfl_flwr.models.groups import groups_of
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.release import Release
-from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem
+from hyperfl_flwr.protocol.arrays import SharedArrays, formed, layout_problem
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import QuerySpec
 from hyperfl_flwr.training.local_sgd import Predict
@@ -145,7 +145,8 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
             RefusalError: If the owner's privacy budget does not allow the upload.
         """
         begun = self.begin(parameters, config)
-        return self.end(begun, self.train(begun.rng))
+        arrays, num_examples, metrics = self.end(begun, self.train(begun.rng))
+        return [formed(array) for array in arrays], num_examples, metrics
 
     def begin(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> BegunRound:
         """Load and evaluate the received parameters, and prepare for training; arguments and errors as of `fit`."""
@@ -174,8 +175,10 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
 
     def end(
         self, begun: BegunRound, trained: Mapping[str, Scalar], seconds: float | None = None
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
+    ) -> tuple[list[Any], int, dict[str, Scalar]]:
         """Evaluate after training and store the private groups; returns and raises as `fit`.
+
+        Without clipping, some arrays may be a `BlockArray`.
 
         Args:
             begun: The result of `begin`.
@@ -197,7 +200,7 @@ class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, P
             keep_model(context, self.target_state(), self.round, metrics)
         uploaded, arrays = self.uploaded_groups(), self.uploaded_arrays()
         if context.config.privacy.clip_norm:  # the norm is that of the numbers that are sent
-            arrays = [each if isinstance(each, np.ndarray) else each.formed() for each in arrays]
+            arrays = [formed(array) for array in arrays]
         received = [value for key, value in self._named(begun.received).items() if group_of(key) in uploaded]
         around = begun.seconds + time.perf_counter() - began
         metrics |= {"train-seconds": seconds, "seconds": around + seconds}

@@ -73,7 +73,7 @@ class CohortTrainer:
             order.append(job)
             try:
                 member = self._make_client(job.client)
-                if type(member).fit is not FIT or not training.admit(member):
+                if not training.admit(member) or type(member).fit is not FIT:
                     alone[job.client] = member
                     continue
                 begun[job.client] = member, member.begin(in_order(member, received.of(job.client)), job.config)

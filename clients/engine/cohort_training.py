@@ -10,7 +10,10 @@ class CohortTraining(Protocol):
     """Trains clients that have received the same message; `BaseClient.together` returns it for a method."""
 
     def admit(self, member: object) -> bool:
-        """Return whether a client can be trained together with others; if so, prepare it for `BaseClient.begin`."""
+        """Return whether a client can be trained together with others, and prepare it for `BaseClient.begin`.
+
+        A client that is trained alone after this, by `BaseClient.fit`, has the same results as in a cohort.
+        """
 
     def memory_of(self, member: object) -> int:
         """Return the bytes that an admitted client needs until its upload is summed."""

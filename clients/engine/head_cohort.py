@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clients.engine.base import BaseClient
 from hyperfl_flwr.training.factored_sgd import SPARE_UNITS
-from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads
+from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads, finish_alone
 
 HEAD_WEIGHT = "hypernetwork/head_weight"
 """Key of H, nearly all of a hypernetwork."""
@@ -21,15 +21,29 @@ VECTORS = 6
 class HeadClient(BaseClient):
     """A client with the group `hypernetwork` that can be trained in a `HeadCohort`."""
 
-    _common: Tensor | None = None
-    """H_0 of all clients of a cohort; None for a client that is trained alone."""
+    _shared: SharedHeads | None = None
+    """H_0 of all clients of a message; None for a client with a copy of its own."""
     _heads: HeadsOnShared | None = None
     """The heads after `begin_steps`; the hypernetwork itself still has those that were received."""
 
     @property
     def trains_with_steps(self) -> bool:
-        """Whether `head_steps` trains as `train`."""
+        """Whether `train` is that of the method, so that `begin_steps` and `end_steps` may replace it."""
         return False
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train all groups in place; on a shared H_0 with the results that the client has in any cohort."""
+        if self._shared is None:
+            return self.train_own(rng)
+        return self.end_steps(finish_alone(self.begin_steps(rng)))
+
+    def train_own(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train all groups in place, with a copy of H_0 that becomes H; returns the metrics of `train`.
+
+        Args:
+            rng: Random numbers of the training.
+        """
+        raise NotImplementedError
 
     def head_steps(self, shared: SharedHeads, rng: np.random.Generator) -> tuple[HeadsOnShared, HeadSteps]:
         """Return heads on the shared H_0, and the steps of `train` with them.
@@ -49,13 +63,15 @@ class HeadClient(BaseClient):
         """
         raise NotImplementedError
 
-    def share(self, weight: Tensor) -> None:
-        """Use a matrix that is never changed as H_0, in place of a copy of the received one."""
-        self._common = weight
+    def share(self, shared: SharedHeads) -> None:
+        """Use an H_0 that is never changed, in place of a copy of the received one."""
+        self._shared = shared
 
-    def begin_steps(self, shared: SharedHeads, rng: np.random.Generator) -> HeadSteps:
-        """Return the steps of `train`; the heads that they train are uploaded."""
-        self._heads, steps = self.head_steps(shared, rng)
+    def begin_steps(self, rng: np.random.Generator) -> HeadSteps:
+        """Return the steps of `train` on the shared H_0; the heads that they train are uploaded."""
+        if self._shared is None:
+            raise ValueError("the client shares no H_0; call share first")
+        self._heads, steps = self.head_steps(self._shared, rng)
         return steps
 
     def end_steps(self, loss: float) -> dict[str, float]:
@@ -66,8 +82,8 @@ class HeadClient(BaseClient):
 
     def received_tensor(self, key: str, value: NDArray[Any]) -> Tensor:
         """Return a copy of a received array; for H_0 of a cohort the one that all its clients share."""
-        if key == HEAD_WEIGHT and self._common is not None:
-            return self._common
+        if key == HEAD_WEIGHT and self._shared is not None:
+            return self._shared.weight
         return super().received_tensor(key, value)
 
     def uploaded_arrays(self) -> list[Any]:
@@ -90,16 +106,14 @@ class HeadCohort:
         self._weight, self._shared = weight, SharedHeads(weight, units)
 
     def admit(self, member: object) -> bool:
-        """Return whether a client can be trained in the cohort, and let it share H_0.
+        """Let a client share H_0, and return whether it can be trained in the cohort.
 
-        A client that takes more than p steps cannot: its factors would be larger than H.
+        A client that takes more than p steps shares nothing: its factors would be larger than H.
         """
-        if not isinstance(member, HeadClient) or not member.trains_with_steps:
+        if not isinstance(member, HeadClient) or not 0 < self._num_steps(member) <= len(self._weight):
             return False
-        if not 0 < self._num_steps(member) <= len(self._weight):
-            return False
-        member.share(self._weight)
-        return True
+        member.share(self._shared)
+        return member.trains_with_steps
 
     def memory_of(self, member: object) -> int:
         """Return the bytes of a client's rows and vectors."""
@@ -110,7 +124,7 @@ class HeadCohort:
         """Train the clients together, see `CohortTraining`."""
         found: list[dict[str, float] | Exception] = []
         clients = [(member, rng) for member, rng in members if isinstance(member, HeadClient)]
-        losses = self._shared.finish([client.begin_steps(self._shared, rng) for client, rng in clients])
+        losses = self._shared.finish([client.begin_steps(rng) for client, rng in clients])
         for (client, _), loss in zip(clients, losses, strict=True):
             try:
                 found.append(loss if isinstance(loss, Exception) else client.end_steps(loss))

@@ -7,7 +7,7 @@ The number of nodes does not change any bit of the sum over all nodes, see `hype
 from collections.abc import Mapping
 from functools import cached_property
 
-from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, formed
+from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, all_formed
 from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
@@ -40,7 +40,7 @@ class PlainSum:
     @property
     def arrays(self) -> SharedArrays:
         """Arrays of a single client, or the weighted sums over several; empty without a client."""
-        return formed(self._waiting[0][0]) if self._waiting else self._total.sums(0)
+        return all_formed(self._waiting[0][0]) if self._waiting else self._total.sums(0)
 
     @property
     def outliers(self) -> dict[int, SharedArrays]:
@@ -71,7 +71,7 @@ class EncodedSum:
 
     def add(self, arrays: Uploads, num_examples: int) -> None:
         """Encode and add the arrays of one more client; see `ArraySum`."""
-        arrays = formed(arrays)  # the encoding rounds each client's elements for itself
+        arrays = all_formed(arrays)  # the encoding rounds each client's elements for itself
         if self._encoding.noise:
             self._encoding.noise.refuse_long(arrays, self._encoding.received)
         if self._max_ratio:

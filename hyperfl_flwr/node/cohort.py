@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hyperfl_flwr.core.errors import for_others
 from hyperfl_flwr.flower.log import log
 from hyperfl_flwr.node.trained import Failed, Trained, TrainedOne
-from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, formed, layout_problem, not_finite
+from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, all_formed, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Request, printable
 
 
@@ -193,7 +193,7 @@ def _take(one: TrainedOne, result: CohortResult, received: Received, total: Arra
         result.failures.append(failure_of(client, error, send_details=send_details))
         return
     if per_client := {key: value for key, value in arrays.items() if key not in received.shared}:
-        result.per_client[client] = formed(per_client)
+        result.per_client[client] = all_formed(per_client)
     result.num_examples += one.num_examples
     result.results.append(_result(client, one.num_examples, one.metrics))
 

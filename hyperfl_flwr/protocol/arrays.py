@@ -137,9 +137,14 @@ def num_elements(arrays: Mapping[str, NDArray[Any]]) -> int:
     return sum(value.size for value in arrays.values())
 
 
-def formed(arrays: Uploads) -> SharedArrays:
-    """Return a client's parameters with all matrices formed."""
-    return {key: value if isinstance(value, np.ndarray) else value.formed() for key, value in arrays.items()}
+def formed(array: NDArray[Any] | BlockArray) -> NDArray[Any]:
+    """Return an array as one of numpy."""
+    return array if isinstance(array, np.ndarray) else array.formed()
+
+
+def all_formed(arrays: Uploads) -> SharedArrays:
+    """Return a client's parameters as arrays of numpy."""
+    return {key: formed(value) for key, value in arrays.items()}
 
 
 def layout_problem(expected: Mapping[str, NDArray[Any]], actual: Uploads) -> str | None:
