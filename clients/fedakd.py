@@ -8,11 +8,10 @@ round, in which it gets the mean: the sequence is the same.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -50,26 +49,18 @@ class FedAKDClient(BaseClient):
         """Return the target network as the group `model`, and the exchanged vector."""
         groups, samples = super().build_groups(), self._method.samples
         self.knowledge = Vector(samples * self.context.data.num_classes + 1 if samples else 0, torch.float64)
-        self._round = self.context.round + 1  # of a message that comes after this one
         return {**groups, "knowledge": self.knowledge}
 
     def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
         """Return FedAvg's initial model, from which all clients start."""
         return {"model": initial_model(self.model, self.context.config.seed)}
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Digest the mean logits of the round before and train, see `BaseClient.fit`."""
-        self._round = config["round"]
-        return super().fit(parameters, config)
-
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the model in place, and put its weighted logits into the group `knowledge`."""
         metrics = super().train(rng)
         if self._method.samples:
             weight = self._weight()
-            logits = logits_on(self.model, self._mixture(self._round), self.steps.batch_size)
+            logits = logits_on(self.model, self._mixture(self.round), self.steps.batch_size)
             self.knowledge.theta = packed(logits, weight)
         return metrics
 
@@ -88,7 +79,7 @@ class FedAKDClient(BaseClient):
         if target is None:
             return
         passes = Epochs(epochs=self._method.digest_epochs, batch_size=self.steps.batch_size)
-        digest(self.model, self._mixture(self._round - 1), target, passes, self._method.digest_learning_rate)
+        digest(self.model, self._mixture(self.round - 1), target, passes, self._method.digest_learning_rate)
 
     @property
     def _method(self) -> FedAKDConfig:

@@ -4,12 +4,10 @@ Zhang et al., AAAI 2023, see `hyperfl_flwr.training.fedala`. The client stores i
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigScalar as Scalar
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clients.engine.personal import PersonalClient
@@ -25,7 +23,6 @@ class FedALAClient(PersonalClient):
 
     private: ClassVar[tuple[str, ...]] = ("personal", "weights")
     copies_of_uploads: ClassVar[tuple[str, ...]] = ("personal",)
-    _version, _round = INITIAL, 1
 
     def build_groups(self) -> dict[str, nn.Module]:
         """Return the groups `model`, `personal` (the last model), and `weights`, one per number of the last layers."""
@@ -38,16 +35,9 @@ class FedALAClient(PersonalClient):
         """Return FedAvg's initial model, which is not used, and weights 1."""
         return super().initial_private() | {"weights": {"theta": torch.ones(self.weights.theta.shape)}}
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Train as in `BaseClient.fit`; the first time from the received model."""
-        self._version, self._round = config["version"], config["round"]
-        return super().fit(parameters, config)
-
     def train(self, rng: np.random.Generator) -> dict[str, float]:
-        """Train the model in place from the mixture, and keep it as the last one."""
-        if self._version != INITIAL and self.context.config.section(FedALAConfig).rate:
+        """Train the model in place, the first time as received and then from the mixture; keep it as the last one."""
+        if self.version != INITIAL and self.context.config.section(FedALAConfig).rate:
             self.model.eval()
             self._start()
             self.model.train()
@@ -67,7 +57,7 @@ class FedALAClient(PersonalClient):
             weights=pieces(self.weights.theta, parameters),
         )
         size = len(context.data.train_labels)
-        rng = numpy_generator(context.config.seed, "aggregation", context.client, self._round)
+        rng = numpy_generator(context.config.seed, "aggregation", context.client, self.round)
         chosen = torch.from_numpy(rng.permutation(size)[: max(1, int(method.share * size))]).to(context.device)
         batches = [
             (context.data.train_images[index], context.data.train_labels[index])

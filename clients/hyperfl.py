@@ -9,18 +9,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.engine.base import BaseClient
+from clients.engine.cohort_training import CohortTraining
+from clients.engine.head_cohort import HEAD_WEIGHT, HeadClient, HeadCohort
 from hyperfl_flwr.config.run_config import RunConfig
 from hyperfl_flwr.core.rng import torch_generator
 from hyperfl_flwr.core.setting_types import resolved_number
 from hyperfl_flwr.methods.hyperfl import HyperFLConfig
-from hyperfl_flwr.models.hypernetwork import Hypernetwork, common_embedding, health, initial_embedding
+from hyperfl_flwr.models.hypernetwork import (
+    Hypernetwork,
+    HypernetworkHealth,
+    common_embedding,
+    health,
+    initial_embedding,
+)
 from hyperfl_flwr.models.initialisation import ordinary_parameters
+from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
 from hyperfl_flwr.training.finetune_private import join_hyperfl
-from hyperfl_flwr.training.hyperfl import HyperFLModel, HyperFLRates, train_hyperfl
+from hyperfl_flwr.training.hyperfl import (
+    HyperFLModel,
+    HyperFLRates,
+    head_settings,
+    train_hyperfl,
+    train_with_shared_heads,
+)
 from hyperfl_flwr.training.local_sgd import Predict
 from hyperfl_flwr.training.public_training import HypernetworkForm, LocalSteps, PublicTraining
+from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads
 
 
 class Embedding(nn.Module):
@@ -61,17 +76,40 @@ def hyperfl_rates(config: RunConfig) -> HyperFLRates:
     )
 
 
+FIRST_LAYER = ("hypernetwork/hidden.weight", "hypernetwork/hidden.bias")
+"""Keys of the hypernetwork's first layer."""
+
 HEALTH = ("hidden-squared-norm", "hidden-active-units", "theta-norm")
 """Metrics of a hypernetwork's health after training."""
 
 
-class HyperFLClient(BaseClient):
+class HyperFLClient(HeadClient):
     """Trains the classifier (step 1), then the hypernetwork and the embedding (step 2)."""
 
     shared: ClassVar[Mapping[str, Reduction]] = {"hypernetwork": Reduction.MEAN_BY_EXAMPLES}
     private: ClassVar[tuple[str, ...]] = ("embedding", "classifier", "last")
     is_generated: ClassVar[bool] = True
     can_join: ClassVar[bool] = True
+    _theta: Tensor | None = None
+    """The generated weights [P] of the current values; None if they have not been generated yet."""
+
+    @classmethod
+    @torch.no_grad()
+    def together(cls, config: RunConfig, received: SharedArrays) -> CohortTraining | None:
+        """Return what trains clients that start from one hypernetwork; None for plain heads.
+
+        None, too, if the received arrays have another form: then each client refuses them.
+        """
+        method, names = config.section(HyperFLConfig), (HEAD_WEIGHT, *FIRST_LAYER)
+        if method.head_optimiser != "factored" or not all(name in received for name in names):
+            return None
+        head, weight, bias = (received[name] for name in names)
+        if (head.ndim, weight.shape, bias.shape) != (2, (len(head), method.embedding_dim), (len(head),)):
+            return None
+        v = common_embedding(method.embedding_dim, method.initialisation, config.seed).numpy()
+        # The units of the common embedding, on all nodes the same: most clients use most of them.
+        units = torch.from_numpy(np.flatnonzero(weight @ v.astype(weight.dtype) + bias > 0))
+        return HeadCohort(torch.tensor(head), units)
 
     @classmethod
     def local_steps(cls, config: RunConfig) -> LocalSteps:
@@ -128,14 +166,37 @@ class HyperFLClient(BaseClient):
         """Return the groups' modules and the extractor, which is not a group since its weights are generated."""
         return [*super().networks(), self.extractor]
 
-    def train(self, rng: np.random.Generator) -> dict[str, float]:
+    def train_own(self, rng: np.random.Generator) -> dict[str, float]:
         """Train all groups in place; reports `train-loss`, the hypernetwork's health afterwards, and `theta-change`.
 
         `theta-change` is the L2 distance between theta now and after the client's previous round; it is absent in the
         first round.
         """
-        loss = train_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
-        state = health(self.hypernetwork, self.embedding.v)
+        model = self._model(self._generated())
+        loss = train_hyperfl(model, self.context.data, self.epochs(), hyperfl_rates(self.context.config), rng)
+        return self._trained(loss, health(self.hypernetwork, self.embedding.v))
+
+    @property
+    def trains_with_steps(self) -> bool:
+        """Whether `train` is that of the method, which a subclass may replace."""
+        return type(self).train is TRAIN
+
+    def head_steps(self, shared: SharedHeads, rng: np.random.Generator) -> tuple[HeadsOnShared, HeadSteps]:
+        """Return heads on the shared H_0, and the steps of `train` with them."""
+        config, data, epochs = self.context.config, self.context.data, self.epochs()
+        rates, number = hyperfl_rates(config), epochs.num_steps(len(data.train_labels))
+        heads = HeadsOnShared(shared, self.hypernetwork.head_bias, **head_settings(epochs, rates), steps=number)
+        return heads, train_with_shared_heads(self._model(self._generated()), heads, data, epochs, rates, rng)
+
+    @torch.no_grad()
+    def after_steps(self, heads: HeadsOnShared, loss: float) -> dict[str, float]:
+        """Return the metrics of `train` after all steps of `head_steps`."""
+        theta = heads.forward(self.hypernetwork.activation(self.embedding.v))
+        return self._trained(loss, health(self.hypernetwork, self.embedding.v, theta))
+
+    def _trained(self, loss: float, state: HypernetworkHealth) -> dict[str, float]:
+        """Remember the new theta, and return the metrics of `train`."""
+        self._theta = state.theta
         change = float((state.theta - self.last.theta).norm())
         self.last.theta = state.theta
         numbers = (state.squared_norm, float(state.active_units), state.weight_norm)
@@ -145,15 +206,27 @@ class HyperFLClient(BaseClient):
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private embedding and classifier in place; the hypernetwork is constant."""
         join_hyperfl(self._model(), self.context.data, self.epochs(), hyperfl_rates(self.context.config), rounds, rng)
+        self._theta = None
+
+    def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Load one group's tensors, see `BaseClient.load_group`; theta is generated again."""
+        super().load_group(group, tensors)
+        self._theta = None
 
     def predictor(self) -> Predict:
         """Return the target network with theta generated once, not for every batch."""
-        return self._model().fixed()
+        return self._model(self._generated()).fixed()
 
-    @torch.no_grad()
     def target_state(self) -> Mapping[str, Tensor]:
         """Return the generated extractor theta = h(v) and the classifier."""
-        return self._assembled(self.hypernetwork(self.embedding.v), self.classifier.state_dict())
+        return self._assembled(self._generated(), self.classifier.state_dict())
+
+    @torch.no_grad()
+    def _generated(self) -> Tensor:
+        """Return theta = h(v) [P]; it is generated once after each change of the parameters."""
+        if self._theta is None:
+            self._theta = self.hypernetwork(self.embedding.v)
+        return self._theta
 
     def personalized_model(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         """Return theta and the classifier from the end of the client's last round."""
@@ -166,11 +239,16 @@ class HyperFLClient(BaseClient):
             f"classifier.{name}": value for name, value in classifier.items()
         }
 
-    def _model(self) -> HyperFLModel:
+    def _model(self, theta: Tensor | None = None) -> HyperFLModel:
         return HyperFLModel(
             extractor=self.extractor,
             classifier=self.classifier,
             hypernetwork=self.hypernetwork,
             embedding=self.embedding.v,
             frozen=self.context.config.section(HyperFLConfig).embedding == "common-frozen",
+            theta=theta,
         )
+
+
+TRAIN = HyperFLClient.train
+"""The training that may be taken step by step; a class with another one is trained alone."""

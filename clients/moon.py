@@ -6,12 +6,10 @@ are the inputs of the classifier: the projection head of the paper's networks, t
 target network. Both teachers are in evaluation mode.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigScalar as Scalar
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -52,17 +50,10 @@ class MoonClient(FedAvgClient):
         self.previous = self.new_target()
         return {**groups, "previous": self.previous}
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Train as in `BaseClient.fit`."""
-        self._is_first = config["version"] == INITIAL
-        return super().fit(parameters, config)
-
     def objective(self) -> Objective | None:
         """Return the cross-entropy plus mu times the contrastive loss; None where that is FedAvg's."""
         settings = self.context.config.section(MoonConfig)
-        if self._is_first or not settings.mu:
+        if self.version == INITIAL or not settings.mu:
             return None
         model, received, previous = self.model, self.copied_model().eval(), self.previous.eval()
 

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -35,7 +34,6 @@ from hyperfl_flwr.methods.priv_hfl import PrivHFLConfig
 from hyperfl_flwr.models.generator import Generator
 from hyperfl_flwr.models.initialisation import initial_model
 from hyperfl_flwr.models.vector import Vector, num_parameters, pieces
-from hyperfl_flwr.node.private_state import INITIAL
 from hyperfl_flwr.privacy.secret_rotation import mixing_of
 from hyperfl_flwr.protocol.arrays import SharedArrays
 from hyperfl_flwr.protocol.messages import Reduction
@@ -94,7 +92,6 @@ class PrivHFLClient(BaseClient):
 
     def __init__(self, context: ClientContext) -> None:
         self.rule = dual_rule(context.config.section(PrivHFLConfig))
-        self._round, self._version = 1, INITIAL
         super().__init__(context)
 
     def build_groups(self) -> dict[str, nn.Module]:
@@ -120,13 +117,6 @@ class PrivHFLClient(BaseClient):
         """Return FedAvg's initial model, from which all clients start, and A = 0."""
         return super().initial_private() | {"model": self._start(self.model)}
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Train as in `BaseClient.fit`, from the last version that the server has counted, however old it is."""
-        self._round, self._version = config["round"], config["version"]
-        return super().fit(parameters, config)
-
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Run the local steps along the gradient plus the dual force.
 
@@ -135,12 +125,12 @@ class PrivHFLClient(BaseClient):
         before, received = self._theta(), self._mixed(self.received.theta, back=True)
         if self.rule.realisation == "mean":
             start = self._start_vector()
-            total = self.accumulated.theta - self._start_share(start, self._version)
+            total = self.accumulated.theta - self._start_share(start, self.version)
             dual = MeanClient(rule=self.rule, change=before - start, total=total)
-            force = dual.multiplier(received, self._round - 1 - self._version).float()
+            force = dual.multiplier(received, self.round - 1 - self.version).float()
             change, numbers = self._train_along(force, before, rng)
             dual.record_change(self._theta() - start)
-            self.accumulated.theta = dual.total + self._start_share(start, self._round)
+            self.accumulated.theta = dual.total + self._start_share(start, self.round)
         else:
             change, numbers = self._train_along(received, before, rng)
         self.received.theta = self._mixed(change)
@@ -159,7 +149,7 @@ class PrivHFLClient(BaseClient):
     def _pseudo_data(self) -> PseudoData:
         """Draw this round's pseudo-data, with more samples of the classes that the client has few of."""
         settings, data = self.context.config, self.context.data
-        path = ("pseudo-data", self.context.client, self._round)
+        path = ("pseudo-data", self.context.client, self.round)
         return PseudoData.draw(
             self.generator,
             torch.bincount(data.train_labels, minlength=data.num_classes),
@@ -176,7 +166,7 @@ class PrivHFLClient(BaseClient):
 
     def _with_pseudo_data(self, pseudo: PseudoData) -> Objective:
         settings = self.context.config
-        draws = numpy_generator(settings.seed, "pseudo-batches", self.context.client, self._round)
+        draws = numpy_generator(settings.seed, "pseudo-batches", self.context.client, self.round)
 
         def objective(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             loss = functional.cross_entropy(self.model(images), labels)

@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import ConfigScalar as Scalar
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from clients.engine.client_model import ClientModel
+from clients.engine.cohort_training import CohortTraining
 from clients.engine.context import ClientContext, keep_model
 from clients.engine.local_training import LocalTraining
+from clients.engine.parameter_groups import ParameterGroups
 from clients.engine.protected_upload import ProtectedUpload, protected_upload
 from clients.engine.reported_metrics import ReportedMetrics, accuracy_metrics
 from hyperfl_flwr.config.run_config import RunConfig
@@ -20,10 +23,10 @@ from hyperfl_flwr.core.rng import numpy_generator, torch_generator
 from hyperfl_flwr.flower.numpy_client import NumPyClient
 from hyperfl_flwr.metrics.classification import ClassificationSums, evaluate
 from hyperfl_flwr.models.groups import groups_of
-from hyperfl_flwr.models.initialisation import initial_state
 from hyperfl_flwr.models.layers.dropout import seed_dropout
 from hyperfl_flwr.node.private_state import INITIAL
-from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.privacy.release import Release
+from hyperfl_flwr.protocol.arrays import SharedArrays, formed, layout_problem
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 from hyperfl_flwr.protocol.queries import QuerySpec
 from hyperfl_flwr.training.local_sgd import Predict
@@ -32,7 +35,30 @@ CHUNK = 2000
 """Number of images of the global test set that are moved to the device at a time."""
 
 
-class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
+@dataclass(frozen=True, kw_only=True)
+class BegunRound:
+    """A client's round between `BaseClient.begin` and `BaseClient.end`.
+
+    Attributes:
+        received: The received arrays, in the order of `keys`.
+        kept_version: Version of the private state that the last durable checkpoint needs.
+        release: What the upload will release about the client's data; None if nothing bounds it.
+        metrics: The metrics of the received parameters.
+        rng: Random numbers of the training.
+        seconds: Wall time of `begin`.
+        at: Time at which `begin` ended, of `time.perf_counter`.
+    """
+
+    received: list[NDArray[Any]]
+    kept_version: int
+    release: Release | None
+    metrics: dict[str, Scalar]
+    rng: np.random.Generator
+    seconds: float
+    at: float = field(default_factory=time.perf_counter)
+
+
+class BaseClient(ParameterGroups, ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, NumPyClient):
     """A client whose model is a set of parameter groups, some shared with the server, some private.
 
     A method's client declares its groups, builds a module for each, and trains them. By default the groups are the
@@ -44,6 +70,8 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         copies_of_uploads: Those of them that hold what the client itself has uploaded, before clipping and noise.
         is_generated: Whether a hypernetwork generates parameters of the target network.
         can_join: Whether a client that joins later can train its private groups alone, see `join`.
+        round: The federated round that is trained; before `begin` the one after that of the message.
+        version: Version of the private state that this round starts from.
     """
 
     shared: ClassVar[Mapping[str, Reduction]] = {}
@@ -54,6 +82,7 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
 
     def __init__(self, context: ClientContext) -> None:
         self.context = context
+        self.round, self.version = context.round + 1, INITIAL
         self.groups = self.build_groups()
 
     def build_groups(self) -> dict[str, nn.Module]:
@@ -65,14 +94,19 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         parts = groups_of(self.model)
         return {group: parts[group] for group in (*self.shared, *self.private) if group in parts}
 
-    def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the private groups' initial values, by group and name; by default equal for all clients."""
-        seed = self.context.config.seed
-        return {group: initial_state(self.groups[group], torch_generator(seed, group)) for group in self.private}
-
     def train(self, rng: np.random.Generator) -> dict[str, float]:
         """Train the modules in place, by default `parameter_sets` for the local epochs; return metrics to report."""
         return self.train_sets(self.model, self.parameter_sets(), rng)
+
+    @classmethod
+    def together(cls, config: RunConfig, received: SharedArrays) -> CohortTraining | None:
+        """Return what trains several clients of a message together; by default None, and they are trained in turn.
+
+        Args:
+            config: The run's settings.
+            received: The arrays that all clients receive.
+        """
+        return None
 
     def join(self, rounds: int, rng: np.random.Generator) -> None:
         """Train the private groups in place for some rounds, with constant shared groups.
@@ -93,6 +127,8 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
         """Evaluate the received parameters, train, evaluate again, and store the private groups.
 
+        That is `begin`, `train` and `end`. A trainer of several clients calls these instead.
+
         Args:
             parameters: The shared groups' arrays, in the order of `keys`.
             config: `round`, `version` (of the private state to start from) and `kept-version`.
@@ -108,34 +144,66 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
             StateError: If the private state cannot be read.
             RefusalError: If the owner's privacy budget does not allow the upload.
         """
+        begun = self.begin(parameters, config)
+        arrays, num_examples, metrics = self.end(begun, self.train(begun.rng))
+        return [formed(array) for array in arrays], num_examples, metrics
+
+    def begin(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> BegunRound:
+        """Load and evaluate the received parameters, and prepare for training; arguments and errors as of `fit`."""
         context = self.context
         began = time.perf_counter()
-        self._load(self._named(parameters), config["version"])
+        self.round, self.version = config["round"], config["version"]
+        self._load(self._named(parameters), self.version)
         release = self.release()
         if context.budget is not None and self.uploaded_groups():
             # Before training: a process that is killed has spent it, too.
-            context.budget.spend(config["round"], release)
+            context.budget.spend(self.round, release)
         metrics: dict[str, Scalar] = accuracy_metrics("aggregate", self._evaluate(self.received_predictor))
-        evaluated = time.perf_counter()
+        spent = time.perf_counter() - began
         self.set_mode(training=True)
-        path = (context.client, config["round"])
+        path = (context.client, self.round)
         # One stream per purpose, client and round: neither the hosting node nor a resume changes the results.
         seed_dropout(self.networks(), torch_generator(context.config.seed, "dropout", *path))
-        metrics |= self.train(numpy_generator(context.config.seed, "training", *path))
-        self.check_release(release, metrics)
-        metrics |= self.spent_steps(release)
-        trained = time.perf_counter()
+        return BegunRound(
+            received=parameters,
+            kept_version=config["kept-version"],
+            release=release,
+            metrics=metrics,
+            rng=numpy_generator(context.config.seed, "training", *path),
+            seconds=spent,
+        )
+
+    def end(
+        self, begun: BegunRound, trained: Mapping[str, Scalar], seconds: float | None = None
+    ) -> tuple[list[Any], int, dict[str, Scalar]]:
+        """Evaluate after training and store the private groups; returns and raises as `fit`.
+
+        Without clipping, some arrays may be a `BlockArray`.
+
+        Args:
+            begun: The result of `begin`.
+            trained: The metrics of training.
+            seconds: Wall time of training; None for the time since `begin`.
+        """
+        context = self.context
+        began = time.perf_counter()
+        seconds = began - begun.at if seconds is None else seconds
+        metrics = begun.metrics | trained
+        self.check_release(begun.release, metrics)
+        metrics |= self.spent_steps(begun.release)
         metrics |= accuracy_metrics("personalized", self._evaluate(self.predictor))
-        if config["round"] == context.config.num_rounds:
+        if self.round == context.config.num_rounds:
             metrics |= self._global_accuracy("personalized", self.predictor)
         # The version before must stay: the server may not count this round's reply, or resume from a checkpoint.
-        self._store(config["round"], {config["version"], config["kept-version"]})
+        self._store(self.round, {self.version, begun.kept_version})
         if context.keeps_model and self.is_network:
-            keep_model(context, self.target_state(), config["round"], metrics)
-        uploaded = self.uploaded_groups()
-        arrays = [_to_numpy(t) for group in uploaded for t in self.groups[group].state_dict().values()]
-        received = [value for key, value in self._named(parameters).items() if group_of(key) in uploaded]
-        metrics |= {"train-seconds": trained - evaluated, "seconds": time.perf_counter() - began}
+            keep_model(context, self.target_state(), self.round, metrics)
+        uploaded, arrays = self.uploaded_groups(), self.uploaded_arrays()
+        if context.config.privacy.clip_norm:  # the norm is that of the numbers that are sent
+            arrays = [formed(array) for array in arrays]
+        received = [value for key, value in self._named(begun.received).items() if group_of(key) in uploaded]
+        around = begun.seconds + time.perf_counter() - began
+        metrics |= {"train-seconds": seconds, "seconds": around + seconds}
         reply = self.reply(received, arrays)
         upload = protected_upload(context.config.privacy, received, reply)  # whatever `reply` leaves out
         return upload, len(context.data.train_labels), metrics
@@ -159,28 +227,6 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         """
         raise ValueError(f"{self.context.config.method} has no encoder")
 
-    @classmethod
-    def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
-        """Return the shared groups that hold parameters with some settings; by default all of `shared`."""
-        return cls.shared
-
-    def exchanged_groups(self) -> tuple[str, ...]:
-        """Return the shared groups that are exchanged in this round; by default all."""
-        return tuple(self.shared)
-
-    def uploaded_groups(self) -> tuple[str, ...]:
-        """Return the exchanged groups that are sent back after training: all but `DOWN` ones."""
-        return tuple(group for group in self.exchanged_groups() if self.shared[group] is not Reduction.DOWN)
-
-    def keys(self) -> list[str]:
-        """Return the keys `group/name` of the exchanged arrays, in the order of Flower's lists of arrays."""
-        return [f"{group}/{name}" for group in self.exchanged_groups() for name in self.groups[group].state_dict()]
-
-    def shared_bytes(self) -> int:
-        """Return the size of the shared arrays in bytes."""
-        tensors = (tensor for group in self.shared for tensor in self.groups[group].state_dict().values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
     def receive(self, received: SharedArrays, version: int) -> None:
         """Load the parameters for the last evaluation: the received groups, and the private ones of a version.
 
@@ -189,54 +235,6 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         if problem := layout_problem(*(dict.fromkeys(keys, np.zeros(0)) for keys in (self.keys(), received))):
             raise ValueError(problem)
         self._load(received, version)
-
-    def _named(self, parameters: list[NDArray[Any]]) -> SharedArrays:
-        """Return received arrays by key; they are in the order of `keys`."""
-        keys = self.keys()
-        if len(parameters) != len(keys):
-            raise ValueError(f"received {len(parameters)} arrays, expected {len(keys)}: {', '.join(keys)}")
-        return dict(zip(keys, parameters, strict=True))
-
-    def _load(self, received: SharedArrays, version: int) -> None:
-        if version == INITIAL:
-            private = {
-                f"{group}/{name}": tensor
-                for group, tensors in self.initial_private().items()
-                for name, tensor in tensors.items()
-            }
-        else:
-            stored = self.context.state.load(version) if self.private else {}
-            private = {key: torch.tensor(value) for key, value in stored.items()}
-        tensors = {key: torch.tensor(value) for key, value in received.items()} | private
-        for group in (*self.exchanged_groups(), *self.private):
-            self.load_group(group, tensors)
-
-    def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
-        """Load one group's tensors into its module; tensors of other groups are ignored.
-
-        Raises:
-            ValueError: If the tensors do not fit the module.
-        """
-        module = self.groups[group]
-        expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
-        received = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
-        if problem := layout_problem(expected, received):
-            raise ValueError(problem)
-        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in received}
-        module.load_state_dict(values, assign=True)
-
-    def _store(self, version: int, kept: set[int]) -> None:
-        if not self.private:
-            return
-        arrays = {
-            f"{group}/{name}": _to_numpy(tensor)
-            for group in self.private
-            for name, tensor in self.groups[group].state_dict().items()
-        }
-        if key := not_finite(arrays):
-            raise FloatingPointError(f"{key} is not finite after training")
-        self.context.state.save(version, arrays)
-        self.context.state.forget_before(version, but=kept)
 
     def networks(self) -> Sequence[nn.Module]:
         """Return all modules that are switched between training and evaluation; by default the groups' modules."""
@@ -262,14 +260,3 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         sums = (evaluate(predict, some.to(device), truth.to(device)) for some, truth in parts)
         total = sum(sums, ClassificationSums())
         return {f"{kind}-global-accuracy": total.accuracy}
-
-
-def _to_numpy(tensor: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
-
-
-def _shape_of(tensor: Tensor) -> NDArray[Any]:
-    """Return a stand-in with a tensor's shape and type that occupies no memory."""
-    dtype = torch.empty((), dtype=tensor.dtype).numpy().dtype
-    return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecordValues
 
 from clients.engine import adapter
 from clients.engine.base import BaseClient
+from clients.engine.cohort_trainer import trainer_of
 from clients.engine.context import client_setting
 from hyperfl_flwr.app.budget import budget_of, refuse_own_as_public, refuse_unbounded
 from hyperfl_flwr.app.methods import check_privacy, client_of
@@ -27,7 +28,6 @@ from hyperfl_flwr.data.sample_format import normalisation_text, refuse_own_stati
 from hyperfl_flwr.models.custom.provenance import source_hash
 from hyperfl_flwr.models.custom.source import is_factory
 from hyperfl_flwr.models.targets import build_target
-from hyperfl_flwr.node.cohort import SequentialTrainer
 from hyperfl_flwr.node.private_state import PrivateState
 from hyperfl_flwr.node.secure_cohort import SecureCohort
 from hyperfl_flwr.node.secure_sums import SecureTerms
@@ -116,7 +116,7 @@ class NodeApp:
 
         return adapter.Cohort(
             make_client=make_client,
-            trainer=SequentialTrainer(make_client),
+            trainer=trainer_of(client_class, self.config, self.device, make_client),
             reductions=client_class.reductions(self.config),
             send_details=self.simulated,
             # Metrics of chosen parameters on few samples would reveal these samples, at no cost in the record.

@@ -1,7 +1,7 @@
 """Declare the settings without a dot in their keys, by topic; `RunConfig` combines them with the dotted ones."""
 
 from collections.abc import Collection
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -149,6 +149,13 @@ class MachineConfig(Section):
         "Torch threads of each process. `auto`: in a run of `hyperfl` the cores that the processes would leave idle, "
         "at most 4; in a simulation by `flwr run` one; on a deployed node torch's default.",
         resumable=True,
+    )
+    cohort: Literal["auto", "one-by-one"] | Positive = setting(
+        "auto",
+        "Number of clients that a process trains together, for methods that gain from it: `hyperfl` on a CPU, whose "
+        "clients then share the received hypernetwork instead of a copy each. `auto`: up to 10, as many as fit into "
+        "half of the free memory. `one-by-one`: each alone, with results that differ by rounding. The number has no "
+        "effect on results.",
     )
     checkpoint_every: Positive = setting(
         5, "Rounds between checkpoints; the last round always has one.", resumable=True

@@ -85,13 +85,21 @@ class HypernetworkHealth:
 
 
 @torch.no_grad()
-def health(hypernetwork: Hypernetwork, embedding: Tensor) -> HypernetworkHealth:
-    """Measure a hypernetwork at an embedding [d]."""
+def health(hypernetwork: Hypernetwork, embedding: Tensor, theta: Tensor | None = None) -> HypernetworkHealth:
+    """Measure a hypernetwork at an embedding [d].
+
+    Args:
+        hypernetwork: The hypernetwork.
+        embedding: The embedding.
+        theta: The generated weights [P], if they are known; None to generate them.
+    """
     hidden = hypernetwork.activation(embedding)
+    if theta is None:
+        theta = torch.addmv(hypernetwork.head_bias, hypernetwork.head_weight.t(), hidden)
     return HypernetworkHealth(
         squared_norm=float(hidden.square().sum()),
         active_units=int((hidden > 0).sum()),
-        theta=torch.addmv(hypernetwork.head_bias, hypernetwork.head_weight.t(), hidden),
+        theta=theta,
     )
 
 

@@ -7,7 +7,7 @@ The number of nodes does not change any bit of the sum over all nodes, see `hype
 from collections.abc import Mapping
 from functools import cached_property
 
-from hyperfl_flwr.protocol.arrays import SharedArrays
+from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, all_formed
 from hyperfl_flwr.protocol.messages import Reduction, Request
 from hyperfl_flwr.protocol.reproducible_sum import ReproducibleSum
 from hyperfl_flwr.protocol.secure_sums.encoding import Encoding
@@ -26,10 +26,10 @@ class PlainSum:
     def __init__(self, received: SharedArrays, reductions: Mapping[str, Reduction], request: Request) -> None:
         rounding = {"num_clients": request.num_clients, "max_num_examples": request.max_num_examples}
         self._total = ReproducibleSum(received, reductions, **rounding)
-        self._waiting: list[tuple[SharedArrays, int]] = []
+        self._waiting: list[tuple[Uploads, int]] = []
         self._count = 0
 
-    def add(self, arrays: SharedArrays, num_examples: int) -> None:
+    def add(self, arrays: Uploads, num_examples: int) -> None:
         """Add the arrays of one more client; see `ArraySum`."""
         # A single client's float32 arrays are sent as they are: exact, and half the bytes of a float64 sum.
         self._waiting.append((arrays, num_examples))
@@ -40,7 +40,7 @@ class PlainSum:
     @property
     def arrays(self) -> SharedArrays:
         """Arrays of a single client, or the weighted sums over several; empty without a client."""
-        return self._waiting[0][0] if self._waiting else self._total.sums(0)
+        return all_formed(self._waiting[0][0]) if self._waiting else self._total.sums(0)
 
     @property
     def outliers(self) -> dict[int, SharedArrays]:
@@ -69,8 +69,9 @@ class EncodedSum:
         self._encoding, self._max_ratio, self._cuts_off = encoding, max_ratio, cuts_off
         self._noise = noise_norms(encoding.received, noise) if noise else None
 
-    def add(self, arrays: SharedArrays, num_examples: int) -> None:
+    def add(self, arrays: Uploads, num_examples: int) -> None:
         """Encode and add the arrays of one more client; see `ArraySum`."""
+        arrays = all_formed(arrays)  # the encoding rounds each client's elements for itself
         if self._encoding.noise:
             self._encoding.noise.refuse_long(arrays, self._encoding.received)
         if self._max_ratio:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from hyperfl_flwr.core.errors import for_others
 from hyperfl_flwr.flower.log import log
-from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.node.trained import Failed, Trained, TrainedOne
+from hyperfl_flwr.protocol.arrays import SharedArrays, Uploads, all_formed, layout_problem, not_finite
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Request, printable
 
 
@@ -87,35 +88,10 @@ class Job:
     config: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """Results of C clients that were trained together.
-
-    Attributes:
-        clients: Their ids [C].
-        stacked: Their shared arrays, each [C, *shape]; the trainer does not write to them again.
-        num_examples: Their numbers of training samples [C].
-        metrics: Their metrics [C].
-    """
-
-    clients: Sequence[int]
-    stacked: SharedArrays
-    num_examples: Sequence[int]
-    metrics: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    """A client that could not be trained, with the error."""
-
-    client: int
-    error: Exception
-
-
 class Trainer(Protocol):
     """Interface: train the clients of a node."""
 
-    def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | Failed]:
+    def train(self, jobs: Sequence[Job], received: Received) -> Iterator[Trained | TrainedOne | Failed]:
         """Train each client once, in groups of any size.
 
         Args:
@@ -138,22 +114,23 @@ class SequentialTrainer:
         """Train the clients, one per group; see `Trainer`."""
         for job in jobs:
             try:
-                yield self._train(job, received)
+                yield train_alone(self._make_client(job.client), job, received)
             except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
                 yield Failed(client=job.client, error=error)
 
-    def _train(self, job: Job, received: Received) -> Trained:
-        member = self._make_client(job.client)
-        arrays, num_examples, metrics = member.fit(_in_order(member, received.of(job.client)), job.config)
-        keys = [key for key in member.keys() if key not in received.down]  # noqa: SIM118 - a client is no dict
-        stacked = {key: value[np.newaxis] for key, value in zip(keys, arrays, strict=True)}
-        return Trained(clients=[job.client], stacked=stacked, num_examples=[num_examples], metrics=[metrics])
+
+def train_alone(member: CohortClient, job: Job, received: Received) -> Trained:
+    """Train one client and return its results."""
+    arrays, num_examples, metrics = member.fit(in_order(member, received.of(job.client)), job.config)
+    keys = [key for key in member.keys() if key not in received.down]  # noqa: SIM118 - a client is no dict
+    stacked = {key: value[np.newaxis] for key, value in zip(keys, arrays, strict=True)}
+    return Trained(clients=[job.client], stacked=stacked, num_examples=[num_examples], metrics=[metrics])
 
 
 class ArraySum(Protocol):
     """Interface: add up the shared arrays of a node's clients, see `hyperfl_flwr.node.array_sums`."""
 
-    def add(self, arrays: SharedArrays, num_examples: int) -> None:
+    def add(self, arrays: Uploads, num_examples: int) -> None:
         """Add one client's arrays.
 
         Args:
@@ -199,31 +176,29 @@ def train_cohort(
         if isinstance(part, Failed):
             result.failures.append(failure_of(part.client, part.error, send_details=send_details))
         else:
-            for row in range(len(part.clients)):
-                _take(part, row, result, received, total, send_details=send_details)
+            for one in part.each if isinstance(part, Trained) else [part]:
+                _take(one, result, received, total, send_details=send_details)
+                del one
         del part  # frees these parameters before the next clients are trained
     return result
 
 
-def _take(
-    part: Trained, row: int, result: CohortResult, received: Received, total: ArraySum, *, send_details: bool
-) -> None:
+def _take(one: TrainedOne, result: CohortResult, received: Received, total: ArraySum, *, send_details: bool) -> None:
     """Add one trained client to the result."""
-    client, num_examples = part.clients[row], part.num_examples[row]
-    arrays, before = {key: value[row] for key, value in part.stacked.items()}, received.returned_by(client)
+    client, arrays, before = one.client, one.arrays, received.returned_by(one.client)
     try:
         _check(arrays, before)
-        total.add({key: value for key, value in arrays.items() if key in received.shared}, num_examples)
+        total.add({key: value for key, value in arrays.items() if key in received.shared}, one.num_examples)
     except (ValueError, FloatingPointError) as error:
         result.failures.append(failure_of(client, error, send_details=send_details))
         return
     if per_client := {key: value for key, value in arrays.items() if key not in received.shared}:
-        result.per_client[client] = per_client
-    result.num_examples += num_examples
-    result.results.append(_result(client, num_examples, part.metrics[row]))
+        result.per_client[client] = all_formed(per_client)
+    result.num_examples += one.num_examples
+    result.results.append(_result(client, one.num_examples, one.metrics))
 
 
-def _check(shared: SharedArrays, received: SharedArrays) -> None:
+def _check(shared: Uploads, received: SharedArrays) -> None:
     """Check a client's arrays after training; raises ValueError or FloatingPointError."""
     if problem := layout_problem(received, shared):
         raise ValueError(f"after training {problem}")
@@ -239,7 +214,7 @@ def evaluate_cohort(
     for job in _jobs(request):
         try:
             member = make_client(job.client)
-            _, num_examples, metrics = member.evaluate(_in_order(member, received.of(job.client)), job.config)
+            _, num_examples, metrics = member.evaluate(in_order(member, received.of(job.client)), job.config)
         except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
             result.failures.append(failure_of(job.client, error, send_details=send_details))
             continue
@@ -255,7 +230,7 @@ def _jobs(request: Request) -> Sequence[Job]:
     ]
 
 
-def _in_order(member: CohortClient, received: SharedArrays) -> list[NDArray[Any]]:
+def in_order(member: CohortClient, received: SharedArrays) -> list[NDArray[Any]]:
     """Return the received arrays in the client's order."""
     keys = member.keys()
     if set(keys) != set(received):

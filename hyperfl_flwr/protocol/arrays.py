@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -14,6 +14,32 @@ from hyperfl_flwr.protocol.messages import Reduction, group_of, printable
 
 SharedArrays = dict[str, NDArray[Any]]
 """Shared parameters by `group/name`."""
+
+
+class BlockArray(Protocol):
+    """Interface: a matrix that is formed by blocks of columns, where all of it need not be in memory at once."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape (p, P)."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements, a floating point one."""
+
+    @property
+    def bound(self) -> float:
+        """A number that no magnitude of an element exceeds; NaN or infinite if unknown."""
+
+    def columns(self) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield blocks of columns [p, w], each with its slice; a block is valid until the next one."""
+
+    def formed(self) -> NDArray[Any]:
+        """Return the matrix [p, P], with the elements that `columns` yields."""
+
+
+Uploads = Mapping[str, NDArray[Any] | BlockArray]
+"""A client's shared parameters after training, by `group/name`."""
 
 MOST_HEADER = 512
 """Maximum size in bytes of the header of a received array; `pack_arrays` writes about a hundred."""
@@ -111,7 +137,17 @@ def num_elements(arrays: Mapping[str, NDArray[Any]]) -> int:
     return sum(value.size for value in arrays.values())
 
 
-def layout_problem(expected: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArray[Any]]) -> str | None:
+def formed(array: NDArray[Any] | BlockArray) -> NDArray[Any]:
+    """Return an array as one of numpy."""
+    return array if isinstance(array, np.ndarray) else array.formed()
+
+
+def all_formed(arrays: Uploads) -> SharedArrays:
+    """Return a client's parameters as arrays of numpy."""
+    return {key: formed(value) for key, value in arrays.items()}
+
+
+def layout_problem(expected: Mapping[str, NDArray[Any]], actual: Uploads) -> str | None:
     """Return how the names, shapes or types of arrays differ from the expected ones; None if they match."""
     if missing := sorted(set(expected) - set(actual)):
         return f"arrays are missing: {', '.join(missing)}"
@@ -125,17 +161,19 @@ def layout_problem(expected: Mapping[str, NDArray[Any]], actual: Mapping[str, ND
     return None
 
 
-def not_finite(arrays: Mapping[str, NDArray[Any]]) -> str | None:
+def not_finite(arrays: Uploads) -> str | None:
     """Return the name of the first array that holds a NaN or an infinity; None if all are finite."""
     return next((key for key, value in arrays.items() if value.dtype.kind == "f" and not _is_finite(value)), None)
 
 
-def _is_finite(array: NDArray[Any]) -> bool:
+def _is_finite(array: NDArray[Any] | BlockArray) -> bool:
     """Return True if all elements are finite.
 
     The sum of squares is finite only if all elements are; it needs one pass and no temporary array. If it overflows,
     the elements themselves are summed in float64, which finite float32 cannot overflow.
     """
+    if not isinstance(array, np.ndarray):
+        return array.bound <= np.finfo(array.dtype).max or all(_is_finite(block) for _, block in array.columns())
     flat = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(np.add.reduce(flat, dtype=np.float64)))

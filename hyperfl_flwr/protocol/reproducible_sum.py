@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperfl_flwr.protocol.arrays import BLOCK, SharedArrays, blocks
+from hyperfl_flwr.protocol.arrays import BLOCK, BlockArray, SharedArrays, Uploads, blocks
 from hyperfl_flwr.protocol.messages import Reduction, group_of
 
 HEADROOM_BITS = 6
@@ -38,6 +38,9 @@ MOST_LEVELS = 12
 """Upper bound of the levels: no product of a float32 and an int64 needs a higher one."""
 
 _MANTISSA_BITS = 53
+
+Part = slice | tuple[slice, slice]
+"""Part of a flat array, or columns of a matrix."""
 
 Levels = dict[int, SharedArrays]
 """Sums by level, in float64; level 0 has all arrays, the other levels only arrays with such large terms."""
@@ -73,7 +76,7 @@ class ReproducibleSum:
         self._exponents: dict[str, int] = {}
         self._terms = np.empty(BLOCK)
 
-    def add(self, arrays: SharedArrays, num_examples: int) -> None:
+    def add(self, arrays: Uploads, num_examples: int) -> None:
         """Add one client's arrays, multiplied by its weights.
 
         Args:
@@ -83,7 +86,20 @@ class ReproducibleSum:
         for key, value in arrays.items():
             self._level(0, key)
             weight = self._reductions[group_of(key)].weight(num_examples)
-            for part, block in blocks(value):
+            if isinstance(value, np.ndarray):
+                for part, block in blocks(value):
+                    self._add_block(key, part, block, weight)
+            else:
+                self._add_columns(key, value, weight)
+
+    def _add_columns(self, key: str, value: BlockArray, weight: float) -> None:
+        """Add a matrix block by block; the sums are those of the formed matrix."""
+        fits = value.bound * weight < 2.0 ** self.exponent(key)
+        for columns, block in value.columns():
+            part = (slice(None), columns)
+            if fits:
+                self._put(0, key, part, block, weight)
+            else:
                 self._add_block(key, part, block, weight)
 
     def levels_of(self, arrays: SharedArrays, num_examples: int) -> Levels:
@@ -216,7 +232,7 @@ class ReproducibleSum:
             self._exponents[key] = _exponent_of(received) + _exponent_of(weight) + HEADROOM_BITS
         return self._exponents[key]
 
-    def _add_block(self, key: str, part: slice, block: NDArray[Any], weight: float) -> None:
+    def _add_block(self, key: str, part: Part, block: NDArray[Any], weight: float) -> None:
         exponent = self.exponent(key)
         if _largest(block) * weight < 2.0**exponent:
             self._put(0, key, part, block, weight)
@@ -225,14 +241,17 @@ class ReproducibleSum:
         for level in np.unique(levels).tolist():
             self._put(level, key, part, np.where(levels == level, block, block.dtype.type(0)), weight)
 
-    def _put(self, level: int, key: str, part: slice, block: NDArray[Any], weight: float) -> None:
-        """Round the terms of a block to the grid of a level and add them."""
+    def _put(self, level: int, key: str, part: Part, block: NDArray[Any], weight: float) -> None:
+        """Round the terms of a block to the grid of a level and add them to a part of the flat or shaped sums."""
         # Dividing by the grid, rounding to an integer and multiplying back is exact: the grid is a power of two.
         grid = self._grid(key, level)
-        terms = np.multiply(block, weight / grid, out=self._terms[: block.size], dtype=np.float64)
+        if block.size > self._terms.size:
+            self._terms = np.empty(block.size)
+        terms = np.multiply(block, weight / grid, out=self._terms[: block.size].reshape(block.shape), dtype=np.float64)
         np.rint(terms, out=terms)
         terms *= grid
-        sums = self._level(level, key)[part]
+        flat = self._level(level, key)
+        sums = flat[part] if block.ndim == 1 else flat.reshape(self._received[key].shape)[part]
         np.add(sums, terms, out=sums)
 
     def _grid(self, key: str, level: int) -> float:

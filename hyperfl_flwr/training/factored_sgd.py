@@ -196,7 +196,9 @@ class FactoredHeads:
     def materialise(self) -> None:
         """Write the current weights into `weight`; must be the last call."""
         self._combine(self._factors.weights, out=self._in_use(self._stack))
-        self.weight.mul_(self._unused_weight(self._factors.weights))
+        factor = self._unused_weight(self._factors.weights)
+        for unit in self._unused.nonzero().flatten().tolist():  # row by row: the rows of used units are overwritten
+            self.weight[unit].mul_(factor)
         self.weight[self._units] = self._in_use(self._stack)
 
     def _add_units(self, units: Tensor) -> None:

@@ -9,7 +9,7 @@ Where the paper leaves a choice open, its public code is followed: the gradients
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,16 @@ from hyperfl_flwr.core.optimisers import SGD
 from hyperfl_flwr.models.hypernetwork import Hypernetwork
 from hyperfl_flwr.training.factored_sgd import FactoredHeads
 from hyperfl_flwr.training.fedrep import FedRepRates
-from hyperfl_flwr.training.local_sgd import Epochs, ParameterSet, Predict, TrainingData, run_epochs, train_epochs
+from hyperfl_flwr.training.local_sgd import (
+    Epochs,
+    MeanLoss,
+    ParameterSet,
+    Predict,
+    TrainingData,
+    all_passes,
+    train_epochs,
+)
+from hyperfl_flwr.training.shared_heads import HeadProduct, Heads, HeadsOnShared, HeadSteps, finish_alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +84,7 @@ class HyperFLModel:
         hypernetwork: Hypernetwork that generates the extractor's parameters.
         embedding: The private embedding v [d].
         frozen: Whether v and the hypernetwork's first layer are constants, so that z is constant, too.
+        theta: Generated weights [P] at the current values, so that `fixed` need not generate them; None to generate.
     """
 
     extractor: nn.Module
@@ -82,6 +92,7 @@ class HyperFLModel:
     hypernetwork: Hypernetwork
     embedding: Tensor
     frozen: bool = False
+    theta: Tensor | None = None
 
     def predict(self, images: Tensor) -> Tensor:
         """Return the logits [B, K] of images [B, C, H, W]; theta is generated in each call, with its graph."""
@@ -94,7 +105,8 @@ class HyperFLModel:
     @torch.no_grad()
     def fixed(self) -> Predict:
         """Return a predictor with theta generated once, for evaluation and for step 1; only phi gets a graph."""
-        theta = self.hypernetwork.split(self.hypernetwork(self.embedding))
+        flat = self.hypernetwork(self.embedding) if self.theta is None else self.theta
+        theta = self.hypernetwork.split(flat)
 
         def predict(images: Tensor) -> Tensor:
             with torch.no_grad():
@@ -120,17 +132,22 @@ def train_hyperfl(
     Returns:
         Mean training loss of the last epoch of step 2, in nats.
     """
+    _train_classifier(model, data, epochs, rates, rng)
+    if rates.factored:
+        return _step2_factored(model, data, epochs, rates, rng)
+    return _step2_plain(model, data, epochs, rates, rng)
+
+
+def _train_classifier(
+    model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
+) -> None:
+    """Take step 1: one epoch on phi. Afterwards no parameter of the model requires a gradient."""
     phi = list(model.classifier.parameters())
     _trainable([*phi, *model.hypernetwork.parameters(), model.embedding], False)
-
     _trainable(phi)
     step1 = [ParameterSet(parameters=phi, learning_rate=rates.classifier)]
     train_epochs(model.fixed(), step1, data, replace(epochs, epochs=1), rng)
     _trainable(phi, False)
-
-    if rates.factored:
-        return _step2_factored(model, data, epochs, rates, rng)
-    return _step2_plain(model, data, epochs, rates, rng)
 
 
 def _step2_plain(
@@ -151,30 +168,87 @@ def _step2_plain(
 def _step2_factored(
     model: HyperFLModel, data: TrainingData, epochs: Epochs, rates: HyperFLRates, rng: np.random.Generator
 ) -> float:
-    """Train (varphi, v) without forming the gradients of the heads, see `hyperfl_flwr.training.factored_sgd`.
+    """Train (varphi, v) without forming the gradients of the heads, see `hyperfl_flwr.training.factored_sgd`."""
+    optimiser = _optimiser(model, epochs, rates)
+    heads = FactoredHeads.of(model.hypernetwork, optimiser, steps=epochs.num_steps(len(data.train_labels)))
+    loss = finish_alone(_factored_steps(model, heads, optimiser, data, epochs, rates, rng))
+    heads.materialise()
+    return loss
 
-    The chain rule is cut at theta and at z: g = dL/dtheta by autograd through the target network, dL/dz = H g by the
-    heads, and the gradients of the first layer and of v by autograd again.
+
+def train_with_shared_heads(
+    model: HyperFLModel,
+    heads: HeadsOnShared,
+    data: TrainingData,
+    epochs: Epochs,
+    rates: HyperFLRates,
+    rng: np.random.Generator,
+) -> HeadSteps:
+    """Return the steps of one local round as `train_hyperfl` takes them, for `SharedHeads.finish`.
+
+    The model's parameters change in place, except for H, whose matrix all clients of a cohort share: the result is in
+    `heads`.
+
+    Args:
+        model: The client's model; `rates.factored` must hold.
+        heads: Its heads at the start of the round.
+        data: The client's training samples.
+        epochs: Number of epochs E of step 2, and the settings of SGD for both steps.
+        rates: Step sizes.
+        rng: Order of the samples and augmentation.
     """
+    _train_classifier(model, data, epochs, rates, rng)
+    return (yield from _factored_steps(model, heads, _optimiser(model, epochs, rates), data, epochs, rates, rng))
+
+
+def head_settings(epochs: Epochs, rates: HyperFLRates) -> dict[str, float]:
+    """Return the settings of SGD on the heads, by the names of `FactoredHeads`."""
+    return {
+        "learning_rate": rates.hypernetwork,
+        "momentum": epochs.momentum,
+        "weight_decay": epochs.weight_decay,
+    }
+
+
+def _optimiser(model: HyperFLModel, epochs: Epochs, rates: HyperFLRates) -> SGD:
+    """Return the optimiser of (varphi, v); it skips the heads, which get no gradient."""
     network = model.hypernetwork
     of_network = [network.head_weight, network.head_bias, *(() if model.frozen else network.hidden.parameters())]
     groups = [{"params": of_network, "lr": rates.hypernetwork}]
     if not model.frozen:
         groups.append({"params": [model.embedding], "lr": rates.embedding})
-    optimiser = SGD(groups, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
-    steps = epochs.epochs * math.ceil(len(data.train_labels) / epochs.batch_size)
-    heads = FactoredHeads.of(network, optimiser, steps=steps)
+    return SGD(groups, momentum=epochs.momentum, weight_decay=epochs.weight_decay)
+
+
+def _factored_steps(
+    model: HyperFLModel,
+    heads: Heads,
+    optimiser: SGD,
+    data: TrainingData,
+    epochs: Epochs,
+    rates: HyperFLRates,
+    rng: np.random.Generator,
+) -> HeadSteps:
+    """Yield the products with the heads that the steps of step 2 need; returns the mean loss of the last epoch.
+
+    The chain rule is cut at theta and at z: g = dL/dtheta by autograd through the target network, dL/dz = H g by the
+    heads, and the gradients of the first layer and of v by autograd again.
+    """
+    network = model.hypernetwork
     below = [] if model.frozen else [*network.hidden.parameters(), model.embedding]
     _trainable(below)
 
-    def step(images: Tensor, labels: Tensor) -> Tensor:
+    def step(images: Tensor, labels: Tensor) -> Generator[HeadProduct, Tensor, Tensor]:
         hidden = network.activation(model.embedding)
-        theta = heads.forward(hidden.detach()).requires_grad_()
+        theta = (yield HeadProduct(heads, hidden.detach(), is_forward=True)).requires_grad_()
         features = functional_call(model.extractor, network.split(theta), (images,))
         loss = functional.cross_entropy(model.classifier(features), labels)
         (gradient,) = torch.autograd.grad(loss, theta)
-        # The gradient of a scalar product: `grad_outputs` would import sympy, which costs a node half a second.
-        gradients = torch.autograd.grad(hidden.dot(heads.backward(gradient)), below) if below else ()
+        gradients: Sequence[Tensor] = ()
+        if below:
+            of_hidden = yield HeadProduct(heads, gradient, is_forward=False)
+            # The gradient of a scalar product: `grad_outputs` would import sympy, which costs a node half a second.
+            gradients = torch.autograd.grad(hidden.dot(of_hidden), below)
         hidden = hidden.detach()
         scale = _clip_factor([*gradients[:-1]], heads.squared_norm(hidden, gradient), rates.clip_norm)
         heads.step(hidden, gradient, scale)
@@ -184,9 +258,13 @@ def _step2_factored(
         optimiser.step()
         return loss.detach()
 
-    loss = run_epochs(step, data, epochs, rng)
-    heads.materialise()
-    return loss
+    mean_loss = float("nan")
+    for some in all_passes(data, epochs, rng):
+        losses = MeanLoss()
+        for images, labels in some:
+            losses.add((yield from step(images, labels)), len(labels))
+        mean_loss = losses.value
+    return mean_loss
 
 
 def _clip_factor(gradients: Sequence[Tensor], squared: Tensor | float, clip_norm: float) -> Tensor | float:

@@ -190,19 +190,40 @@ def run_epochs(
     Returns:
         Mean training loss of the last pass (with `epochs.steps` of all steps), in nats; NaN without a sample.
     """
-    if epochs.steps > 0:
-        passes = itertools.chain.from_iterable(one_pass(data, epochs.batch_size, rng) for _ in itertools.count())
-        return _mean_loss(step, itertools.islice(passes, epochs.steps))
     mean_loss = float("nan")
-    for _ in range(epochs.epochs):
-        mean_loss = _mean_loss(step, one_pass(data, epochs.batch_size, rng))
+    for some in all_passes(data, epochs, rng, one_pass):
+        losses = MeanLoss()
+        for images, labels in some:
+            losses.add(step(images, labels), len(labels))
+        mean_loss = losses.value
     return mean_loss
 
 
-def _mean_loss(step: Step, some: Iterable[tuple[Tensor, Tensor]]) -> float:
-    total: Tensor | float = 0.0
-    num_samples = 0
-    for images, labels in some:
-        total = total + (step(images, labels) * len(labels)).double()
-        num_samples += len(labels)
-    return float(total) / num_samples if num_samples else float("nan")
+def all_passes(
+    data: TrainingData, epochs: Epochs, rng: np.random.Generator, one_pass: Pass = batches
+) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
+    """Yield the batches of each pass, for the arguments of `run_epochs`; with `epochs.steps` those of all steps."""
+    if epochs.steps > 0:
+        passes = itertools.chain.from_iterable(one_pass(data, epochs.batch_size, rng) for _ in itertools.count())
+        yield itertools.islice(passes, epochs.steps)
+        return
+    for _ in range(epochs.epochs):
+        yield one_pass(data, epochs.batch_size, rng)
+
+
+class MeanLoss:
+    """Mean of the batches' losses, weighted by their numbers of samples."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | float = 0.0
+        self._num_samples = 0
+
+    def add(self, loss: Tensor, num_samples: int) -> None:
+        """Add the mean loss of a batch."""
+        self._total = self._total + (loss * num_samples).double()
+        self._num_samples += num_samples
+
+    @property
+    def value(self) -> float:
+        """The mean loss, in nats; NaN without a sample."""
+        return float(self._total) / self._num_samples if self._num_samples else float("nan")

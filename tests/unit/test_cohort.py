@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from hyperfl_flwr.node.array_sums import PlainSum
 from hyperfl_flwr.node.cohort import (
     CohortResult,
-    Failed,
     Job,
     Received,
     SequentialTrainer,
-    Trained,
     Trainer,
     train_cohort,
 )
+from hyperfl_flwr.node.trained import Failed, Trained
 from hyperfl_flwr.protocol.hosting import clients_of_node
 from hyperfl_flwr.protocol.messages import ClientResult, Failure, Reduction, Request
 

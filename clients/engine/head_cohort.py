@@ -1,0 +1,139 @@
+"""Train clients of a hypernetwork's heads together, from one H_0: see `hyperfl_flwr.training.shared_heads`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clients.engine.base import BaseClient
+from hyperfl_flwr.training.factored_sgd import SPARE_UNITS
+from hyperfl_flwr.training.shared_heads import HeadsOnShared, HeadSteps, SharedHeads, finish_alone
+
+HEAD_WEIGHT = "hypernetwork/head_weight"
+"""Key of H, nearly all of a hypernetwork."""
+
+VECTORS = 6
+"""Number of vectors of the length of theta that a step holds: theta, its gradient, c, the buffer of c, two copies."""
+
+
+class HeadClient(BaseClient):
+    """A client with the group `hypernetwork` that can be trained in a `HeadCohort`."""
+
+    _shared: SharedHeads | None = None
+    """H_0 of all clients of a message; None for a client with a copy of its own."""
+    _heads: HeadsOnShared | None = None
+    """The heads after `begin_steps`; the hypernetwork itself still has those that were received."""
+
+    @property
+    def trains_with_steps(self) -> bool:
+        """Whether `train` is that of the method, so that `begin_steps` and `end_steps` may replace it."""
+        return False
+
+    def train(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train all groups in place; on a shared H_0 with the results that the client has in any cohort."""
+        if self._shared is None:
+            return self.train_own(rng)
+        return self.end_steps(finish_alone(self.begin_steps(rng)))
+
+    def train_own(self, rng: np.random.Generator) -> dict[str, float]:
+        """Train all groups in place, with a copy of H_0 that becomes H; returns the metrics of `train`.
+
+        Args:
+            rng: Random numbers of the training.
+        """
+        raise NotImplementedError
+
+    def head_steps(self, shared: SharedHeads, rng: np.random.Generator) -> tuple[HeadsOnShared, HeadSteps]:
+        """Return heads on the shared H_0, and the steps of `train` with them.
+
+        Args:
+            shared: The shared H_0.
+            rng: Random numbers of the training.
+        """
+        raise NotImplementedError
+
+    def after_steps(self, heads: HeadsOnShared, loss: float) -> dict[str, float]:
+        """Return the metrics of `train` after all steps of `head_steps`.
+
+        Args:
+            heads: The heads, after training.
+            loss: Mean training loss of the last epoch.
+        """
+        raise NotImplementedError
+
+    def share(self, shared: SharedHeads) -> None:
+        """Use an H_0 that is never changed, in place of a copy of the received one."""
+        self._shared = shared
+
+    def begin_steps(self, rng: np.random.Generator) -> HeadSteps:
+        """Return the steps of `train` on the shared H_0; the heads that they train are uploaded."""
+        if self._shared is None:
+            raise ValueError("the client shares no H_0; call share first")
+        self._heads, steps = self.head_steps(self._shared, rng)
+        return steps
+
+    def end_steps(self, loss: float) -> dict[str, float]:
+        """Return the metrics of `train` after all steps of `begin_steps`."""
+        if self._heads is None:
+            raise ValueError("the steps have not begun; call begin_steps first")
+        return self.after_steps(self._heads, loss)
+
+    def received_tensor(self, key: str, value: NDArray[Any]) -> Tensor:
+        """Return a copy of a received array; for H_0 of a cohort the one that all its clients share."""
+        if key == HEAD_WEIGHT and self._shared is not None:
+            return self._shared.weight
+        return super().received_tensor(key, value)
+
+    def uploaded_arrays(self) -> list[Any]:
+        """Return the hypernetwork's arrays; in a cohort H as its factors."""
+        arrays = super().uploaded_arrays()
+        if self._heads is not None:
+            arrays[self.keys().index(HEAD_WEIGHT)] = self._heads.result()
+        return arrays
+
+
+class HeadCohort:
+    """Trains clients together that start from one H_0; see `CohortTraining`.
+
+    Args:
+        weight: H_0 [p, P], on the CPU.
+        units: Units whose rows of H_0 are read for all clients, see `SharedHeads`.
+    """
+
+    def __init__(self, weight: Tensor, units: Tensor) -> None:
+        self._weight, self._shared = weight, SharedHeads(weight, units)
+
+    def admit(self, member: object) -> bool:
+        """Let a client share H_0, and return whether it can be trained in the cohort.
+
+        A client that takes more than p steps shares nothing: its factors would be larger than H.
+        """
+        if not isinstance(member, HeadClient) or not 0 < self._num_steps(member) <= len(self._weight):
+            return False
+        member.share(self._shared)
+        return member.trains_with_steps
+
+    def memory_of(self, member: object) -> int:
+        """Return the bytes of a client's rows and vectors."""
+        rows = self._num_steps(member) + SPARE_UNITS + VECTORS
+        return rows * self._weight.shape[1] * self._weight.element_size()
+
+    def train(self, members: Sequence[tuple[object, np.random.Generator]]) -> list[dict[str, float] | Exception]:
+        """Train the clients together, see `CohortTraining`."""
+        found: list[dict[str, float] | Exception] = []
+        clients = [(member, rng) for member, rng in members if isinstance(member, HeadClient)]
+        losses = self._shared.finish([client.begin_steps(rng) for client, rng in clients])
+        for (client, _), loss in zip(clients, losses, strict=True):
+            try:
+                found.append(loss if isinstance(loss, Exception) else client.end_steps(loss))
+            except Exception as error:  # noqa: BLE001 - a failing client must not stop the others
+                found.append(error)
+        return found
+
+    @staticmethod
+    def _num_steps(member: object) -> int:
+        if not isinstance(member, HeadClient):
+            raise TypeError(f"a cohort trains clients with heads, got {type(member).__name__}")
+        return member.steps.num_steps(len(member.context.data.train_labels))

@@ -1,0 +1,128 @@
+"""The parameter groups of a client: load them from messages and from the node's disk, and store them."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from clients.engine.context import ClientContext
+from hyperfl_flwr.config.run_config import RunConfig
+from hyperfl_flwr.core.rng import torch_generator
+from hyperfl_flwr.models.initialisation import initial_state
+from hyperfl_flwr.node.private_state import INITIAL
+from hyperfl_flwr.protocol.arrays import SharedArrays, layout_problem, not_finite
+from hyperfl_flwr.protocol.messages import Reduction, group_of
+
+
+class ParameterGroups:
+    """Shared and private parameter groups, a module for each.
+
+    Attributes:
+        context: The client's context.
+        groups: Module of each group.
+        shared: Names of the shared groups, and the reduction of each on the server.
+        private: Names of the groups that never leave the node.
+    """
+
+    context: ClientContext
+    groups: dict[str, nn.Module]
+    shared: ClassVar[Mapping[str, Reduction]] = {}
+    private: ClassVar[tuple[str, ...]] = ()
+
+    def initial_private(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the private groups' initial values, by group and name; by default equal for all clients."""
+        seed = self.context.config.seed
+        return {group: initial_state(self.groups[group], torch_generator(seed, group)) for group in self.private}
+
+    @classmethod
+    def active_groups(cls, config: RunConfig) -> Mapping[str, Reduction]:
+        """Return the shared groups that hold parameters with some settings; by default all of `shared`."""
+        return cls.shared
+
+    def exchanged_groups(self) -> tuple[str, ...]:
+        """Return the shared groups that are exchanged in this round; by default all."""
+        return tuple(self.shared)
+
+    def uploaded_groups(self) -> tuple[str, ...]:
+        """Return the exchanged groups that are sent back after training: all but `DOWN` ones."""
+        return tuple(group for group in self.exchanged_groups() if self.shared[group] is not Reduction.DOWN)
+
+    def keys(self) -> list[str]:
+        """Return the keys `group/name` of the exchanged arrays, in the order of Flower's lists of arrays."""
+        return [f"{group}/{name}" for group in self.exchanged_groups() for name in self.groups[group].state_dict()]
+
+    def shared_bytes(self) -> int:
+        """Return the size of the shared arrays in bytes."""
+        tensors = (tensor for group in self.shared for tensor in self.groups[group].state_dict().values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _named(self, parameters: list[NDArray[Any]]) -> SharedArrays:
+        """Return received arrays by key; they are in the order of `keys`."""
+        keys = self.keys()
+        if len(parameters) != len(keys):
+            raise ValueError(f"received {len(parameters)} arrays, expected {len(keys)}: {', '.join(keys)}")
+        return dict(zip(keys, parameters, strict=True))
+
+    def _load(self, received: SharedArrays, version: int) -> None:
+        if version == INITIAL:
+            private = {
+                f"{group}/{name}": tensor
+                for group, tensors in self.initial_private().items()
+                for name, tensor in tensors.items()
+            }
+        else:
+            stored = self.context.state.load(version) if self.private else {}
+            private = {key: torch.tensor(value) for key, value in stored.items()}
+        tensors = {key: self.received_tensor(key, value) for key, value in received.items()} | private
+        for group in (*self.exchanged_groups(), *self.private):
+            self.load_group(group, tensors)
+
+    def received_tensor(self, key: str, value: NDArray[Any]) -> Tensor:
+        """Return a received array as a tensor that the client may change: by default a copy."""
+        return torch.tensor(value)
+
+    def uploaded_arrays(self) -> list[Any]:
+        """Return the arrays of the uploaded groups: of numpy, or `BlockArray`."""
+        return [to_numpy(t) for group in self.uploaded_groups() for t in self.groups[group].state_dict().values()]
+
+    def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Load one group's tensors into its module; tensors of other groups are ignored.
+
+        Raises:
+            ValueError: If the tensors do not fit the module.
+        """
+        module = self.groups[group]
+        expected = {f"{group}/{name}": _shape_of(tensor) for name, tensor in module.state_dict().items()}
+        received = {key: _shape_of(value) for key, value in tensors.items() if group_of(key) == group}
+        if problem := layout_problem(expected, received):
+            raise ValueError(problem)
+        values = {key.partition("/")[2]: tensors[key].to(self.context.device) for key in received}
+        module.load_state_dict(values, assign=True)
+
+    def _store(self, version: int, kept: set[int]) -> None:
+        if not self.private:
+            return
+        arrays = {
+            f"{group}/{name}": to_numpy(tensor)
+            for group in self.private
+            for name, tensor in self.groups[group].state_dict().items()
+        }
+        if key := not_finite(arrays):
+            raise FloatingPointError(f"{key} is not finite after training")
+        self.context.state.save(version, arrays)
+        self.context.state.forget_before(version, but=kept)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array on the CPU, without a copy if it is there."""
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _shape_of(tensor: Tensor) -> NDArray[Any]:
+    """Return a stand-in with a tensor's shape and type that occupies no memory."""
+    dtype = torch.empty((), dtype=tensor.dtype).numpy().dtype
+    return np.broadcast_to(np.zeros((), dtype), tuple(tensor.shape))
