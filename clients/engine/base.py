@@ -164,6 +164,11 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         """Return the shared groups that hold parameters with some settings; by default all of `shared`."""
         return cls.shared
 
+    @classmethod
+    def kept_groups(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return the private groups that are stored with some settings; by default all of `private`."""
+        return cls.private
+
     def exchanged_groups(self) -> tuple[str, ...]:
         """Return the shared groups that are exchanged in this round; by default all."""
         return tuple(self.shared)
@@ -198,6 +203,7 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         return dict(zip(keys, parameters, strict=True))
 
     def _load(self, received: SharedArrays, version: int) -> None:
+        kept = self.kept_groups(self.context.config)
         if version == INITIAL:
             private = {
                 f"{group}/{name}": tensor
@@ -205,10 +211,10 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
                 for name, tensor in tensors.items()
             }
         else:
-            stored = self.context.state.load(version) if self.private else {}
+            stored = self.context.state.load(version) if kept else {}
             private = {key: torch.tensor(value) for key, value in stored.items()}
         tensors = {key: torch.tensor(value) for key, value in received.items()} | private
-        for group in (*self.exchanged_groups(), *self.private):
+        for group in (*self.exchanged_groups(), *kept):
             self.load_group(group, tensors)
 
     def load_group(self, group: str, tensors: Mapping[str, Tensor]) -> None:
@@ -226,11 +232,12 @@ class BaseClient(ClientModel, ReportedMetrics, LocalTraining, ProtectedUpload, N
         module.load_state_dict(values, assign=True)
 
     def _store(self, version: int, kept: set[int]) -> None:
-        if not self.private:
+        groups = self.kept_groups(self.context.config)
+        if not groups:
             return
         arrays = {
             f"{group}/{name}": _to_numpy(tensor)
-            for group in self.private
+            for group in groups
             for name, tensor in self.groups[group].state_dict().items()
         }
         if key := not_finite(arrays):
